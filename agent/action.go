@@ -1,6 +1,10 @@
 package agent
 
-import "time"
+import (
+	"time"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
 
 // Action is one step for the executor, which makes no choices of its own. The set is closed.
 //
@@ -16,7 +20,7 @@ type Action interface {
 type FallBack struct {
 	MemberID string
 	Revision uint64
-	Reason   string
+	Reason   protocol.WorkloadStatus_Reason
 	Detail   string
 }
 

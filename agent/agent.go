@@ -36,10 +36,9 @@ type Workload struct {
 	CorrelationID string
 	// Stopped keeps the member's place (ports, volumes, lease) with nothing running.
 	Stopped bool
-	// Refused is set when the node must not start this workload; the reason is a status_reason of the contract. What the
-	// owner refuses is stopped as well; a container of this very revision that was started before another refusal came
-	// goes on.
-	Refused string
+	// Refused is set when the node must not start this workload. A workload that the owner refuses is stopped as well;
+	// under any other refusal, running containers of this revision go on.
+	Refused protocol.WorkloadStatus_Reason
 	// RefusedDetail is for people.
 	RefusedDetail string
 	// ReadinessTimeout of zero means DefaultReadinessTimeout.
@@ -152,7 +151,7 @@ type Member struct {
 	// RetryAt is when the next start may be tried.
 	RetryAt time.Time
 	// Reason and Detail say why the last try failed.
-	Reason string
+	Reason protocol.WorkloadStatus_Reason
 	Detail string
 	// GaveUp says that trying FailedRevision again cannot help (a wrong digest, a bad signature).
 	GaveUp bool
@@ -162,9 +161,9 @@ type Member struct {
 	ExitCode  int32
 	Endpoints []*protocol.PublishedEndpoint
 	// FellBackFrom is the revision that the node left for its fallback; FallbackReason and FallbackDetail say why.
-	FellBackFrom   uint64 `json:",omitempty"`
-	FallbackReason string `json:",omitempty"`
-	FallbackDetail string `json:",omitempty"`
+	FellBackFrom   uint64                         `json:",omitempty"`
+	FallbackReason protocol.WorkloadStatus_Reason `json:",omitempty"`
+	FallbackDetail string                         `json:",omitempty"`
 	// ConfirmedRevision was ready once: it is never left for its fallback.
 	ConfirmedRevision uint64 `json:",omitempty"`
 	// Removal is set once nothing of the member is left.
@@ -223,10 +222,14 @@ func Backoff(failures uint32) time.Duration {
 
 // gaveUp reports whether the failures of the revision are enough to call it failed.
 func (m Member) gaveUp() bool {
-	if m.Reason == ReasonCrashLoop || m.Reason == ReasonOutOfMemory || m.Reason == ReasonDiskLimit {
+	switch m.Reason {
+	case protocol.WorkloadStatus_CRASH_LOOP, protocol.WorkloadStatus_OUT_OF_MEMORY, protocol.WorkloadStatus_DISK_LIMIT:
 		return m.Failures >= CrashLoopAfter
+	case protocol.WorkloadStatus_IMAGE_PULL_FAILED:
+		return m.GaveUp
+	default:
+		return m.GaveUp || m.Failures >= GiveUpAfter
 	}
-	return m.GaveUp || m.Reason != ReasonImagePullFailed && m.Failures >= GiveUpAfter
 }
 
 // failedForFallback reports whether the failures of a revision are enough to go back to its fallback.
@@ -234,10 +237,11 @@ func (m Member) failedForFallback() bool { return m.gaveUp() || m.Failures >= Gi
 
 // Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when
 // it never was.
-func (m Member) Failed(revision uint64, reason, detail string, permanent bool, ran time.Duration,
-	now time.Time,
+func (m Member) Failed(revision uint64, reason protocol.WorkloadStatus_Reason, detail string, permanent bool,
+	ran time.Duration, now time.Time,
 ) Member {
-	imageCame := m.Reason == ReasonImagePullFailed && reason != ReasonImagePullFailed
+	imageCame := m.Reason == protocol.WorkloadStatus_IMAGE_PULL_FAILED &&
+		reason != protocol.WorkloadStatus_IMAGE_PULL_FAILED
 	if m.FailedRevision != revision || ran >= StableAfter || imageCame {
 		m.Failures = 0
 	}

@@ -5,6 +5,8 @@ import (
 	"maps"
 	"slices"
 	"time"
+
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Diff returns the next actions, sorted: releases first, so that an accelerator, port or address is observed free
@@ -158,7 +160,7 @@ func (d *differ) inDoubt(id string) bool {
 // keepsRunning reports whether something of a refused workload goes on: it was started while it was admitted (its
 // publisher's key may have been revoked since), its owner does not mind, and its lease covers it.
 func (d *differ) keepsRunning(w Workload) bool {
-	return w.Refused != ReasonOwnerRefused && d.leases[w.MemberID].Covers(d.now) &&
+	return w.Refused != protocol.WorkloadStatus_OWNER_REFUSED && d.leases[w.MemberID].Covers(d.now) &&
 		slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
 			service, known := serviceNamed(w, c.Service)
 			return known && c.Revision == w.Revision && c.SpecDigest == service.SpecDigest &&
@@ -173,7 +175,7 @@ func (d *differ) blockedBy(w Workload, wanted bool) string {
 		return "left_state"
 	case w.Stopped:
 		return "stopped"
-	case w.Refused != "":
+	case w.Refused != 0:
 		return refused
 	case d.leases[w.MemberID].Unverified:
 		return unverified
@@ -191,7 +193,7 @@ func (d *differ) revisionDecision(w Workload) Action {
 	if w.Fallback == nil || w.Stopped || m.FellBackFrom == w.Revision || m.ConfirmedRevision == w.Revision {
 		return nil
 	}
-	if reason, detail := d.failure(w, m); reason != "" {
+	if reason, detail := d.failure(w, m); reason != 0 {
 		return FallBack{MemberID: w.MemberID, Revision: w.Revision, Reason: reason, Detail: detail}
 	}
 	if d.blockedBy(w, true) == "" && d.allReady(w) {
@@ -201,14 +203,14 @@ func (d *differ) revisionDecision(w Workload) Action {
 }
 
 // failure says why a revision that was never ready has failed; empty while it has not.
-func (d *differ) failure(w Workload, m Member) (reason, detail string) {
+func (d *differ) failure(w Workload, m Member) (reason protocol.WorkloadStatus_Reason, detail string) {
 	switch d.blockedBy(w, true) {
 	case "":
 	case refused:
 		return w.Refused, w.RefusedDetail
 	default:
 		// That it may not run now says nothing about it.
-		return "", ""
+		return 0, ""
 	}
 	if m.Failures > 0 && m.FailedRevision == w.Revision && m.failedForFallback() {
 		return m.Reason, m.Detail
@@ -216,10 +218,10 @@ func (d *differ) failure(w Workload, m Member) (reason, detail string) {
 	for _, c := range d.containers[w.MemberID] {
 		if c.Revision == w.Revision && c.Status == Running && c.ReadyAt.IsZero() &&
 			!d.now.Before(c.StartedAt.Add(readinessTimeout(w))) {
-			return ReasonReadinessTimeout, "not ready within " + readinessTimeout(w).String()
+			return protocol.WorkloadStatus_READINESS_TIMEOUT, "not ready within " + readinessTimeout(w).String()
 		}
 	}
-	return "", ""
+	return 0, ""
 }
 
 func (d *differ) allReady(w Workload) bool {
@@ -342,7 +344,7 @@ func (d *differ) mayTry(w Workload) bool {
 	if m.FailedRevision != w.Revision {
 		return true
 	}
-	return !d.now.Before(m.RetryAt) && (m.Reason != ReasonDiskLimit || !m.gaveUp())
+	return !d.now.Before(m.RetryAt) && (m.Reason != protocol.WorkloadStatus_DISK_LIMIT || !m.gaveUp())
 }
 
 // acquire gets what the workload lacks. Images and network do not wait for each other; containers wait for the images

@@ -81,7 +81,7 @@ func (m *machine) do(a agent.Action) {
 		c := m.container(a.ContainerID)
 		c.ExitRecorded = true
 		if a.Unasked {
-			m.Members[a.MemberID] = m.Members[a.MemberID].Failed(a.Revision, agent.ReasonCrashLoop, "", false,
+			m.Members[a.MemberID] = m.Members[a.MemberID].Failed(a.Revision, protocol.WorkloadStatus_CRASH_LOOP, "", false,
 				c.ExitedAt.Sub(c.StartedAt), m.now)
 		}
 	case agent.RemoveContainer:
@@ -121,7 +121,10 @@ func workloads(t *rapid.T) []agent.Workload {
 			Stopped: rapid.IntRange(0, 4).Draw(t, "stopped") == 0,
 		}
 		if rapid.IntRange(0, 6).Draw(t, "refused") == 0 {
-			w.Refused = rapid.SampledFrom([]string{"manifest_not_admitted", agent.ReasonOwnerRefused}).Draw(t, "reason")
+			w.Refused = rapid.SampledFrom([]protocol.WorkloadStatus_Reason{
+				protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
+				protocol.WorkloadStatus_OWNER_REFUSED,
+			}).Draw(t, "reason")
 		}
 		for i := range rapid.IntRange(1, 2).Draw(t, "services") {
 			s := agent.Service{Name: fmt.Sprintf("s%d", i), Image: rapid.SampledFrom([]string{"a@sha256:1", "b@sha256:2"}).Draw(
@@ -253,13 +256,13 @@ func TestDiffReachesAFixedPointThatIsWhatWasAskedFor(t *testing.T) {
 		for _, signed := range d.Workloads {
 			w := signed.Effective(m.Members[signed.MemberID])
 			known[w.MemberID] = true
-			if w.Stopped || w.Refused == agent.ReasonOwnerRefused || !l[w.MemberID].Covers(m.now) {
+			if w.Stopped || w.Refused == protocol.WorkloadStatus_OWNER_REFUSED || !l[w.MemberID].Covers(m.now) {
 				continue
 			}
 			for _, s := range w.Services {
 				name := fmt.Sprintf("%s/%s/%d/%s", w.MemberID, s.Name, w.Revision, s.SpecDigest)
 				may[name] = true
-				if w.Refused == "" {
+				if w.Refused == 0 {
 					want[name] = true
 				}
 			}
@@ -355,10 +358,11 @@ func TestGoldenDiffs(t *testing.T) {
 	failing.Failing = true
 	stopped, refused := w, w
 	stopped.Stopped = true
-	refused.Refused, refused.RefusedDetail = "manifest_not_admitted", "the image is not in the manifest"
+	refused.Refused, refused.RefusedDetail = protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
+		"the image is not in the manifest"
 	unwelcome := w
-	unwelcome.Refused, unwelcome.RefusedDetail = agent.ReasonOwnerRefused, "closed"
-	failures := func(n int, reason string) map[string]agent.Member {
+	unwelcome.Refused, unwelcome.RefusedDetail = protocol.WorkloadStatus_OWNER_REFUSED, "closed"
+	failures := func(n int, reason protocol.WorkloadStatus_Reason) map[string]agent.Member {
 		m := member["web"]
 		for range n {
 			m = m.Failed(2, reason, "exit code 1", false, time.Second, noon)
@@ -371,11 +375,12 @@ func TestGoldenDiffs(t *testing.T) {
 	late := running(next)
 	late.ReadyAt = time.Time{}
 	refusedNext := next
-	refusedNext.Refused, refusedNext.RefusedDetail = "manifest_not_admitted", "the image is not in the manifest"
+	refusedNext.Refused, refusedNext.RefusedDetail = protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
+		"the image is not in the manifest"
 	refusedBare := refusedNext
 	refusedBare.Fallback = nil
 	net3 := []agent.Network{{MemberID: "web", Revision: 3}}
-	failed3 := func(n int, reason string) map[string]agent.Member {
+	failed3 := func(n int, reason protocol.WorkloadStatus_Reason) map[string]agent.Member {
 		m := member["web"]
 		for range n {
 			m = m.Failed(3, reason, "exit code 1", false, time.Second, noon)
@@ -384,7 +389,8 @@ func TestGoldenDiffs(t *testing.T) {
 	}
 	fellBack := func(members map[string]agent.Member) map[string]agent.Member {
 		m := members["web"]
-		m.FellBackFrom, m.FallbackReason, m.FallbackDetail = 3, "readiness_timeout", "not ready within 1m0s"
+		m.FellBackFrom, m.FallbackReason, m.FallbackDetail = 3, protocol.WorkloadStatus_READINESS_TIMEOUT,
+			"not ready within 1m0s"
 		return map[string]agent.Member{"web": m}
 	}
 	settled := func(members map[string]agent.Member) map[string]agent.Member {
@@ -392,7 +398,7 @@ func TestGoldenDiffs(t *testing.T) {
 		m.ConfirmedRevision = 3
 		return map[string]agent.Member{"web": m}
 	}
-	gone := member["web"].Failed(1, "", "", false, 0, noon)
+	gone := member["web"].Failed(1, 0, "", false, 0, noon)
 	gone.Removal = &protocol.RemovalProof{Absent: []string{"container"}}
 	images := map[string]bool{"org/acme/web/app@sha256:1": true}
 	wanted := agent.Desired{Workloads: []agent.Workload{w}}
@@ -457,7 +463,10 @@ func TestGoldenDiffs(t *testing.T) {
 		"upgrade waits for its image": {
 			agent.Desired{Workloads: []agent.Workload{next}},
 			week("web"),
-			agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(2, "image_pull_failed")},
+			agent.Observed{
+				Containers: ready.Containers, Networks: net,
+				Members: failed3(2, protocol.WorkloadStatus_IMAGE_PULL_FAILED),
+			},
 		},
 		"upgrade with its image there": {
 			agent.Desired{Workloads: []agent.Workload{next}},
@@ -473,7 +482,7 @@ func TestGoldenDiffs(t *testing.T) {
 			agent.Desired{Workloads: []agent.Workload{next}},
 			week("web"),
 			agent.Observed{Containers: ready.Containers, Networks: net, Members: failed3(agent.GiveUpAfter,
-				"image_pull_failed")},
+				protocol.WorkloadStatus_IMAGE_PULL_FAILED)},
 		},
 		"upgrade is not ready in time": {
 			agent.Desired{Workloads: []agent.Workload{next}},
@@ -483,14 +492,20 @@ func TestGoldenDiffs(t *testing.T) {
 		"upgrade crashes": {
 			agent.Desired{Workloads: []agent.Workload{next}},
 			week("web"),
-			agent.Observed{Networks: net3, Members: failed3(agent.CrashLoopAfter, "crash_loop"), Images: images},
+			agent.Observed{
+				Networks: net3, Members: failed3(agent.CrashLoopAfter, protocol.WorkloadStatus_CRASH_LOOP),
+				Images: images,
+			},
 		},
 		"upgrade is refused":                  {agent.Desired{Workloads: []agent.Workload{refusedNext}}, week("web"), ready},
 		"upgrade without fallback is refused": {agent.Desired{Workloads: []agent.Workload{refusedBare}}, week("web"), ready},
 		"upgrade settled and crashes": {
 			agent.Desired{Workloads: []agent.Workload{next}},
 			week("web"),
-			agent.Observed{Networks: net3, Members: settled(failed3(agent.CrashLoopAfter, "crash_loop")), Images: images},
+			agent.Observed{
+				Networks: net3, Members: settled(failed3(agent.CrashLoopAfter, protocol.WorkloadStatus_CRASH_LOOP)),
+				Images: images,
+			},
 		},
 		"fallback the failed one ends": {
 			agent.Desired{Workloads: []agent.Workload{next}},
@@ -515,7 +530,10 @@ func TestGoldenDiffs(t *testing.T) {
 		"fallback fails too": {
 			agent.Desired{Workloads: []agent.Workload{next}},
 			week("web"),
-			agent.Observed{Networks: net, Members: fellBack(failures(agent.CrashLoopAfter, "crash_loop")), Images: images},
+			agent.Observed{
+				Networks: net, Members: fellBack(failures(agent.CrashLoopAfter, protocol.WorkloadStatus_CRASH_LOOP)),
+				Images: images,
+			},
 		},
 		"fallback refused main": {
 			agent.Desired{Workloads: []agent.Workload{refusedNext}},
@@ -544,19 +562,19 @@ func TestGoldenDiffs(t *testing.T) {
 		}},
 		"exit recorded": {wanted, week("web"), agent.Observed{
 			Containers: []agent.Container{recorded},
-			Networks:   net, Members: failures(1, "crash_loop"),
+			Networks:   net, Members: failures(1, protocol.WorkloadStatus_CRASH_LOOP),
 		}},
 		"pause before restart": {wanted, week("web"), agent.Observed{
 			Networks: net,
-			Members:  failures(2, "crash_loop"), Images: images,
+			Members:  failures(2, protocol.WorkloadStatus_CRASH_LOOP), Images: images,
 		}},
 		"crash loop": {wanted, week("web"), agent.Observed{
 			Networks: net,
-			Members:  failures(5, "crash_loop"), Images: images,
+			Members:  failures(5, protocol.WorkloadStatus_CRASH_LOOP), Images: images,
 		}},
 		"image pull failed": {wanted, week("web"), agent.Observed{
 			Networks: net,
-			Members:  failures(1, "image_pull_failed"),
+			Members:  failures(1, protocol.WorkloadStatus_IMAGE_PULL_FAILED),
 		}},
 		"decommission": {agent.Desired{}, nil, ready},
 		"decommission exited": {agent.Desired{}, nil, agent.Observed{
@@ -633,11 +651,11 @@ func TestBackoffDoublesUpToItsLimit(t *testing.T) {
 func TestFailuresAreForgottenAfterALongRunAndWithANewRevision(t *testing.T) {
 	m := agent.Member{ID: "web"}
 	for range 7 {
-		m = m.Failed(1, agent.ReasonCrashLoop, "", false, time.Second, noon)
+		m = m.Failed(1, protocol.WorkloadStatus_CRASH_LOOP, "", false, time.Second, noon)
 	}
 	require.EqualValues(t, 7, m.Failures)
-	require.EqualValues(t, 1, m.Failed(1, agent.ReasonCrashLoop, "", false, agent.StableAfter, noon).Failures)
-	require.EqualValues(t, 1, m.Failed(2, agent.ReasonCrashLoop, "", false, time.Second, noon).Failures)
+	require.EqualValues(t, 1, m.Failed(1, protocol.WorkloadStatus_CRASH_LOOP, "", false, agent.StableAfter, noon).Failures)
+	require.EqualValues(t, 1, m.Failed(2, protocol.WorkloadStatus_CRASH_LOOP, "", false, time.Second, noon).Failures)
 }
 
 // A registry that is away says nothing about the workload: it waits, says for what, and is pulled when the registry is
@@ -657,25 +675,30 @@ func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
 		return agent.Statuses(wanted, leases, observed, now)[0]
 	}
 	for range 50 {
-		m = m.Failed(2, agent.ReasonImagePullFailed, "could not be pulled", false, 0, now)
+		m = m.Failed(2, protocol.WorkloadStatus_IMAGE_PULL_FAILED, "could not be pulled", false, 0, now)
 		s := status()
-		require.Equal(t, []string{agent.StatusStarting, agent.ReasonImagePullFailed, "could not be pulled"},
-			[]string{s.GetStatus(), s.GetReason(), s.GetDetail()})
+		require.Equal(t, []any{
+			protocol.WorkloadStatus_STARTING, protocol.WorkloadStatus_IMAGE_PULL_FAILED,
+			"could not be pulled",
+		},
+			[]any{s.GetStatus(), s.GetReason(), s.GetDetail()})
 		now = m.RetryAt
 	}
 	require.Equal(t, now, m.RetryAt)
 
 	came := m
 	for range agent.CrashLoopAfter - 1 {
-		m = m.Failed(2, agent.ReasonCrashLoop, "exit code 1", false, time.Second, now)
-		require.Equal(t, agent.StatusStarting, status().GetStatus(), "what fails once the image is there is counted from "+
+		m = m.Failed(2, protocol.WorkloadStatus_CRASH_LOOP, "exit code 1", false, time.Second, now)
+		require.Equal(t, protocol.WorkloadStatus_STARTING, status().GetStatus(), "what fails once the image is there is "+
+			"counted from "+
 			"then on")
 	}
-	m = m.Failed(2, agent.ReasonCrashLoop, "exit code 1", false, time.Second, now)
-	require.Equal(t, agent.StatusFailed, status().GetStatus())
+	m = m.Failed(2, protocol.WorkloadStatus_CRASH_LOOP, "exit code 1", false, time.Second, now)
+	require.Equal(t, protocol.WorkloadStatus_FAILED, status().GetStatus())
 
-	m = came.Failed(2, agent.ReasonImagePullFailed, "is not in the registry", true, 0, now)
-	require.Equal(t, agent.StatusFailed, status().GetStatus(), "what no other try can bring is a failure at once")
+	m = came.Failed(2, protocol.WorkloadStatus_IMAGE_PULL_FAILED, "is not in the registry", true, 0, now)
+	require.Equal(t, protocol.WorkloadStatus_FAILED, status().GetStatus(), "what no other try can bring is a failure at "+
+		"once")
 }
 
 // Each try of a revision that fills its part of the disk fills it anew: after a few it is left alone, until there is
@@ -691,7 +714,7 @@ func TestRevisionThatFillsTheDiskIsNotTriedForEver(t *testing.T) {
 	}
 	for range agent.CrashLoopAfter {
 		require.NotEmpty(t, diff(w))
-		m = m.Failed(2, agent.ReasonDiskLimit, "", false, time.Second, noon)
+		m = m.Failed(2, protocol.WorkloadStatus_DISK_LIMIT, "", false, time.Second, noon)
 	}
 	require.Empty(t, diff(w))
 	require.NotEmpty(t, diff(web(3)))
@@ -717,7 +740,8 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 					continue
 				}
 				if _, pull := a.(agent.PullImage); pull && rapid.Bool().Draw(t, "pull fails") {
-					m.Members["web"] = m.Members["web"].Failed(a.(agent.PullImage).Revision, agent.ReasonImagePullFailed, "", false, 0,
+					m.Members["web"] = m.Members["web"].Failed(a.(agent.PullImage).Revision, protocol.WorkloadStatus_IMAGE_PULL_FAILED,
+						"", false, 0,
 						m.now)
 					continue
 				}
@@ -734,7 +758,7 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 			require.False(t, after.FellBackFrom == 3 && after.ConfirmedRevision == 3, "both at once")
 			for _, s := range agent.Statuses(d, leases, m.Observed, m.now) {
 				if s.GetFallbackFromRevision() == 0 {
-					require.False(t, s.GetStatus() == agent.StatusFailed && after.ConfirmedRevision != 3,
+					require.False(t, s.GetStatus() == protocol.WorkloadStatus_FAILED && after.ConfirmedRevision != 3,
 						"the hub would end what has something to go back to")
 					continue
 				}

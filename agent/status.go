@@ -10,32 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// The statuses of a member and the reasons of this package, as the contract names them.
-const (
-	StatusPending  = "pending"
-	StatusStarting = "starting"
-	StatusReady    = "ready"
-	StatusDegraded = "degraded"
-	StatusFailed   = "failed"
-	StatusStopping = "stopping"
-	StatusStopped  = "stopped"
-	StatusRemoved  = "removed"
-
-	ReasonLeaseEnded       = "lease_ended"
-	ReasonReadinessTimeout = "readiness_timeout"
-	ReasonCrashLoop        = "crash_loop"
-	ReasonOutOfMemory      = "out_of_memory"
-	ReasonDiskLimit        = "disk_limit"
-	ReasonImagePullFailed  = "image_pull_failed"
-	ReasonInternal         = "internal"
-	ReasonOwnerRefused     = "owner_refused"
-
-	ReasonFeatureMissing       = "feature_missing"
-	ReasonManifestNotAdmitted  = "manifest_not_admitted"
-	ReasonInsufficientCapacity = "insufficient_capacity"
-	ReasonDeviceFault          = "device_fault"
-)
-
 // Statuses is what the node reports, one for each member that it knows, sorted by member id.
 func Statuses(desired Desired, leases Leases, observed Observed, now time.Time) []*protocol.WorkloadStatus {
 	d := differ{desired: desired, leases: leases, observed: observed, now: now}
@@ -58,14 +32,14 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 	empty := len(cs) == 0 && !attached
 	switch {
 	case d.inDoubt(id) && !wanted:
-		s.Status = StatusPending
+		s.Status = protocol.WorkloadStatus_PENDING
 		if len(cs) > 0 {
 			d.running(s, Workload{MemberID: id, Revision: cs[0].Revision}, m)
 		}
 	case !wanted && m.Removal != nil && empty:
-		s.Status, s.Removal, s.Endpoints = StatusRemoved, m.Removal, nil
+		s.Status, s.Removal, s.Endpoints = protocol.WorkloadStatus_REMOVED, m.Removal, nil
 	case !wanted:
-		s.Status = StatusStopping
+		s.Status = protocol.WorkloadStatus_STOPPING
 	default:
 		s.InstanceId, s.Revision, s.CorrelationId = w.InstanceID, w.Revision, w.CorrelationID
 		d.desiredStatus(s, w, m, empty)
@@ -79,42 +53,42 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member) {
 	if w.Fallback != nil && m.FellBackFrom == w.Revision {
 		s.FallbackFromRevision, s.CorrelationId = w.Revision, w.CorrelationID
-		if s.GetStatus() != StatusFailed {
+		if s.GetStatus() != protocol.WorkloadStatus_FAILED {
 			s.Reason, s.Detail = m.FallbackReason, m.FallbackDetail
 		}
 		return
 	}
 	if back, due := d.revisionDecision(w).(FallBack); due {
-		s.Status, s.Reason, s.Detail = StatusStarting, back.Reason, back.Detail
+		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_STARTING, back.Reason, back.Detail
 	}
 }
 
 func (d *differ) desiredStatus(s *protocol.WorkloadStatus, w Workload, m Member, empty bool) {
 	why := d.blockedBy(w, true)
 	if why == "lease_ended" && d.leases[w.MemberID].No > 0 {
-		s.Reason = ReasonLeaseEnded
+		s.Reason = protocol.WorkloadStatus_LEASE_ENDED
 	}
 	switch {
 	case why == refused && d.keepsRunning(w):
 		d.running(s, w, m)
-		if s.GetReason() == "" {
+		if s.GetReason() == 0 {
 			s.Reason, s.Detail = w.Refused, w.RefusedDetail
 		}
 	case why == refused:
-		s.Status, s.Reason, s.Detail = StatusFailed, w.Refused, w.RefusedDetail
+		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_FAILED, w.Refused, w.RefusedDetail
 	case why == unverified && empty:
-		s.Status = StatusPending
+		s.Status = protocol.WorkloadStatus_PENDING
 	case why == unverified:
 		d.running(s, w, m)
 	case why != "" && !empty:
-		s.Status = StatusStopping
+		s.Status = protocol.WorkloadStatus_STOPPING
 	case why == "stopped":
-		s.Status = StatusStopped
+		s.Status = protocol.WorkloadStatus_STOPPED
 	case why == "lease_ended" && d.leases[w.MemberID].No == 0:
 		// Its first lease is on the way.
-		s.Status = StatusPending
+		s.Status = protocol.WorkloadStatus_PENDING
 	case why == "lease_ended":
-		s.Status = StatusStopped
+		s.Status = protocol.WorkloadStatus_STOPPED
 	default:
 		d.running(s, w, m)
 	}
@@ -147,19 +121,19 @@ func (d *differ) running(s *protocol.WorkloadStatus, w Workload, m Member) {
 	failedThis := m.Failures > 0 && m.FailedRevision == w.Revision && up < max(len(w.Services), 1)
 	switch {
 	case up > 0 && ready >= max(len(w.Services), 1) && failing == 0:
-		s.Status = StatusReady
+		s.Status = protocol.WorkloadStatus_READY
 	case up > 0 && ready >= max(len(w.Services), 1):
-		s.Status = StatusDegraded
+		s.Status = protocol.WorkloadStatus_DEGRADED
 	case failedThis && m.gaveUp():
-		s.Status, s.Reason, s.Detail = StatusFailed, m.Reason, m.Detail
+		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_FAILED, m.Reason, m.Detail
 	case failedThis:
-		s.Status, s.Reason, s.Detail = StatusStarting, m.Reason, m.Detail
+		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_STARTING, m.Reason, m.Detail
 	case late:
-		s.Status, s.Reason = StatusFailed, ReasonReadinessTimeout
+		s.Status, s.Reason = protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_READINESS_TIMEOUT
 	default:
-		s.Status = StatusStarting
+		s.Status = protocol.WorkloadStatus_STARTING
 	}
-	if s.Status != StatusReady && s.Status != StatusDegraded {
+	if s.Status != protocol.WorkloadStatus_READY && s.Status != protocol.WorkloadStatus_DEGRADED {
 		s.ReadyAt = nil
 	}
 }

@@ -34,7 +34,7 @@ type Bundle struct {
 // by the new root role.
 func (b Bundle) Succeed(env *Envelope) (Bundle, error) {
 	if b.message == nil {
-		return Bundle{}, Refuse(RefusalSignature, "there is no trust bundle to succeed")
+		return Bundle{}, Refuse(Nack_SIGNATURE_INVALID, "there is no trust bundle to succeed")
 	}
 	next, err := parseBundle(env)
 	if err != nil {
@@ -42,11 +42,11 @@ func (b Bundle) Succeed(env *Envelope) (Bundle, error) {
 	}
 	switch {
 	case next.Version() <= b.Version():
-		return Bundle{}, Refuse(RefusalOlder, "trust bundle %d is not newer than %d", next.Version(), b.Version())
+		return Bundle{}, Refuse(Nack_GENERATION_OLDER, "trust bundle %d is not newer than %d", next.Version(), b.Version())
 	case next.TrustDomain() != b.TrustDomain():
-		return Bundle{}, Refuse(RefusalMalformed, "the trust domain never changes")
+		return Bundle{}, Refuse(Nack_MALFORMED, "the trust domain never changes")
 	case next.Epoch() < b.Epoch():
-		return Bundle{}, Refuse(RefusalEpoch, "epoch %d is older than %d", next.Epoch(), b.Epoch())
+		return Bundle{}, Refuse(Nack_EPOCH_UNKNOWN, "epoch %d is older than %d", next.Epoch(), b.Epoch())
 	}
 	if err := b.signed(env, RoleRoot); err != nil {
 		return Bundle{}, err
@@ -60,14 +60,14 @@ func parseBundle(env *Envelope) (Bundle, error) {
 	}
 	m := &TrustBundle{}
 	if err := Unmarshal(env.GetPayload(), m); err != nil {
-		return Bundle{}, &RefusalError{Reason: RefusalMalformed, Detail: "the trust bundle cannot be read", Err: err}
+		return Bundle{}, &RefusalError{Reason: Nack_MALFORMED, Detail: "the trust bundle cannot be read", Err: err}
 	}
 	b := Bundle{
 		message: m, envelope: env, roles: map[string]*Role{}, revoked: map[string]bool{},
 		minVersions: map[string]string{},
 	}
 	if len(m.GetMinVersions()) > MaxMinVersions {
-		return Bundle{}, Refuse(RefusalTooLarge, "the trust bundle names over %d lowest versions", MaxMinVersions)
+		return Bundle{}, Refuse(Nack_TOO_LARGE, "the trust bundle names over %d lowest versions", MaxMinVersions)
 	}
 	for _, floor := range m.GetMinVersions() {
 		b.minVersions[floor.GetAppSlug()] = floor.GetVersion()
@@ -80,12 +80,12 @@ func parseBundle(env *Envelope) (Bundle, error) {
 			return Bundle{}, err
 		}
 		if b.roles[r.GetName()] != nil {
-			return Bundle{}, Refuse(RefusalMalformed, "role %q stands twice in the trust bundle", r.GetName())
+			return Bundle{}, Refuse(Nack_MALFORMED, "role %q stands twice in the trust bundle", r.GetName())
 		}
 		b.roles[r.GetName()] = r
 	}
 	if m.GetTrustDomain() == "" || m.GetVersion() == 0 {
-		return Bundle{}, Refuse(RefusalMalformed, "the trust bundle has no trust domain or no version")
+		return Bundle{}, Refuse(Nack_MALFORMED, "the trust bundle has no trust domain or no version")
 	}
 	// Signed by its own root too: a bundle that only the old root signed could lock everyone out.
 	if err := b.signed(env, RoleRoot); err != nil {
@@ -97,25 +97,25 @@ func parseBundle(env *Envelope) (Bundle, error) {
 func checkRole(r *Role) error {
 	isCA := r.GetName() == RoleNodeCA || r.GetName() == RoleHubCA
 	if !isCA && (r.GetThreshold() == 0 || int(r.GetThreshold()) > len(r.GetKeys())) {
-		return Refuse(RefusalMalformed, "role %q has a threshold of %d for %d keys", r.GetName(), r.GetThreshold(),
+		return Refuse(Nack_MALFORMED, "role %q has a threshold of %d for %d keys", r.GetName(), r.GetThreshold(),
 			len(r.GetKeys()))
 	}
 	seen := map[string]bool{}
 	for _, k := range r.GetKeys() {
 		if seen[k.GetKeyId()] {
-			return Refuse(RefusalMalformed, "role %q names a key twice", r.GetName())
+			return Refuse(Nack_MALFORMED, "role %q names a key twice", r.GetName())
 		}
 		seen[k.GetKeyId()] = true
 		if isCA {
 			if _, err := x509.ParseCertificate(k.GetCertificate()); err != nil {
-				return &RefusalError{Reason: RefusalMalformed, Detail: "role " + r.GetName() + " holds a certificate that cannot " +
+				return &RefusalError{Reason: Nack_MALFORMED, Detail: "role " + r.GetName() + " holds a certificate that cannot " +
 					"be read", Err: err}
 			}
 			continue
 		}
 		// The id is derived, never chosen: otherwise a key could pass under the id of another one.
 		if len(k.GetEd25519()) != ed25519.PublicKeySize || KeyID(k.GetEd25519()) != k.GetKeyId() {
-			return Refuse(RefusalMalformed, "role %q holds a key that is not its id", r.GetName())
+			return Refuse(Nack_MALFORMED, "role %q holds a key that is not its id", r.GetName())
 		}
 	}
 	return nil
@@ -131,16 +131,17 @@ func (b Bundle) signed(env *Envelope, role string) error {
 func (b Bundle) signers(env *Envelope, role string) ([]string, error) {
 	r := b.roles[role]
 	if r == nil {
-		return nil, Refuse(RefusalSignature, "the trust bundle has no role %q", role)
+		return nil, Refuse(Nack_SIGNATURE_INVALID, "the trust bundle has no role %q", role)
 	}
 	ids, sawRevoked := signedBy(env, r.GetKeys(), b.revoked)
 	if len(ids) >= int(r.GetThreshold()) && len(ids) > 0 {
 		return ids, nil
 	}
 	if sawRevoked {
-		return nil, Refuse(RefusalKeyRevoked, "the document is signed by a key of role %q that was revoked", role)
+		return nil, Refuse(Nack_KEY_REVOKED, "the document is signed by a key of role %q that was revoked", role)
 	}
-	return nil, Refuse(RefusalSignature, "the document is not signed by role %q of trust bundle %d", role, b.Version())
+	return nil, Refuse(Nack_SIGNATURE_INVALID, "the document is not signed by role %q of trust bundle %d", role,
+		b.Version())
 }
 
 // Valid reports whether this is a verified bundle and not the zero value.

@@ -1,6 +1,6 @@
 package protocol
 
-// Byte limits of what crosses the wire. A longer message is refused with RefusalTooLarge before it is read.
+// Byte limits of what crosses the wire. A longer message is refused with Nack_TOO_LARGE before it is read.
 const (
 	// MaxControlBytes limits one HubMessage, and a NodeMessage that carries a StateUpload.
 	MaxControlBytes = 8 << 20

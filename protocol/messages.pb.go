@@ -25,6 +25,63 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// Kind names a document in Ack and Nack.
+type Envelope_Kind int32
+
+const (
+	Envelope_KIND_UNSPECIFIED Envelope_Kind = 0
+	Envelope_STATE            Envelope_Kind = 1
+	Envelope_LEASES           Envelope_Kind = 2
+	Envelope_BUNDLE           Envelope_Kind = 3
+	// A usage segment. Only the hub's records name it: UsageAck answers segments.
+	Envelope_USAGE Envelope_Kind = 4
+)
+
+// Enum value maps for Envelope_Kind.
+var (
+	Envelope_Kind_name = map[int32]string{
+		0: "KIND_UNSPECIFIED",
+		1: "STATE",
+		2: "LEASES",
+		3: "BUNDLE",
+		4: "USAGE",
+	}
+	Envelope_Kind_value = map[string]int32{
+		"KIND_UNSPECIFIED": 0,
+		"STATE":            1,
+		"LEASES":           2,
+		"BUNDLE":           3,
+		"USAGE":            4,
+	}
+)
+
+func (x Envelope_Kind) Enum() *Envelope_Kind {
+	p := new(Envelope_Kind)
+	*p = x
+	return p
+}
+
+func (x Envelope_Kind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Envelope_Kind) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[0].Descriptor()
+}
+
+func (Envelope_Kind) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[0]
+}
+
+func (x Envelope_Kind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Envelope_Kind.Descriptor instead.
+func (Envelope_Kind) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{0, 0}
+}
+
 type StreamHeader_Kind int32
 
 const (
@@ -64,11 +121,11 @@ func (x StreamHeader_Kind) String() string {
 }
 
 func (StreamHeader_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[0].Descriptor()
+	return file_protocol_messages_proto_enumTypes[1].Descriptor()
 }
 
 func (StreamHeader_Kind) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[0]
+	return &file_protocol_messages_proto_enumTypes[1]
 }
 
 func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
@@ -78,6 +135,295 @@ func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
 // Deprecated: Use StreamHeader_Kind.Descriptor instead.
 func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{21, 0}
+}
+
+// Reason of a refusal. UsageAck and the answers to fetches and tunnels use it too. A receiver carries, stores and shows
+// a value that it does not know (proto3 enums are open), and treats it as a lasting refusal.
+type Nack_Reason int32
+
+const (
+	Nack_REASON_UNSPECIFIED Nack_Reason = 0
+	// No sufficient signature of the required role.
+	Nack_SIGNATURE_INVALID Nack_Reason = 1
+	// Signed by a key that the trust bundle revokes.
+	Nack_KEY_REVOKED Nack_Reason = 2
+	// For another node, another key of it, or another incarnation.
+	Nack_WRONG_NODE Nack_Reason = 3
+	// Below the highest accepted generation; also an older trust bundle.
+	Nack_GENERATION_OLDER Nack_Reason = 4
+	// Other content under an accepted generation.
+	Nack_GENERATION_CONFLICT Nack_Reason = 5
+	// Of another epoch than the trust bundle.
+	Nack_EPOCH_UNKNOWN Nack_Reason = 6
+	Nack_TOO_LARGE     Nack_Reason = 7
+	// The state needs a newer trust bundle.
+	Nack_BUNDLE_TOO_OLD       Nack_Reason = 8
+	Nack_MALFORMED            Nack_Reason = 9
+	Nack_PART_DIGEST_MISMATCH Nack_Reason = 10
+	// A part that the state does not name.
+	Nack_UNKNOWN_PART Nack_Reason = 11
+	// Something that no workload of the node needs, or a log that the node does not have.
+	Nack_NOT_ASSIGNED Nack_Reason = 12
+	// A publisher's delegation had ended when the revision was first named.
+	Nack_EXPIRED Nack_Reason = 13
+	// The agent lacks a feature.
+	Nack_FEATURE_MISSING Nack_Reason = 14
+	// The publisher's manifest does not allow the workload.
+	Nack_MANIFEST_NOT_ADMITTED Nack_Reason = 15
+	// A temporary failure: the disk is full, the hub is busy. The sender tries again.
+	Nack_UNAVAILABLE Nack_Reason = 16
+	// The usage segment contradicts the posted chain.
+	Nack_CHAIN_BROKEN Nack_Reason = 17
+	// The usage segment is too far beyond a gap.
+	Nack_OUT_OF_ORDER Nack_Reason = 18
+	// The node gets nothing new until an admin releases it.
+	Nack_NODE_QUARANTINED Nack_Reason = 19
+)
+
+// Enum value maps for Nack_Reason.
+var (
+	Nack_Reason_name = map[int32]string{
+		0:  "REASON_UNSPECIFIED",
+		1:  "SIGNATURE_INVALID",
+		2:  "KEY_REVOKED",
+		3:  "WRONG_NODE",
+		4:  "GENERATION_OLDER",
+		5:  "GENERATION_CONFLICT",
+		6:  "EPOCH_UNKNOWN",
+		7:  "TOO_LARGE",
+		8:  "BUNDLE_TOO_OLD",
+		9:  "MALFORMED",
+		10: "PART_DIGEST_MISMATCH",
+		11: "UNKNOWN_PART",
+		12: "NOT_ASSIGNED",
+		13: "EXPIRED",
+		14: "FEATURE_MISSING",
+		15: "MANIFEST_NOT_ADMITTED",
+		16: "UNAVAILABLE",
+		17: "CHAIN_BROKEN",
+		18: "OUT_OF_ORDER",
+		19: "NODE_QUARANTINED",
+	}
+	Nack_Reason_value = map[string]int32{
+		"REASON_UNSPECIFIED":    0,
+		"SIGNATURE_INVALID":     1,
+		"KEY_REVOKED":           2,
+		"WRONG_NODE":            3,
+		"GENERATION_OLDER":      4,
+		"GENERATION_CONFLICT":   5,
+		"EPOCH_UNKNOWN":         6,
+		"TOO_LARGE":             7,
+		"BUNDLE_TOO_OLD":        8,
+		"MALFORMED":             9,
+		"PART_DIGEST_MISMATCH":  10,
+		"UNKNOWN_PART":          11,
+		"NOT_ASSIGNED":          12,
+		"EXPIRED":               13,
+		"FEATURE_MISSING":       14,
+		"MANIFEST_NOT_ADMITTED": 15,
+		"UNAVAILABLE":           16,
+		"CHAIN_BROKEN":          17,
+		"OUT_OF_ORDER":          18,
+		"NODE_QUARANTINED":      19,
+	}
+)
+
+func (x Nack_Reason) Enum() *Nack_Reason {
+	p := new(Nack_Reason)
+	*p = x
+	return p
+}
+
+func (x Nack_Reason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Nack_Reason) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[2].Descriptor()
+}
+
+func (Nack_Reason) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[2]
+}
+
+func (x Nack_Reason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Nack_Reason.Descriptor instead.
+func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34, 0}
+}
+
+// Status of a member. A hub counts one that it does not know as pending.
+type WorkloadStatus_Status int32
+
+const (
+	WorkloadStatus_STATUS_UNSPECIFIED WorkloadStatus_Status = 0
+	// Named by the state; nothing runs: no lease yet, or no document.
+	WorkloadStatus_PENDING WorkloadStatus_Status = 1
+	// Images, network or containers are on their way, or the service is not ready yet.
+	WorkloadStatus_STARTING WorkloadStatus_Status = 2
+	// Every service runs, and its readiness probe succeeded.
+	WorkloadStatus_READY WorkloadStatus_Status = 3
+	// Ready once; a probe fails now.
+	WorkloadStatus_DEGRADED WorkloadStatus_Status = 4
+	// Does not run although it should; the reason says why.
+	WorkloadStatus_FAILED   WorkloadStatus_Status = 5
+	WorkloadStatus_STOPPING WorkloadStatus_Status = 6
+	// Kept stopped by the state, or by the end of its lease.
+	WorkloadStatus_STOPPED WorkloadStatus_Status = 7
+	// Nothing of it is left; the removal proof comes along.
+	WorkloadStatus_REMOVED WorkloadStatus_Status = 8
+)
+
+// Enum value maps for WorkloadStatus_Status.
+var (
+	WorkloadStatus_Status_name = map[int32]string{
+		0: "STATUS_UNSPECIFIED",
+		1: "PENDING",
+		2: "STARTING",
+		3: "READY",
+		4: "DEGRADED",
+		5: "FAILED",
+		6: "STOPPING",
+		7: "STOPPED",
+		8: "REMOVED",
+	}
+	WorkloadStatus_Status_value = map[string]int32{
+		"STATUS_UNSPECIFIED": 0,
+		"PENDING":            1,
+		"STARTING":           2,
+		"READY":              3,
+		"DEGRADED":           4,
+		"FAILED":             5,
+		"STOPPING":           6,
+		"STOPPED":            7,
+		"REMOVED":            8,
+	}
+)
+
+func (x WorkloadStatus_Status) Enum() *WorkloadStatus_Status {
+	p := new(WorkloadStatus_Status)
+	*p = x
+	return p
+}
+
+func (x WorkloadStatus_Status) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WorkloadStatus_Status) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[3].Descriptor()
+}
+
+func (WorkloadStatus_Status) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[3]
+}
+
+func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WorkloadStatus_Status.Descriptor instead.
+func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37, 0}
+}
+
+// Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
+type WorkloadStatus_Reason int32
+
+const (
+	WorkloadStatus_REASON_UNSPECIFIED      WorkloadStatus_Reason = 0
+	WorkloadStatus_IMAGE_PULL_FAILED       WorkloadStatus_Reason = 1
+	WorkloadStatus_IMAGE_SIGNATURE_INVALID WorkloadStatus_Reason = 2
+	WorkloadStatus_MANIFEST_NOT_ADMITTED   WorkloadStatus_Reason = 3
+	WorkloadStatus_INSUFFICIENT_CAPACITY   WorkloadStatus_Reason = 4
+	// Decided by the hub only.
+	WorkloadStatus_PLACEMENT_REQUIRED WorkloadStatus_Reason = 5
+	WorkloadStatus_READINESS_TIMEOUT  WorkloadStatus_Reason = 6
+	WorkloadStatus_CRASH_LOOP         WorkloadStatus_Reason = 7
+	WorkloadStatus_OUT_OF_MEMORY      WorkloadStatus_Reason = 8
+	// The member wrote more to its node's disk than it may.
+	WorkloadStatus_DISK_LIMIT    WorkloadStatus_Reason = 9
+	WorkloadStatus_DEVICE_FAULT  WorkloadStatus_Reason = 10
+	WorkloadStatus_LEASE_ENDED   WorkloadStatus_Reason = 11
+	WorkloadStatus_OWNER_REFUSED WorkloadStatus_Reason = 12
+	// Decided by the hub only.
+	WorkloadStatus_NODE_UNREACHABLE WorkloadStatus_Reason = 13
+	// Decided by the hub only.
+	WorkloadStatus_NODE_LOST       WorkloadStatus_Reason = 14
+	WorkloadStatus_FEATURE_MISSING WorkloadStatus_Reason = 15
+	WorkloadStatus_INTERNAL        WorkloadStatus_Reason = 16
+)
+
+// Enum value maps for WorkloadStatus_Reason.
+var (
+	WorkloadStatus_Reason_name = map[int32]string{
+		0:  "REASON_UNSPECIFIED",
+		1:  "IMAGE_PULL_FAILED",
+		2:  "IMAGE_SIGNATURE_INVALID",
+		3:  "MANIFEST_NOT_ADMITTED",
+		4:  "INSUFFICIENT_CAPACITY",
+		5:  "PLACEMENT_REQUIRED",
+		6:  "READINESS_TIMEOUT",
+		7:  "CRASH_LOOP",
+		8:  "OUT_OF_MEMORY",
+		9:  "DISK_LIMIT",
+		10: "DEVICE_FAULT",
+		11: "LEASE_ENDED",
+		12: "OWNER_REFUSED",
+		13: "NODE_UNREACHABLE",
+		14: "NODE_LOST",
+		15: "FEATURE_MISSING",
+		16: "INTERNAL",
+	}
+	WorkloadStatus_Reason_value = map[string]int32{
+		"REASON_UNSPECIFIED":      0,
+		"IMAGE_PULL_FAILED":       1,
+		"IMAGE_SIGNATURE_INVALID": 2,
+		"MANIFEST_NOT_ADMITTED":   3,
+		"INSUFFICIENT_CAPACITY":   4,
+		"PLACEMENT_REQUIRED":      5,
+		"READINESS_TIMEOUT":       6,
+		"CRASH_LOOP":              7,
+		"OUT_OF_MEMORY":           8,
+		"DISK_LIMIT":              9,
+		"DEVICE_FAULT":            10,
+		"LEASE_ENDED":             11,
+		"OWNER_REFUSED":           12,
+		"NODE_UNREACHABLE":        13,
+		"NODE_LOST":               14,
+		"FEATURE_MISSING":         15,
+		"INTERNAL":                16,
+	}
+)
+
+func (x WorkloadStatus_Reason) Enum() *WorkloadStatus_Reason {
+	p := new(WorkloadStatus_Reason)
+	*p = x
+	return p
+}
+
+func (x WorkloadStatus_Reason) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WorkloadStatus_Reason) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[4].Descriptor()
+}
+
+func (WorkloadStatus_Reason) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[4]
+}
+
+func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
+func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37, 1}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519 over
@@ -2868,11 +3214,10 @@ func (x *GoAway) GetReason() string {
 
 // Ack says that the document is verified and synced to disk.
 type Ack struct {
-	state protoimpl.MessageState `protogen:"open.v1"`
-	// state, leases or bundle.
-	Document      string `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
-	Epoch         uint64 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Generation    uint64 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Document      Envelope_Kind          `protobuf:"varint,1,opt,name=document,proto3,enum=gpuaas.v1.Envelope_Kind" json:"document,omitempty"`
+	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Generation    uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2907,11 +3252,11 @@ func (*Ack) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
-func (x *Ack) GetDocument() string {
+func (x *Ack) GetDocument() Envelope_Kind {
 	if x != nil {
 		return x.Document
 	}
-	return ""
+	return Envelope_KIND_UNSPECIFIED
 }
 
 func (x *Ack) GetEpoch() uint64 {
@@ -2928,13 +3273,13 @@ func (x *Ack) GetGeneration() uint64 {
 	return 0
 }
 
-// Nack says that the document changed nothing. reason is one of the Refusal… constants of this package.
+// Nack says that the document changed nothing.
 type Nack struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
-	Document      string                 `protobuf:"bytes,1,opt,name=document,proto3" json:"document,omitempty"`
+	Document      Envelope_Kind          `protobuf:"varint,1,opt,name=document,proto3,enum=gpuaas.v1.Envelope_Kind" json:"document,omitempty"`
 	Epoch         uint64                 `protobuf:"varint,2,opt,name=epoch,proto3" json:"epoch,omitempty"`
 	Generation    uint64                 `protobuf:"varint,3,opt,name=generation,proto3" json:"generation,omitempty"`
-	Reason        string                 `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
+	Reason        Nack_Reason            `protobuf:"varint,4,opt,name=reason,proto3,enum=gpuaas.v1.Nack_Reason" json:"reason,omitempty"`
 	Detail        string                 `protobuf:"bytes,5,opt,name=detail,proto3" json:"detail,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2970,11 +3315,11 @@ func (*Nack) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
-func (x *Nack) GetDocument() string {
+func (x *Nack) GetDocument() Envelope_Kind {
 	if x != nil {
 		return x.Document
 	}
-	return ""
+	return Envelope_KIND_UNSPECIFIED
 }
 
 func (x *Nack) GetEpoch() uint64 {
@@ -2991,11 +3336,11 @@ func (x *Nack) GetGeneration() uint64 {
 	return 0
 }
 
-func (x *Nack) GetReason() string {
+func (x *Nack) GetReason() Nack_Reason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return Nack_REASON_UNSPECIFIED
 }
 
 func (x *Nack) GetDetail() string {
@@ -3186,10 +3531,9 @@ type WorkloadStatus struct {
 	MemberId   string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
 	InstanceId string                 `protobuf:"bytes,2,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	Revision   uint64                 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
-	// pending, starting, ready, degraded, failed, stopping, stopped, removed.
-	Status string `protobuf:"bytes,4,opt,name=status,proto3" json:"status,omitempty"`
-	// One of the status_reason codes of the contract; empty when all is well.
-	Reason        string                 `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	Status     WorkloadStatus_Status  `protobuf:"varint,4,opt,name=status,proto3,enum=gpuaas.v1.WorkloadStatus_Status" json:"status,omitempty"`
+	// REASON_UNSPECIFIED when nothing is wrong.
+	Reason        WorkloadStatus_Reason  `protobuf:"varint,5,opt,name=reason,proto3,enum=gpuaas.v1.WorkloadStatus_Reason" json:"reason,omitempty"`
 	Detail        string                 `protobuf:"bytes,6,opt,name=detail,proto3" json:"detail,omitempty"`
 	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	ReadyAt       *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=ready_at,json=readyAt,proto3" json:"ready_at,omitempty"`
@@ -3198,7 +3542,7 @@ type WorkloadStatus struct {
 	Restarts      uint32                 `protobuf:"varint,11,opt,name=restarts,proto3" json:"restarts,omitempty"`
 	Endpoints     []*PublishedEndpoint   `protobuf:"bytes,12,rep,name=endpoints,proto3" json:"endpoints,omitempty"`
 	CorrelationId string                 `protobuf:"bytes,13,opt,name=correlation_id,json=correlationId,proto3" json:"correlation_id,omitempty"`
-	// The desired revision that failed, when the node has left it by itself: revision is the fallback's then, and reason why.
+	// The desired revision that failed, when the node fell back: revision is the fallback's then, and reason says why.
 	FallbackFromRevision uint64 `protobuf:"varint,14,opt,name=fallback_from_revision,json=fallbackFromRevision,proto3" json:"fallback_from_revision,omitempty"`
 	// removed only: what was looked for and is gone.
 	Removal *RemovalProof `protobuf:"bytes,15,opt,name=removal,proto3" json:"removal,omitempty"`
@@ -3259,18 +3603,18 @@ func (x *WorkloadStatus) GetRevision() uint64 {
 	return 0
 }
 
-func (x *WorkloadStatus) GetStatus() string {
+func (x *WorkloadStatus) GetStatus() WorkloadStatus_Status {
 	if x != nil {
 		return x.Status
 	}
-	return ""
+	return WorkloadStatus_STATUS_UNSPECIFIED
 }
 
-func (x *WorkloadStatus) GetReason() string {
+func (x *WorkloadStatus) GetReason() WorkloadStatus_Reason {
 	if x != nil {
 		return x.Reason
 	}
-	return ""
+	return WorkloadStatus_REASON_UNSPECIFIED
 }
 
 func (x *WorkloadStatus) GetDetail() string {
@@ -3616,8 +3960,8 @@ type UsageAck struct {
 	Incarnation     string                 `protobuf:"bytes,1,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	PostedSegment   uint64                 `protobuf:"varint,2,opt,name=posted_segment,json=postedSegment,proto3" json:"posted_segment,omitempty"`
 	ArchivedSegment uint64                 `protobuf:"varint,3,opt,name=archived_segment,json=archivedSegment,proto3" json:"archived_segment,omitempty"`
-	// Set when the hub did not accept the segment: one of the Refusal… constants.
-	NackReason string `protobuf:"bytes,4,opt,name=nack_reason,json=nackReason,proto3" json:"nack_reason,omitempty"`
+	// Set when the hub did not accept the segment.
+	NackReason Nack_Reason `protobuf:"varint,4,opt,name=nack_reason,json=nackReason,proto3,enum=gpuaas.v1.Nack_Reason" json:"nack_reason,omitempty"`
 	// SHA-256 of the payload of posted_segment, as in Welcome.
 	PostedSha256  []byte `protobuf:"bytes,5,opt,name=posted_sha256,json=postedSha256,proto3" json:"posted_sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3675,11 +4019,11 @@ func (x *UsageAck) GetArchivedSegment() uint64 {
 	return 0
 }
 
-func (x *UsageAck) GetNackReason() string {
+func (x *UsageAck) GetNackReason() Nack_Reason {
 	if x != nil {
 		return x.NackReason
 	}
-	return ""
+	return Nack_REASON_UNSPECIFIED
 }
 
 func (x *UsageAck) GetPostedSha256() []byte {
@@ -3801,8 +4145,8 @@ func (*FetchRequest_Bundle) isFetchRequest_Request() {}
 
 type FetchResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty on success; otherwise one of the Refusal… constants.
-	ErrorReason    string          `protobuf:"bytes,1,opt,name=error_reason,json=errorReason,proto3" json:"error_reason,omitempty"`
+	// REASON_UNSPECIFIED on success.
+	ErrorReason    Nack_Reason     `protobuf:"varint,1,opt,name=error_reason,json=errorReason,proto3,enum=gpuaas.v1.Nack_Reason" json:"error_reason,omitempty"`
 	Part           []byte          `protobuf:"bytes,2,opt,name=part,proto3" json:"part,omitempty"`
 	PullCredential *PullCredential `protobuf:"bytes,3,opt,name=pull_credential,json=pullCredential,proto3" json:"pull_credential,omitempty"`
 	Bundle         *Envelope       `protobuf:"bytes,4,opt,name=bundle,proto3" json:"bundle,omitempty"`
@@ -3840,11 +4184,11 @@ func (*FetchResponse) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
-func (x *FetchResponse) GetErrorReason() string {
+func (x *FetchResponse) GetErrorReason() Nack_Reason {
 	if x != nil {
 		return x.ErrorReason
 	}
-	return ""
+	return Nack_REASON_UNSPECIFIED
 }
 
 func (x *FetchResponse) GetPart() []byte {
@@ -4118,8 +4462,8 @@ func (x *LogsRequest) GetFollow() bool {
 
 type TunnelResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Empty on success.
-	ErrorReason   string `protobuf:"bytes,1,opt,name=error_reason,json=errorReason,proto3" json:"error_reason,omitempty"`
+	// REASON_UNSPECIFIED on success.
+	ErrorReason   Nack_Reason `protobuf:"varint,1,opt,name=error_reason,json=errorReason,proto3,enum=gpuaas.v1.Nack_Reason" json:"error_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4154,24 +4498,32 @@ func (*TunnelResponse) Descriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
-func (x *TunnelResponse) GetErrorReason() string {
+func (x *TunnelResponse) GetErrorReason() Nack_Reason {
 	if x != nil {
 		return x.ErrorReason
 	}
-	return ""
+	return Nack_REASON_UNSPECIFIED
 }
 
 var File_protocol_messages_proto protoreflect.FileDescriptor
 
 const file_protocol_messages_proto_rawDesc = "" +
 	"\n" +
-	"\x17protocol/messages.proto\x12\tgpuaas.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"}\n" +
+	"\x17protocol/messages.proto\x12\tgpuaas.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\xc9\x01\n" +
 	"\bEnvelope\x12!\n" +
 	"\fpayload_type\x18\x01 \x01(\tR\vpayloadType\x12\x18\n" +
 	"\apayload\x18\x02 \x01(\fR\apayload\x124\n" +
 	"\n" +
 	"signatures\x18\x03 \x03(\v2\x14.gpuaas.v1.SignatureR\n" +
-	"signatures\"@\n" +
+	"signatures\"J\n" +
+	"\x04Kind\x12\x14\n" +
+	"\x10KIND_UNSPECIFIED\x10\x00\x12\t\n" +
+	"\x05STATE\x10\x01\x12\n" +
+	"\n" +
+	"\x06LEASES\x10\x02\x12\n" +
+	"\n" +
+	"\x06BUNDLE\x10\x03\x12\t\n" +
+	"\x05USAGE\x10\x04\"@\n" +
 	"\tSignature\x12\x15\n" +
 	"\x06key_id\x18\x01 \x01(\tR\x05keyId\x12\x1c\n" +
 	"\tsignature\x18\x02 \x01(\fR\tsignature\"\xdd\x02\n" +
@@ -4424,21 +4776,44 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\tReportAck\x12\x18\n" +
 	"\acounter\x18\x01 \x01(\x04R\acounter\" \n" +
 	"\x06GoAway\x12\x16\n" +
-	"\x06reason\x18\x01 \x01(\tR\x06reason\"W\n" +
-	"\x03Ack\x12\x1a\n" +
-	"\bdocument\x18\x01 \x01(\tR\bdocument\x12\x14\n" +
+	"\x06reason\x18\x01 \x01(\tR\x06reason\"q\n" +
+	"\x03Ack\x124\n" +
+	"\bdocument\x18\x01 \x01(\x0e2\x18.gpuaas.v1.Envelope.KindR\bdocument\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\x88\x01\n" +
-	"\x04Nack\x12\x1a\n" +
-	"\bdocument\x18\x01 \x01(\tR\bdocument\x12\x14\n" +
+	"generation\"\xcf\x04\n" +
+	"\x04Nack\x124\n" +
+	"\bdocument\x18\x01 \x01(\x0e2\x18.gpuaas.v1.Envelope.KindR\bdocument\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\x12\x16\n" +
-	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\"\xbc\x01\n" +
+	"generation\x12.\n" +
+	"\x06reason\x18\x04 \x01(\x0e2\x16.gpuaas.v1.Nack.ReasonR\x06reason\x12\x16\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x92\x03\n" +
+	"\x06Reason\x12\x16\n" +
+	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11SIGNATURE_INVALID\x10\x01\x12\x0f\n" +
+	"\vKEY_REVOKED\x10\x02\x12\x0e\n" +
+	"\n" +
+	"WRONG_NODE\x10\x03\x12\x14\n" +
+	"\x10GENERATION_OLDER\x10\x04\x12\x17\n" +
+	"\x13GENERATION_CONFLICT\x10\x05\x12\x11\n" +
+	"\rEPOCH_UNKNOWN\x10\x06\x12\r\n" +
+	"\tTOO_LARGE\x10\a\x12\x12\n" +
+	"\x0eBUNDLE_TOO_OLD\x10\b\x12\r\n" +
+	"\tMALFORMED\x10\t\x12\x18\n" +
+	"\x14PART_DIGEST_MISMATCH\x10\n" +
+	"\x12\x10\n" +
+	"\fUNKNOWN_PART\x10\v\x12\x10\n" +
+	"\fNOT_ASSIGNED\x10\f\x12\v\n" +
+	"\aEXPIRED\x10\r\x12\x13\n" +
+	"\x0fFEATURE_MISSING\x10\x0e\x12\x19\n" +
+	"\x15MANIFEST_NOT_ADMITTED\x10\x0f\x12\x0f\n" +
+	"\vUNAVAILABLE\x10\x10\x12\x10\n" +
+	"\fCHAIN_BROKEN\x10\x11\x12\x10\n" +
+	"\fOUT_OF_ORDER\x10\x12\x12\x14\n" +
+	"\x10NODE_QUARANTINED\x10\x13\"\xbc\x01\n" +
 	"\vStateUpload\x12+\n" +
 	"\x06bundle\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06bundle\x12)\n" +
 	"\x05state\x18\x02 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x05state\x12\x14\n" +
@@ -4456,14 +4831,14 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\x06 \x03(\tR\n" +
 	"conditions\x12:\n" +
-	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\"\x9c\x05\n" +
+	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\"\xd8\t\n" +
 	"\x0eWorkloadStatus\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
 	"instanceId\x12\x1a\n" +
-	"\brevision\x18\x03 \x01(\x04R\brevision\x12\x16\n" +
-	"\x06status\x18\x04 \x01(\tR\x06status\x12\x16\n" +
-	"\x06reason\x18\x05 \x01(\tR\x06reason\x12\x16\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\x128\n" +
+	"\x06status\x18\x04 \x01(\x0e2 .gpuaas.v1.WorkloadStatus.StatusR\x06status\x128\n" +
+	"\x06reason\x18\x05 \x01(\x0e2 .gpuaas.v1.WorkloadStatus.ReasonR\x06reason\x12\x16\n" +
 	"\x06detail\x18\x06 \x01(\tR\x06detail\x129\n" +
 	"\n" +
 	"started_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
@@ -4476,7 +4851,39 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0ecorrelation_id\x18\r \x01(\tR\rcorrelationId\x124\n" +
 	"\x16fallback_from_revision\x18\x0e \x01(\x04R\x14fallbackFromRevision\x121\n" +
 	"\aremoval\x18\x0f \x01(\v2\x17.gpuaas.v1.RemovalProofR\aremoval\x128\n" +
-	"\rowner_refusal\x18\x10 \x01(\v2\x13.gpuaas.v1.EnvelopeR\fownerRefusal\"\x95\x01\n" +
+	"\rowner_refusal\x18\x10 \x01(\v2\x13.gpuaas.v1.EnvelopeR\fownerRefusal\"\x88\x01\n" +
+	"\x06Status\x12\x16\n" +
+	"\x12STATUS_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aPENDING\x10\x01\x12\f\n" +
+	"\bSTARTING\x10\x02\x12\t\n" +
+	"\x05READY\x10\x03\x12\f\n" +
+	"\bDEGRADED\x10\x04\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x05\x12\f\n" +
+	"\bSTOPPING\x10\x06\x12\v\n" +
+	"\aSTOPPED\x10\a\x12\v\n" +
+	"\aREMOVED\x10\b\"\xea\x02\n" +
+	"\x06Reason\x12\x16\n" +
+	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11IMAGE_PULL_FAILED\x10\x01\x12\x1b\n" +
+	"\x17IMAGE_SIGNATURE_INVALID\x10\x02\x12\x19\n" +
+	"\x15MANIFEST_NOT_ADMITTED\x10\x03\x12\x19\n" +
+	"\x15INSUFFICIENT_CAPACITY\x10\x04\x12\x16\n" +
+	"\x12PLACEMENT_REQUIRED\x10\x05\x12\x15\n" +
+	"\x11READINESS_TIMEOUT\x10\x06\x12\x0e\n" +
+	"\n" +
+	"CRASH_LOOP\x10\a\x12\x11\n" +
+	"\rOUT_OF_MEMORY\x10\b\x12\x0e\n" +
+	"\n" +
+	"DISK_LIMIT\x10\t\x12\x10\n" +
+	"\fDEVICE_FAULT\x10\n" +
+	"\x12\x0f\n" +
+	"\vLEASE_ENDED\x10\v\x12\x11\n" +
+	"\rOWNER_REFUSED\x10\f\x12\x14\n" +
+	"\x10NODE_UNREACHABLE\x10\r\x12\r\n" +
+	"\tNODE_LOST\x10\x0e\x12\x13\n" +
+	"\x0fFEATURE_MISSING\x10\x0f\x12\f\n" +
+	"\bINTERNAL\x10\x10\"\x95\x01\n" +
 	"\fOwnerRefusal\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x1f\n" +
@@ -4495,12 +4902,12 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x13last_usage_sequence\x18\x03 \x01(\x04R\x11lastUsageSequence\x12 \n" +
 	"\vincarnation\x18\x04 \x01(\tR\vincarnation\"<\n" +
 	"\vUsageUpload\x12-\n" +
-	"\asegment\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\asegment\"\xc4\x01\n" +
+	"\asegment\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\asegment\"\xdc\x01\n" +
 	"\bUsageAck\x12 \n" +
 	"\vincarnation\x18\x01 \x01(\tR\vincarnation\x12%\n" +
 	"\x0eposted_segment\x18\x02 \x01(\x04R\rpostedSegment\x12)\n" +
-	"\x10archived_segment\x18\x03 \x01(\x04R\x0farchivedSegment\x12\x1f\n" +
-	"\vnack_reason\x18\x04 \x01(\tR\n" +
+	"\x10archived_segment\x18\x03 \x01(\x04R\x0farchivedSegment\x127\n" +
+	"\vnack_reason\x18\x04 \x01(\x0e2\x16.gpuaas.v1.Nack.ReasonR\n" +
 	"nackReason\x12#\n" +
 	"\rposted_sha256\x18\x05 \x01(\fR\fpostedSha256\"\xca\x01\n" +
 	"\fFetchRequest\x12!\n" +
@@ -4509,9 +4916,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0fpull_credential\x18\x02 \x01(\v2 .gpuaas.v1.PullCredentialRequestH\x00R\x0epullCredential\x12\x18\n" +
 	"\x06bundle\x18\x03 \x01(\bH\x00R\x06bundle\x12%\n" +
 	"\x0ebundle_version\x18\x04 \x01(\x04R\rbundleVersionB\t\n" +
-	"\arequest\"\xb7\x01\n" +
-	"\rFetchResponse\x12!\n" +
-	"\ferror_reason\x18\x01 \x01(\tR\verrorReason\x12\x12\n" +
+	"\arequest\"\xcf\x01\n" +
+	"\rFetchResponse\x129\n" +
+	"\ferror_reason\x18\x01 \x01(\x0e2\x16.gpuaas.v1.Nack.ReasonR\verrorReason\x12\x12\n" +
 	"\x04part\x18\x02 \x01(\fR\x04part\x12B\n" +
 	"\x0fpull_credential\x18\x03 \x01(\v2\x19.gpuaas.v1.PullCredentialR\x0epullCredential\x12+\n" +
 	"\x06bundle\x18\x04 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06bundle\"7\n" +
@@ -4533,9 +4940,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x1d\n" +
 	"\n" +
 	"tail_lines\x18\x03 \x01(\rR\ttailLines\x12\x16\n" +
-	"\x06follow\x18\x04 \x01(\bR\x06follow\"3\n" +
-	"\x0eTunnelResponse\x12!\n" +
-	"\ferror_reason\x18\x01 \x01(\tR\verrorReasonB#Z!github.com/gpuaas/gpuaas/protocolb\x06proto3"
+	"\x06follow\x18\x04 \x01(\bR\x06follow\"K\n" +
+	"\x0eTunnelResponse\x129\n" +
+	"\ferror_reason\x18\x01 \x01(\x0e2\x16.gpuaas.v1.Nack.ReasonR\verrorReasonB#Z!github.com/gpuaas/gpuaas/protocolb\x06proto3"
 
 var (
 	file_protocol_messages_proto_rawDescOnce sync.Once
@@ -4549,135 +4956,147 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 	return file_protocol_messages_proto_rawDescData
 }
 
-var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
+var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
 var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_protocol_messages_proto_goTypes = []any{
-	(StreamHeader_Kind)(0),        // 0: gpuaas.v1.StreamHeader.Kind
-	(*Envelope)(nil),              // 1: gpuaas.v1.Envelope
-	(*Signature)(nil),             // 2: gpuaas.v1.Signature
-	(*TrustBundle)(nil),           // 3: gpuaas.v1.TrustBundle
-	(*MinVersion)(nil),            // 4: gpuaas.v1.MinVersion
-	(*Role)(nil),                  // 5: gpuaas.v1.Role
-	(*PublicKey)(nil),             // 6: gpuaas.v1.PublicKey
-	(*Delegation)(nil),            // 7: gpuaas.v1.Delegation
-	(*DesiredState)(nil),          // 8: gpuaas.v1.DesiredState
-	(*PartRef)(nil),               // 9: gpuaas.v1.PartRef
-	(*Workload)(nil),              // 10: gpuaas.v1.Workload
-	(*Service)(nil),               // 11: gpuaas.v1.Service
-	(*EnvVar)(nil),                // 12: gpuaas.v1.EnvVar
-	(*Port)(nil),                  // 13: gpuaas.v1.Port
-	(*Resources)(nil),             // 14: gpuaas.v1.Resources
-	(*Probe)(nil),                 // 15: gpuaas.v1.Probe
-	(*Scratch)(nil),               // 16: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),            // 17: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                 // 18: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),           // 19: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),          // 20: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),           // 21: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),          // 22: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),           // 23: gpuaas.v1.NodeMessage
-	(*HubMessage)(nil),            // 24: gpuaas.v1.HubMessage
-	(*Hello)(nil),                 // 25: gpuaas.v1.Hello
-	(*NodeFacts)(nil),             // 26: gpuaas.v1.NodeFacts
-	(*Accelerator)(nil),           // 27: gpuaas.v1.Accelerator
-	(*Welcome)(nil),               // 28: gpuaas.v1.Welcome
-	(*PushState)(nil),             // 29: gpuaas.v1.PushState
-	(*PushLeases)(nil),            // 30: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),            // 31: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),             // 32: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                // 33: gpuaas.v1.GoAway
-	(*Ack)(nil),                   // 34: gpuaas.v1.Ack
-	(*Nack)(nil),                  // 35: gpuaas.v1.Nack
-	(*StateUpload)(nil),           // 36: gpuaas.v1.StateUpload
-	(*Report)(nil),                // 37: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 38: gpuaas.v1.WorkloadStatus
-	(*OwnerRefusal)(nil),          // 39: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),     // 40: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 41: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 42: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 43: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 44: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 45: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 46: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 47: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 48: gpuaas.v1.TunnelRequest
-	(*LogsRequest)(nil),           // 49: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 50: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 51: google.protobuf.Timestamp
+	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
+	(StreamHeader_Kind)(0),        // 1: gpuaas.v1.StreamHeader.Kind
+	(Nack_Reason)(0),              // 2: gpuaas.v1.Nack.Reason
+	(WorkloadStatus_Status)(0),    // 3: gpuaas.v1.WorkloadStatus.Status
+	(WorkloadStatus_Reason)(0),    // 4: gpuaas.v1.WorkloadStatus.Reason
+	(*Envelope)(nil),              // 5: gpuaas.v1.Envelope
+	(*Signature)(nil),             // 6: gpuaas.v1.Signature
+	(*TrustBundle)(nil),           // 7: gpuaas.v1.TrustBundle
+	(*MinVersion)(nil),            // 8: gpuaas.v1.MinVersion
+	(*Role)(nil),                  // 9: gpuaas.v1.Role
+	(*PublicKey)(nil),             // 10: gpuaas.v1.PublicKey
+	(*Delegation)(nil),            // 11: gpuaas.v1.Delegation
+	(*DesiredState)(nil),          // 12: gpuaas.v1.DesiredState
+	(*PartRef)(nil),               // 13: gpuaas.v1.PartRef
+	(*Workload)(nil),              // 14: gpuaas.v1.Workload
+	(*Service)(nil),               // 15: gpuaas.v1.Service
+	(*EnvVar)(nil),                // 16: gpuaas.v1.EnvVar
+	(*Port)(nil),                  // 17: gpuaas.v1.Port
+	(*Resources)(nil),             // 18: gpuaas.v1.Resources
+	(*Probe)(nil),                 // 19: gpuaas.v1.Probe
+	(*Scratch)(nil),               // 20: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),            // 21: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                 // 22: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),           // 23: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),          // 24: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),           // 25: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),          // 26: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),           // 27: gpuaas.v1.NodeMessage
+	(*HubMessage)(nil),            // 28: gpuaas.v1.HubMessage
+	(*Hello)(nil),                 // 29: gpuaas.v1.Hello
+	(*NodeFacts)(nil),             // 30: gpuaas.v1.NodeFacts
+	(*Accelerator)(nil),           // 31: gpuaas.v1.Accelerator
+	(*Welcome)(nil),               // 32: gpuaas.v1.Welcome
+	(*PushState)(nil),             // 33: gpuaas.v1.PushState
+	(*PushLeases)(nil),            // 34: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),            // 35: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),             // 36: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                // 37: gpuaas.v1.GoAway
+	(*Ack)(nil),                   // 38: gpuaas.v1.Ack
+	(*Nack)(nil),                  // 39: gpuaas.v1.Nack
+	(*StateUpload)(nil),           // 40: gpuaas.v1.StateUpload
+	(*Report)(nil),                // 41: gpuaas.v1.Report
+	(*WorkloadStatus)(nil),        // 42: gpuaas.v1.WorkloadStatus
+	(*OwnerRefusal)(nil),          // 43: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),     // 44: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 45: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 46: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 47: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 48: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 49: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 50: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 51: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 52: gpuaas.v1.TunnelRequest
+	(*LogsRequest)(nil),           // 53: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 54: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 55: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
-	2,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
-	5,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	51, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	51, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
-	4,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
-	6,  // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
-	6,  // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	51, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	51, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	51, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
-	9,  // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
-	1,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
-	1,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
-	11, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
-	10, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	51, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
-	12, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	13, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	14, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	15, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	16, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	51, // 21: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	18, // 22: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	19, // 23: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	51, // 24: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	51, // 25: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	21, // 26: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	51, // 27: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	51, // 28: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	0,  // 29: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	25, // 30: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	34, // 31: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	35, // 32: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	37, // 33: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	36, // 34: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	28, // 35: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	29, // 36: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	30, // 37: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	31, // 38: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	32, // 39: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	33, // 40: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	26, // 41: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	27, // 42: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	51, // 43: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	51, // 44: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	1,  // 45: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 46: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 47: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	1,  // 48: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	1,  // 49: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	1,  // 50: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	51, // 51: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	38, // 52: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	27, // 53: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	51, // 54: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	51, // 55: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	51, // 56: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	40, // 57: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	41, // 58: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	1,  // 59: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	51, // 60: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	1,  // 61: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	46, // 62: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	47, // 63: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	1,  // 64: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	51, // 65: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	49, // 66: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	67, // [67:67] is the sub-list for method output_type
-	67, // [67:67] is the sub-list for method input_type
-	67, // [67:67] is the sub-list for extension type_name
-	67, // [67:67] is the sub-list for extension extendee
-	0,  // [0:67] is the sub-list for field type_name
+	6,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
+	9,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
+	55, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	55, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	8,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
+	10, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
+	10, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
+	55, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	55, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	55, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	13, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
+	5,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
+	5,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
+	15, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
+	14, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
+	55, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	16, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	17, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	18, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	19, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	20, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	55, // 21: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	22, // 22: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	23, // 23: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	55, // 24: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	55, // 25: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	25, // 26: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	55, // 27: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	55, // 28: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	1,  // 29: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	29, // 30: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	38, // 31: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	39, // 32: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	41, // 33: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	40, // 34: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	32, // 35: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	33, // 36: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	34, // 37: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	35, // 38: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	36, // 39: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	37, // 40: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	30, // 41: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	31, // 42: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	55, // 43: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	55, // 44: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	5,  // 45: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	5,  // 46: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	5,  // 47: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,  // 48: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,  // 49: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	2,  // 50: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	5,  // 51: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	5,  // 52: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	5,  // 53: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	55, // 54: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	42, // 55: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	31, // 56: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	3,  // 57: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	4,  // 58: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	55, // 59: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	55, // 60: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	55, // 61: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	44, // 62: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	45, // 63: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	5,  // 64: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	55, // 65: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	5,  // 66: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	2,  // 67: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	50, // 68: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	2,  // 69: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	51, // 70: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	5,  // 71: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	55, // 72: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	53, // 73: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	2,  // 74: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	75, // [75:75] is the sub-list for method output_type
+	75, // [75:75] is the sub-list for method input_type
+	75, // [75:75] is the sub-list for extension type_name
+	75, // [75:75] is the sub-list for extension extendee
+	0,  // [0:75] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -4713,7 +5132,7 @@ func file_protocol_messages_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
-			NumEnums:      1,
+			NumEnums:      5,
 			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   0,

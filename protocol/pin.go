@@ -40,7 +40,7 @@ func NormalizePin(pin string) (string, error) {
 		prefix, digits = RootRolePrefix, rest
 	}
 	if raw, err := hex.DecodeString(digits); err != nil || len(raw) != sha256.Size {
-		return "", Refuse(RefusalMalformed, "a root fingerprint is %s or %s followed by 64 hex digits", FingerprintPrefix,
+		return "", Refuse(Nack_MALFORMED, "a root fingerprint is %s or %s followed by 64 hex digits", FingerprintPrefix,
 			RootRolePrefix)
 	}
 	return prefix + digits, nil
@@ -60,7 +60,7 @@ func VerifyBundle(env *Envelope, pin string) (Bundle, error) {
 	}
 	if strings.HasPrefix(want, RootRolePrefix) {
 		if RootRoleDigest(b.roles[RoleRoot]) != want {
-			return Bundle{}, Refuse(RefusalSignature, "the trust bundle has another root role than the one that was given")
+			return Bundle{}, Refuse(Nack_SIGNATURE_INVALID, "the trust bundle has another root role than the one that was given")
 		}
 		return b, nil
 	}
@@ -70,7 +70,8 @@ func VerifyBundle(env *Envelope, pin string) (Bundle, error) {
 		return Bundle{}, err
 	}
 	if !slices.Contains(signers, strings.TrimPrefix(want, FingerprintPrefix)) {
-		return Bundle{}, Refuse(RefusalSignature, "the trust bundle is not signed by the root key with the fingerprint "+
+		return Bundle{}, Refuse(Nack_SIGNATURE_INVALID, "the trust bundle is not signed by the root key with the "+
+			"fingerprint "+
 			"that was given")
 	}
 	return b, nil
@@ -80,7 +81,7 @@ func VerifyBundle(env *Envelope, pin string) (Bundle, error) {
 // returns the last one.
 func VerifyChain(pin string, chain ...*Envelope) (Bundle, error) {
 	if len(chain) == 0 {
-		return Bundle{}, Refuse(RefusalSignature, "there is no trust bundle")
+		return Bundle{}, Refuse(Nack_SIGNATURE_INVALID, "there is no trust bundle")
 	}
 	b, err := VerifyBundle(chain[0], pin)
 	for _, env := range chain[1:] {

@@ -42,65 +42,65 @@ func TestABundleThePinnedRootDidNotSignIsRefused(t *testing.T) {
 	cases := map[string]struct {
 		env  *protocol.Envelope
 		pin  string
-		want string
+		want protocol.Nack_Reason
 	}{
-		"signed by the pinned key": {signBundle(t, w.message(1), root), protocol.Fingerprint(root.pub), ""},
+		"signed by the pinned key": {signBundle(t, w.message(1), root), protocol.Fingerprint(root.pub), 0},
 		"the pinned key is only listed": {
 			signBundle(t, w.withRoot(1, 1, root, thief), thief),
-			protocol.Fingerprint(root.pub), protocol.RefusalSignature,
+			protocol.Fingerprint(root.pub), protocol.Nack_SIGNATURE_INVALID,
 		},
-		"under the pinned key's id": {relabelled, protocol.Fingerprint(root.pub), protocol.RefusalSignature},
+		"under the pinned key's id": {relabelled, protocol.Fingerprint(root.pub), protocol.Nack_SIGNATURE_INVALID},
 		"signed by the pinned key, not listed": {
 			signBundle(t, w.withRoot(1, 1, thief), root, thief),
-			protocol.Fingerprint(root.pub), protocol.RefusalSignature,
+			protocol.Fingerprint(root.pub), protocol.Nack_SIGNATURE_INVALID,
 		},
 		"the pinned key is listed and revoked": {
 			signBundle(t, revoked, root, thief), protocol.Fingerprint(root.pub),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"2 of 3, the pinned key did not sign": {
 			signBundle(t, three, second, third), protocol.Fingerprint(root.pub),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
-		"2 of 3, the pinned key signed": {signBundle(t, three, root, third), protocol.Fingerprint(root.pub), ""},
+		"2 of 3, the pinned key signed": {signBundle(t, three, root, third), protocol.Fingerprint(root.pub), 0},
 		"2 of 3, only the pinned key": {
 			signBundle(t, three, root), protocol.Fingerprint(root.pub),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"2 of 3, the pinned key twice": {
 			signBundle(t, three, root, root), protocol.Fingerprint(root.pub),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"2 of 3 by the digest of the role": {
 			signBundle(t, three, second, third),
-			protocol.RootRoleDigest(three.Roles[0]), "",
+			protocol.RootRoleDigest(three.Roles[0]), 0,
 		},
 		"digest of the role, too few signatures": {
 			signBundle(t, three, second), protocol.RootRoleDigest(three.Roles[0]),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"digest of the role, another threshold": {
 			signBundle(t, w.withRoot(1, 1, root, second, third), second), protocol.RootRoleDigest(three.Roles[0]),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"digest of the role, one more key": {
 			signBundle(t, w.withRoot(1, 2, root, second, third, thief), second, thief), protocol.RootRoleDigest(three.Roles[0]),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"a role's digest given as a key's": {
 			signBundle(t, three, root, third),
 			protocol.FingerprintPrefix + strings.TrimPrefix(protocol.RootRoleDigest(three.Roles[0]), protocol.RootRolePrefix),
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
-		"no pin":       {signBundle(t, w.message(1), root), "", protocol.RefusalMalformed},
-		"a short pin":  {signBundle(t, w.message(1), root), "sha256:00", protocol.RefusalMalformed},
-		"another form": {signBundle(t, w.message(1), root), "md5:" + protocol.KeyID(root.pub), protocol.RefusalMalformed},
+		"no pin":       {signBundle(t, w.message(1), root), "", protocol.Nack_MALFORMED},
+		"a short pin":  {signBundle(t, w.message(1), root), "sha256:00", protocol.Nack_MALFORMED},
+		"another form": {signBundle(t, w.message(1), root), "md5:" + protocol.KeyID(root.pub), protocol.Nack_MALFORMED},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			b, err := protocol.VerifyBundle(c.env, c.pin)
 			require.Equal(t, c.want, protocol.RefusalOf(err), "%v", err)
-			require.Equal(t, c.want == "", b.Valid())
+			require.Equal(t, c.want == 0, b.Valid())
 		})
 	}
 }

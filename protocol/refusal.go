@@ -5,33 +5,9 @@ import (
 	"fmt"
 )
 
-// The reasons for which a document is refused. They cross the wire and are shown to admins.
-const (
-	RefusalSignature   = "signature_invalid"
-	RefusalKeyRevoked  = "key_revoked"
-	RefusalWrongNode   = "wrong_node"
-	RefusalOlder       = "generation_older"
-	RefusalConflict    = "generation_conflict"
-	RefusalEpoch       = "epoch_unknown"
-	RefusalTooLarge    = "too_large"
-	RefusalBundleOld   = "bundle_too_old"
-	RefusalMalformed   = "malformed"
-	RefusalPartDigest  = "part_digest_mismatch"
-	RefusalUnknownPart = "unknown_part"
-	RefusalNotAssigned = "not_assigned"
-	RefusalExpired     = "expired"
-	RefusalFeature     = "feature_missing"
-	RefusalManifest    = "manifest_not_admitted"
-	RefusalUnavailable = "unavailable"
-	// RefusalChainBroken: the usage segment is not the one that its neighbours in the chain were sealed with.
-	RefusalChainBroken = "chain_broken"
-	// RefusalQuarantined: the node gets nothing new until an admin has looked at it.
-	RefusalQuarantined = "node_quarantined"
-)
-
 // RefusalError says why a document is refused. The detail is for people and holds nothing secret.
 type RefusalError struct {
-	Reason string
+	Reason Nack_Reason
 	Detail string
 	Err    error
 }
@@ -39,28 +15,28 @@ type RefusalError struct {
 // Error implements error.
 func (e *RefusalError) Error() string {
 	if e.Err != nil {
-		return fmt.Sprintf("%s: %s: %v", e.Reason, e.Detail, e.Err)
+		return fmt.Sprintf("%s: %s: %v", e.Reason.Text(), e.Detail, e.Err)
 	}
-	return e.Reason + ": " + e.Detail
+	return e.Reason.Text() + ": " + e.Detail
 }
 
 // Unwrap returns the cause.
 func (e *RefusalError) Unwrap() error { return e.Err }
 
 // Refuse makes a RefusalError.
-func Refuse(reason, format string, args ...any) error {
+func Refuse(reason Nack_Reason, format string, args ...any) error {
 	return &RefusalError{Reason: reason, Detail: fmt.Sprintf(format, args...)}
 }
 
-// RefusalOf returns the reason code of err: RefusalMalformed for an error that carries none, empty for nil.
-func RefusalOf(err error) string {
+// RefusalOf returns the reason of err: Nack_MALFORMED for an error that carries none, unspecified for nil.
+func RefusalOf(err error) Nack_Reason {
 	if err == nil {
-		return ""
+		return Nack_REASON_UNSPECIFIED
 	}
 	if r, ok := errors.AsType[*RefusalError](err); ok {
 		return r.Reason
 	}
-	return RefusalMalformed
+	return Nack_MALFORMED
 }
 
 // RefusalDetail returns the public detail of err.

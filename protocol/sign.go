@@ -104,21 +104,21 @@ func EnvelopeToJSON(env *Envelope) ([]byte, error) {
 // EnvelopeFromJSON reads the standard JSON form of DSSE. It verifies nothing.
 func EnvelopeFromJSON(data []byte) (*Envelope, error) {
 	if len(data) > 2*MaxEnvelopeBytes {
-		return nil, Refuse(RefusalTooLarge, "the envelope is over %d bytes", 2*MaxEnvelopeBytes)
+		return nil, Refuse(Nack_TOO_LARGE, "the envelope is over %d bytes", 2*MaxEnvelopeBytes)
 	}
 	var in envelopeJSON
 	if err := json.Unmarshal(data, &in); err != nil {
-		return nil, &RefusalError{Reason: RefusalMalformed, Detail: "the envelope is not DSSE JSON", Err: err}
+		return nil, &RefusalError{Reason: Nack_MALFORMED, Detail: "the envelope is not DSSE JSON", Err: err}
 	}
 	payload, err := base64.StdEncoding.DecodeString(in.Payload)
 	if err != nil {
-		return nil, Refuse(RefusalMalformed, "the envelope's payload is not base64")
+		return nil, Refuse(Nack_MALFORMED, "the envelope's payload is not base64")
 	}
 	env := &Envelope{PayloadType: in.PayloadType, Payload: payload}
 	for _, s := range in.Signatures {
 		sig, err := base64.StdEncoding.DecodeString(s.Sig)
 		if err != nil {
-			return nil, Refuse(RefusalMalformed, "a signature of the envelope is not base64")
+			return nil, Refuse(Nack_MALFORMED, "a signature of the envelope is not base64")
 		}
 		env.Signatures = append(env.Signatures, &Signature{KeyId: s.KeyID, Signature: sig})
 	}
@@ -152,18 +152,18 @@ func signedBy(env *Envelope, keys []*PublicKey, revoked map[string]bool) (ids []
 func checkShape(env *Envelope, payloadType string, maxBytes int) error {
 	switch {
 	case env == nil:
-		return Refuse(RefusalMalformed, "the envelope is missing")
+		return Refuse(Nack_MALFORMED, "the envelope is missing")
 	case len(env.GetPayload()) > maxBytes:
-		return Refuse(RefusalTooLarge, "the document has %d bytes, the limit is %d", len(env.GetPayload()), maxBytes)
+		return Refuse(Nack_TOO_LARGE, "the document has %d bytes, the limit is %d", len(env.GetPayload()), maxBytes)
 	case len(env.GetSignatures()) > MaxSignatures:
-		return Refuse(RefusalTooLarge, "the document has over %d signatures", MaxSignatures)
+		return Refuse(Nack_TOO_LARGE, "the document has over %d signatures", MaxSignatures)
 	case env.GetPayloadType() != payloadType:
-		return Refuse(RefusalMalformed, "the document is not a %s", payloadType)
+		return Refuse(Nack_MALFORMED, "the document is not a %s", payloadType)
 	}
 	for _, s := range env.GetSignatures() {
 		// An envelope is stored as it came: what no key can have made must not take its room there.
 		if !isKeyID(s.GetKeyId()) || len(s.GetSignature()) != ed25519.SignatureSize {
-			return Refuse(RefusalSignature, "a signature has a length that Ed25519 does not have, or names no key")
+			return Refuse(Nack_SIGNATURE_INVALID, "a signature has a length that Ed25519 does not have, or names no key")
 		}
 	}
 	return nil

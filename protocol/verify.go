@@ -50,27 +50,28 @@ func VerifyState(env *Envelope, b Bundle, me NodeIdentity) (Verified[*DesiredSta
 	}
 	switch {
 	case m.GetNodeId() != me.ID || subtle.ConstantTimeCompare(m.GetNodeKeySha256(), me.KeySHA256[:]) != 1:
-		return Verified[*DesiredState]{}, Refuse(RefusalWrongNode, "the desired state is for another node or another key "+
+		return Verified[*DesiredState]{}, Refuse(Nack_WRONG_NODE, "the desired state is for another node or another key "+
 			"of it")
 	case m.GetMinBundleVersion() > b.Version():
 		return Verified[*DesiredState]{},
-			Refuse(RefusalBundleOld, "the desired state needs trust bundle %d, this node has %d", m.GetMinBundleVersion(),
+			Refuse(Nack_BUNDLE_TOO_OLD, "the desired state needs trust bundle %d, this node has %d", m.GetMinBundleVersion(),
 				b.Version())
 	case m.GetEpoch() != b.Epoch():
-		return Verified[*DesiredState]{}, Refuse(RefusalEpoch, "the desired state is of epoch %d, the trust bundle of %d",
+		return Verified[*DesiredState]{}, Refuse(Nack_EPOCH_UNKNOWN, "the desired state is of epoch %d, the trust bundle "+
+			"of %d",
 			m.GetEpoch(), b.Epoch())
 	case m.GetGeneration() == 0:
-		return Verified[*DesiredState]{}, Refuse(RefusalMalformed, "generations start at 1")
+		return Verified[*DesiredState]{}, Refuse(Nack_MALFORMED, "generations start at 1")
 	case len(m.GetParts()) > MaxParts:
-		return Verified[*DesiredState]{}, Refuse(RefusalTooLarge, "the desired state has over %d parts", MaxParts)
+		return Verified[*DesiredState]{}, Refuse(Nack_TOO_LARGE, "the desired state has over %d parts", MaxParts)
 	}
 	seen := map[string]bool{}
 	for _, p := range m.GetParts() {
 		if p.GetId() == "" || len(p.GetSha256()) != sha256.Size || seen[p.GetId()] {
-			return Verified[*DesiredState]{}, Refuse(RefusalMalformed, "a part has no id, no digest, or stands twice")
+			return Verified[*DesiredState]{}, Refuse(Nack_MALFORMED, "a part has no id, no digest, or stands twice")
 		}
 		if p.GetSizeBytes() > MaxWorkloadBytes {
-			return Verified[*DesiredState]{}, Refuse(RefusalTooLarge, "a part has over %d bytes", MaxWorkloadBytes)
+			return Verified[*DesiredState]{}, Refuse(Nack_TOO_LARGE, "a part has over %d bytes", MaxWorkloadBytes)
 		}
 		seen[p.GetId()] = true
 	}
@@ -80,10 +81,10 @@ func VerifyState(env *Envelope, b Bundle, me NodeIdentity) (Verified[*DesiredSta
 // VerifyPart checks a Workload document against the state that names it.
 func VerifyPart(state Verified[*DesiredState], part []byte) (*Workload, error) {
 	if !state.OK() {
-		return nil, Refuse(RefusalSignature, "the desired state was not verified")
+		return nil, Refuse(Nack_SIGNATURE_INVALID, "the desired state was not verified")
 	}
 	if len(part) > MaxWorkloadBytes {
-		return nil, Refuse(RefusalTooLarge, "a part has over %d bytes", MaxWorkloadBytes)
+		return nil, Refuse(Nack_TOO_LARGE, "a part has over %d bytes", MaxWorkloadBytes)
 	}
 	sum := sha256.Sum256(part)
 	for _, ref := range state.Message().GetParts() {
@@ -92,17 +93,17 @@ func VerifyPart(state Verified[*DesiredState], part []byte) (*Workload, error) {
 		}
 		w := &Workload{}
 		if err := Unmarshal(part, w); err != nil {
-			return nil, &RefusalError{Reason: RefusalMalformed, Detail: "a part cannot be read", Err: err}
+			return nil, &RefusalError{Reason: Nack_MALFORMED, Detail: "a part cannot be read", Err: err}
 		}
 		if w.GetId() != ref.GetId() {
-			return nil, Refuse(RefusalMalformed, "a part is not the workload that its reference names")
+			return nil, Refuse(Nack_MALFORMED, "a part is not the workload that its reference names")
 		}
 		if w.GetFallback().GetFallback() != nil {
-			return nil, Refuse(RefusalMalformed, "a fallback has no fallback of its own")
+			return nil, Refuse(Nack_MALFORMED, "a fallback has no fallback of its own")
 		}
 		return w, nil
 	}
-	return nil, Refuse(RefusalPartDigest, "a part has a digest that the desired state does not name")
+	return nil, Refuse(Nack_PART_DIGEST_MISMATCH, "a part has a digest that the desired state does not name")
 }
 
 // VerifyLeases checks that a batch of leases is signed by the lease role and meant for this node.
@@ -114,12 +115,12 @@ func VerifyLeases(env *Envelope, b Bundle, me NodeIdentity) (Verified[*LeaseBatc
 	}
 	switch {
 	case m.GetNodeId() != me.ID:
-		return Verified[*LeaseBatch]{}, Refuse(RefusalWrongNode, "the leases are for another node")
+		return Verified[*LeaseBatch]{}, Refuse(Nack_WRONG_NODE, "the leases are for another node")
 	case m.GetEpoch() != b.Epoch():
-		return Verified[*LeaseBatch]{}, Refuse(RefusalEpoch, "the leases are of epoch %d, the trust bundle of %d",
+		return Verified[*LeaseBatch]{}, Refuse(Nack_EPOCH_UNKNOWN, "the leases are of epoch %d, the trust bundle of %d",
 			m.GetEpoch(), b.Epoch())
 	case len(m.GetLeases()) > MaxLeases:
-		return Verified[*LeaseBatch]{}, Refuse(RefusalTooLarge, "the batch has over %d leases", MaxLeases)
+		return Verified[*LeaseBatch]{}, Refuse(Nack_TOO_LARGE, "the batch has over %d leases", MaxLeases)
 	}
 	return v, nil
 }
@@ -129,7 +130,7 @@ func VerifyLeases(env *Envelope, b Bundle, me NodeIdentity) (Verified[*LeaseBatc
 func VerifySegment(env *Envelope, node ed25519.PublicKey) (Verified[*UsageSegment], error) {
 	v, err := verifyOfNode(env, PayloadSegment, MaxSegmentBytes, node, &UsageSegment{})
 	if err == nil && len(v.message.GetRecords()) > MaxSegmentRecords {
-		return Verified[*UsageSegment]{}, Refuse(RefusalTooLarge, "the usage segment has over %d records", MaxSegmentRecords)
+		return Verified[*UsageSegment]{}, Refuse(Nack_TOO_LARGE, "the usage segment has over %d records", MaxSegmentRecords)
 	}
 	return v, err
 }
@@ -144,21 +145,18 @@ func VerifyOwnerRefusal(s *WorkloadStatus, nodeID string, node ed25519.PublicKey
 	m := v.message
 	if m.GetNodeId() != nodeID || m.GetMemberId() != s.GetMemberId() || m.GetInstanceId() != s.GetInstanceId() ||
 		m.GetRevision() != s.refusedRevision() {
-		return Verified[*OwnerRefusal]{}, Refuse(RefusalMalformed, "the owner's refusal is about something else")
+		return Verified[*OwnerRefusal]{}, Refuse(Nack_MALFORMED, "the owner's refusal is about something else")
 	}
 	return v, nil
 }
 
 // refusedRevision is the revision that the reason of a status is about.
 func (s *WorkloadStatus) refusedRevision() uint64 {
-	if from := s.GetFallbackFromRevision(); from != 0 && s.GetStatus() != statusFailed {
+	if from := s.GetFallbackFromRevision(); from != 0 && s.GetStatus() != WorkloadStatus_FAILED {
 		return from
 	}
 	return s.GetRevision()
 }
-
-// statusFailed is the status of a workload that does not run although it should.
-const statusFailed = "failed"
 
 // RefuseAsOwner adds to a status that the node's owner refused what it is about, with its detail as the rule.
 func (s *WorkloadStatus) RefuseAsOwner(nodeID string, signer Signer) error {
@@ -179,10 +177,10 @@ func verifyOfNode[M proto.Message](env *Envelope, payloadType string, maxBytes i
 	}
 	key := &PublicKey{KeyId: KeyID(node), Ed25519: node}
 	if ids, _ := signedBy(env, []*PublicKey{key}, nil); len(ids) != 1 {
-		return Verified[M]{}, Refuse(RefusalSignature, "the document is not signed by the node's key")
+		return Verified[M]{}, Refuse(Nack_SIGNATURE_INVALID, "the document is not signed by the node's key")
 	}
 	if err := Unmarshal(env.GetPayload(), m); err != nil {
-		return Verified[M]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the document cannot be read", Err: err}
+		return Verified[M]{}, &RefusalError{Reason: Nack_MALFORMED, Detail: "the document cannot be read", Err: err}
 	}
 	return Verified[M]{message: m, envelope: env, ok: true}, nil
 }
@@ -197,17 +195,17 @@ func VerifyDelegation(env *Envelope, b Bundle, now time.Time) (Verified[*Delegat
 	k := m.GetPublisher()
 	switch {
 	case len(k.GetEd25519()) != ed25519.PublicKeySize || KeyID(k.GetEd25519()) != k.GetKeyId():
-		return Verified[*Delegation]{}, Refuse(RefusalMalformed, "the delegation's publisher key is not its id")
+		return Verified[*Delegation]{}, Refuse(Nack_MALFORMED, "the delegation's publisher key is not its id")
 	case len(m.GetRepositoryPrefixes()) == 0:
-		return Verified[*Delegation]{}, Refuse(RefusalMalformed, "the delegation names no repository prefix")
+		return Verified[*Delegation]{}, Refuse(Nack_MALFORMED, "the delegation names no repository prefix")
 	case b.Revoked(k.GetKeyId()):
-		return Verified[*Delegation]{}, Refuse(RefusalKeyRevoked, "the publisher's key was revoked")
+		return Verified[*Delegation]{}, Refuse(Nack_KEY_REVOKED, "the publisher's key was revoked")
 	case m.GetExpiresAt() != nil && now.After(m.GetExpiresAt().AsTime()):
-		return Verified[*Delegation]{}, Refuse(RefusalExpired, "the publisher's delegation has expired")
+		return Verified[*Delegation]{}, Refuse(Nack_EXPIRED, "the publisher's delegation has expired")
 	}
 	for _, p := range m.GetRepositoryPrefixes() {
 		if len(p) < 2 || p[len(p)-1] != '/' || p[0] == '/' {
-			return Verified[*Delegation]{}, Refuse(RefusalMalformed, "a repository prefix does not end in a slash or starts "+
+			return Verified[*Delegation]{}, Refuse(Nack_MALFORMED, "a repository prefix does not end in a slash or starts "+
 				"with one")
 		}
 	}
@@ -241,7 +239,8 @@ func VerifyPublisher(env, delegation *Envelope, b Bundle, now time.Time) ([]byte
 	}
 	m := d.Message()
 	if ids, _ := signedBy(env, []*PublicKey{m.GetPublisher()}, b.revoked); len(ids) != 1 {
-		return nil, Publisher{}, Refuse(RefusalSignature, "the manifest is not signed by the publisher that the delegation "+
+		return nil, Publisher{}, Refuse(Nack_SIGNATURE_INVALID, "the manifest is not signed by the publisher that the "+
+			"delegation "+
 			"names")
 	}
 	return env.GetPayload(), Publisher{
@@ -257,14 +256,14 @@ func verify[T proto.Message](env *Envelope, payloadType string, maxBytes int, b 
 		return Verified[T]{}, err
 	}
 	if !b.Valid() {
-		return Verified[T]{}, Refuse(RefusalSignature, "there is no trust bundle")
+		return Verified[T]{}, Refuse(Nack_SIGNATURE_INVALID, "there is no trust bundle")
 	}
 	// The signature comes before the first byte is decoded: a decoder never sees what a stranger wrote.
 	if err := b.signed(env, role); err != nil {
 		return Verified[T]{}, err
 	}
 	if err := Unmarshal(env.GetPayload(), m); err != nil {
-		return Verified[T]{}, &RefusalError{Reason: RefusalMalformed, Detail: "the document cannot be read", Err: err}
+		return Verified[T]{}, &RefusalError{Reason: Nack_MALFORMED, Detail: "the document cannot be read", Err: err}
 	}
 	return Verified[T]{message: m, envelope: env, ok: true}, nil
 }

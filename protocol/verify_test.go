@@ -95,34 +95,34 @@ func TestDesiredStateIsRefusedWithAReason(t *testing.T) {
 	cases := map[string]struct {
 		change func(*protocol.DesiredState)
 		signer protocol.Signer
-		want   string
+		want   protocol.Nack_Reason
 	}{
-		"as it should be":        {want: ""},
-		"signed by a stranger":   {signer: other.signer, want: protocol.RefusalSignature},
-		"signed by another role": {signer: w.lease.signer, want: protocol.RefusalSignature},
+		"as it should be":        {want: 0},
+		"signed by a stranger":   {signer: other.signer, want: protocol.Nack_SIGNATURE_INVALID},
+		"signed by another role": {signer: w.lease.signer, want: protocol.Nack_SIGNATURE_INVALID},
 		"for another node": {change: func(d *protocol.DesiredState) {
 			d.NodeId = "node-2"
-		}, want: protocol.RefusalWrongNode},
+		}, want: protocol.Nack_WRONG_NODE},
 		"for an older key of this node": {change: func(d *protocol.DesiredState) {
 			d.NodeKeySha256 = make([]byte, 32)
-		}, want: protocol.RefusalWrongNode},
-		"of an unknown epoch": {change: func(d *protocol.DesiredState) { d.Epoch = 2 }, want: protocol.RefusalEpoch},
+		}, want: protocol.Nack_WRONG_NODE},
+		"of an unknown epoch": {change: func(d *protocol.DesiredState) { d.Epoch = 2 }, want: protocol.Nack_EPOCH_UNKNOWN},
 		"needing a newer bundle": {change: func(d *protocol.DesiredState) {
 			d.MinBundleVersion = 2
-		}, want: protocol.RefusalBundleOld},
+		}, want: protocol.Nack_BUNDLE_TOO_OLD},
 		"without a generation": {change: func(d *protocol.DesiredState) {
 			d.Generation = 0
-		}, want: protocol.RefusalMalformed},
+		}, want: protocol.Nack_MALFORMED},
 		"with a part of no digest": {
 			change: func(d *protocol.DesiredState) { d.Parts = []*protocol.PartRef{{Id: "a"}} },
-			want:   protocol.RefusalMalformed,
+			want:   protocol.Nack_MALFORMED,
 		},
 		"with a part twice": {change: func(d *protocol.DesiredState) {
 			d.Parts = []*protocol.PartRef{{Id: "a", Sha256: make([]byte, 32)}, {Id: "a", Sha256: make([]byte, 32)}}
-		}, want: protocol.RefusalMalformed},
+		}, want: protocol.Nack_MALFORMED},
 		"with a part that is too large": {change: func(d *protocol.DesiredState) {
 			d.Parts = []*protocol.PartRef{{Id: "a", Sha256: make([]byte, 32), SizeBytes: protocol.MaxWorkloadBytes + 1}}
-		}, want: protocol.RefusalTooLarge},
+		}, want: protocol.Nack_TOO_LARGE},
 	}
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
@@ -137,7 +137,7 @@ func TestDesiredStateIsRefusedWithAReason(t *testing.T) {
 			require.NoError(t, err)
 			v, err := protocol.VerifyState(env, w.bundle, w.me)
 			require.Equal(t, c.want, protocol.RefusalOf(err))
-			require.Equal(t, c.want == "", v.OK())
+			require.Equal(t, c.want == 0, v.OK())
 		})
 	}
 }
@@ -147,7 +147,7 @@ func TestOversizedDocumentIsRefusedBeforeItIsDecoded(t *testing.T) {
 	env, err := protocol.Sign(protocol.PayloadState, make([]byte, protocol.MaxEnvelopeBytes+1), w.state.signer)
 	require.NoError(t, err)
 	_, err = protocol.VerifyState(env, w.bundle, w.me)
-	require.Equal(t, protocol.RefusalTooLarge, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_TOO_LARGE, protocol.RefusalOf(err))
 }
 
 func TestRevokedKeySignsNothing(t *testing.T) {
@@ -161,7 +161,7 @@ func TestRevokedKeySignsNothing(t *testing.T) {
 	state, err := protocol.SignMessage(protocol.PayloadState, w.desired(), w.state.signer)
 	require.NoError(t, err)
 	_, err = protocol.VerifyState(state, next, w.me)
-	require.Equal(t, protocol.RefusalKeyRevoked, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_KEY_REVOKED, protocol.RefusalOf(err))
 }
 
 // Law 1: whatever byte of a signed document is changed, in whatever way, nobody accepts it.
@@ -192,11 +192,11 @@ func TestBundleSucceedsOnlyForward(t *testing.T) {
 	rotated.Roles[0].Keys = []*protocol.PublicKey{newRoot.public()}
 
 	_, err := w.bundle.Succeed(sign(w.message(1), w.root.signer))
-	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_GENERATION_OLDER, protocol.RefusalOf(err))
 	_, err = w.bundle.Succeed(sign(rotated, newRoot.signer))
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err), "the new root alone")
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err), "the new root alone")
 	_, err = w.bundle.Succeed(sign(rotated, w.root.signer))
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err), "the old root alone")
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err), "the old root alone")
 	next, err := w.bundle.Succeed(sign(rotated, w.root.signer, newRoot.signer))
 	require.NoError(t, err)
 	require.EqualValues(t, 2, next.Version())
@@ -204,18 +204,18 @@ func TestBundleSucceedsOnlyForward(t *testing.T) {
 	elsewhere := w.message(2)
 	elsewhere.TrustDomain = "other.example"
 	_, err = w.bundle.Succeed(sign(elsewhere, w.root.signer))
-	require.Equal(t, protocol.RefusalMalformed, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_MALFORMED, protocol.RefusalOf(err))
 }
 
 func TestBundleNeedsTheFingerprintAndItsOwnRoot(t *testing.T) {
 	w := newWorld(t)
 	_, err := protocol.VerifyBundle(w.bundle.Envelope(), protocol.Fingerprint(w.state.pub))
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 
 	forged, err := protocol.SignMessage(protocol.PayloadBundle, w.message(1), w.state.signer)
 	require.NoError(t, err)
 	_, err = protocol.VerifyBundle(forged, protocol.Fingerprint(w.root.pub))
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 
 	// A key under another key's id.
 	posing := w.message(1)
@@ -223,7 +223,7 @@ func TestBundleNeedsTheFingerprintAndItsOwnRoot(t *testing.T) {
 	env, err := protocol.SignMessage(protocol.PayloadBundle, posing, w.root.signer)
 	require.NoError(t, err)
 	_, err = protocol.VerifyBundle(env, protocol.Fingerprint(w.root.pub))
-	require.Equal(t, protocol.RefusalMalformed, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_MALFORMED, protocol.RefusalOf(err))
 }
 
 func TestThresholdCountsDistinctKeys(t *testing.T) {
@@ -234,7 +234,7 @@ func TestThresholdCountsDistinctKeys(t *testing.T) {
 	env, err := protocol.SignMessage(protocol.PayloadBundle, m, w.root.signer, w.root.signer)
 	require.NoError(t, err)
 	_, err = protocol.VerifyBundle(env, protocol.Fingerprint(w.root.pub))
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 }
 
 func TestPartMustBeNamedByTheState(t *testing.T) {
@@ -253,9 +253,9 @@ func TestPartMustBeNamedByTheState(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "member-1", got.GetId())
 	_, err = protocol.VerifyPart(v, append(part, 0x8a, 0x01, 0x00))
-	require.Equal(t, protocol.RefusalPartDigest, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_PART_DIGEST_MISMATCH, protocol.RefusalOf(err))
 	_, err = protocol.VerifyPart(protocol.Verified[*protocol.DesiredState]{}, part)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 }
 
 func TestPublisherSignsOnlyWithALivingDelegation(t *testing.T) {
@@ -278,11 +278,11 @@ func TestPublisherSignsOnlyWithALivingDelegation(t *testing.T) {
 	require.Equal(t, "acme", who.OrgSlug)
 
 	_, _, err = protocol.VerifyPublisher(manifest, delegate(now.Add(-time.Hour), w.catalog.signer), w.bundle, now)
-	require.Equal(t, protocol.RefusalExpired, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_EXPIRED, protocol.RefusalOf(err))
 	_, _, err = protocol.VerifyPublisher(manifest, delegate(now.Add(time.Hour), w.state.signer), w.bundle, now)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err), "a stolen online key delegates nothing")
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err), "a stolen online key delegates nothing")
 	_, _, err = protocol.VerifyPublisher(manifest, nil, w.bundle, now)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 }
 
 func TestSegmentIsSignedByTheNodeItself(t *testing.T) {
@@ -294,46 +294,46 @@ func TestSegmentIsSignedByTheNodeItself(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, v.Message().GetNumber())
 	_, err = protocol.VerifySegment(env, w.state.pub)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 }
 
 func TestLaw15AnOwnersRefusalIsSignedAndAboutOneRevision(t *testing.T) {
 	w := newWorld(t)
 	for name, c := range map[string]struct {
 		change func(*protocol.WorkloadStatus)
-		says   string
+		says   protocol.Nack_Reason
 	}{
-		"as it was signed": {func(*protocol.WorkloadStatus) {}, ""},
+		"as it was signed": {func(*protocol.WorkloadStatus) {}, 0},
 		"nothing is signed": {func(s *protocol.WorkloadStatus) {
 			s.OwnerRefusal = nil
-		}, protocol.RefusalMalformed},
-		"another member":   {func(s *protocol.WorkloadStatus) { s.MemberId = "m2" }, protocol.RefusalMalformed},
-		"another instance": {func(s *protocol.WorkloadStatus) { s.InstanceId = "i2" }, protocol.RefusalMalformed},
-		"another revision": {func(s *protocol.WorkloadStatus) { s.Revision = 4 }, protocol.RefusalMalformed},
+		}, protocol.Nack_MALFORMED},
+		"another member":   {func(s *protocol.WorkloadStatus) { s.MemberId = "m2" }, protocol.Nack_MALFORMED},
+		"another instance": {func(s *protocol.WorkloadStatus) { s.InstanceId = "i2" }, protocol.Nack_MALFORMED},
+		"another revision": {func(s *protocol.WorkloadStatus) { s.Revision = 4 }, protocol.Nack_MALFORMED},
 		"altered": {
 			func(s *protocol.WorkloadStatus) { s.OwnerRefusal.Payload[3] ^= 1 },
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"signed by the hub": {
 			func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner(w.me.ID, w.state.signer) },
-			protocol.RefusalSignature,
+			protocol.Nack_SIGNATURE_INVALID,
 		},
 		"of another node": {
 			func(s *protocol.WorkloadStatus) { _ = s.RefuseAsOwner("n2", w.node.signer) },
-			protocol.RefusalMalformed,
+			protocol.Nack_MALFORMED,
 		},
 		"why it went back, at the new": {func(s *protocol.WorkloadStatus) {
-			s.Status, s.Revision, s.FallbackFromRevision = "ready", 2, 3
-		}, ""},
+			s.Status, s.Revision, s.FallbackFromRevision = protocol.WorkloadStatus_READY, 2, 3
+		}, 0},
 	} {
 		s := &protocol.WorkloadStatus{
-			MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed",
-			Reason: "owner_refused", Detail: "Not here.",
+			MemberId: "m1", InstanceId: "i1", Revision: 3, Status: protocol.WorkloadStatus_FAILED,
+			Reason: protocol.WorkloadStatus_OWNER_REFUSED, Detail: "Not here.",
 		}
 		require.NoError(t, s.RefuseAsOwner(w.me.ID, w.node.signer))
 		c.change(s)
 		v, err := protocol.VerifyOwnerRefusal(s, w.me.ID, w.node.pub)
-		if c.says != "" {
+		if c.says != 0 {
 			require.Equal(t, c.says, protocol.RefusalOf(err), name)
 			continue
 		}
@@ -351,8 +351,8 @@ func TestASignatureOfAnotherLengthIsRefused(t *testing.T) {
 		return env
 	}
 	status := &protocol.WorkloadStatus{
-		MemberId: "m1", InstanceId: "i1", Revision: 3, Status: "failed",
-		Reason: "owner_refused",
+		MemberId: "m1", InstanceId: "i1", Revision: 3, Status: protocol.WorkloadStatus_FAILED,
+		Reason: protocol.WorkloadStatus_OWNER_REFUSED,
 	}
 	require.NoError(t, status.RefuseAsOwner(w.me.ID, w.node.signer))
 	documents := map[string]struct {
@@ -398,7 +398,7 @@ func TestASignatureOfAnotherLengthIsRefused(t *testing.T) {
 		for what, s := range besides {
 			long := proto.CloneOf(d.envelope)
 			long.Signatures = append(long.Signatures, s)
-			require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(d.verify(long)), "%s with %s", name, what)
+			require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(d.verify(long)), "%s with %s", name, what)
 		}
 	}
 }

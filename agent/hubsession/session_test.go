@@ -83,15 +83,15 @@ func TestUploadFillsItsWindowAndStartsAgainFromARefusedSegment(t *testing.T) {
 	}
 	_, ok := u.Next()
 	require.False(t, ok, "the window is full")
-	require.Empty(t, u.Acknowledged(""))
+	require.Empty(t, u.Acknowledged(0))
 	_, ok = u.Next()
 	require.True(t, ok)
 	for range hubsession.UsageWindow - 2 {
-		require.Empty(t, u.Acknowledged(protocol.RefusalUnavailable), "others are in flight")
+		require.Empty(t, u.Acknowledged(protocol.Nack_UNAVAILABLE), "others are in flight")
 		_, ok = u.Next()
 		require.False(t, ok, "nothing follows a refused segment")
 	}
-	require.Equal(t, protocol.RefusalUnavailable, u.Acknowledged("the one before is missing"), "the first reason counts")
+	require.Equal(t, protocol.Nack_UNAVAILABLE, u.Acknowledged(protocol.Nack_OUT_OF_ORDER), "the first reason counts")
 	require.False(t, u.Waiting())
 	u.Restart(8)
 	number, ok := u.Next()

@@ -74,7 +74,7 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	require.NoError(t, err)
 	w.Eventually("the node refuses the lease of what it cannot start", func() error {
 		n, err := client.Read[client.Node](w.Tenant.Admin.GetNode(w.Ctx, w.Agent.Ready.NodeID))
-		return harness.Pending(err, n.LastRefusal.Reason == protocol.RefusalUnavailable)
+		return harness.Pending(err, n.LastRefusal.Reason == protocol.Nack_UNAVAILABLE.Text())
 	})
 	waiting, err := client.Read[client.AppInstance](w.Operator.GetAppInstance(w.Ctx, w.Tenant.Project.ID, later.ID))
 	require.NoError(t, err)

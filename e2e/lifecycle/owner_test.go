@@ -89,7 +89,7 @@ func requireSignedByOwner(w *harness.Testbed, i client.AppInstance) {
 	env := &protocol.Envelope{}
 	require.NoError(w.T, proto.Unmarshal(m.OwnerRefusal, env))
 	status := &protocol.WorkloadStatus{
-		MemberId: m.ID, InstanceId: i.ID, Revision: uint64(i.Revision), Status: "failed",
+		MemberId: m.ID, InstanceId: i.ID, Revision: uint64(i.Revision), Status: protocol.WorkloadStatus_FAILED,
 		OwnerRefusal: env,
 	}
 	v, err := protocol.VerifyOwnerRefusal(status, w.Agent.Ready.NodeID, ed25519.PublicKey(key))

@@ -98,35 +98,36 @@ func TestLaw01AndLaw02ANodeRefusesForgedAndOldStates(t *testing.T) {
 	_, stranger, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 
-	refused := func(name, reason string, env *protocol.Envelope) {
+	refused := func(name string, reason protocol.Nack_Reason, env *protocol.Envelope) {
 		t.Helper()
 		out := a.apply(env)
-		require.Contains(t, out, reason, name)
+		require.Contains(t, out, reason.Text(), name)
 		w.Eventually(name+": the hub shows the refusal", func() error {
 			n, err := client.Read[client.Node](w.Tenant.Admin.GetNode(w.Ctx, w.Agent.Ready.NodeID))
-			return harness.Pending(err, n.LastRefusal.Reason == reason)
+			return harness.Pending(err, n.LastRefusal.Reason == reason.Text())
 		})
 		require.Equal(t, pid, w.PidOf(i), name)
 		w.RequireAnswer(i)
 	}
-	refused("forged", protocol.RefusalSignature, a.sign(stranger, nil))
-	refused("for another node", protocol.RefusalWrongNode, a.sign(a.key, func(s *protocol.DesiredState) {
+	refused("forged", protocol.Nack_SIGNATURE_INVALID, a.sign(stranger, nil))
+	refused("for another node", protocol.Nack_WRONG_NODE, a.sign(a.key, func(s *protocol.DesiredState) {
 		s.NodeId = w.Tenant.Org.ID
 	}))
-	refused("for another key of this node", protocol.RefusalWrongNode, a.sign(a.key, func(s *protocol.DesiredState) {
+	refused("for another key of this node", protocol.Nack_WRONG_NODE, a.sign(a.key, func(s *protocol.DesiredState) {
 		s.NodeKeySha256 = make([]byte, 32)
 	}))
-	refused("older", protocol.RefusalOlder, a.sign(a.key, func(s *protocol.DesiredState) {
+	refused("older", protocol.Nack_GENERATION_OLDER, a.sign(a.key, func(s *protocol.DesiredState) {
 		s.Generation = a.state.GetGeneration() - 1
 	}))
-	refused("same generation, other content", protocol.RefusalConflict, a.sign(a.key, func(s *protocol.DesiredState) {
-		s.Generation = a.state.GetGeneration()
-	}))
-	refused("unknown epoch", protocol.RefusalEpoch, a.sign(a.key, func(s *protocol.DesiredState) { s.Epoch++ }))
+	refused("same generation, other content", protocol.Nack_GENERATION_CONFLICT,
+		a.sign(a.key, func(s *protocol.DesiredState) {
+			s.Generation = a.state.GetGeneration()
+		}))
+	refused("unknown epoch", protocol.Nack_EPOCH_UNKNOWN, a.sign(a.key, func(s *protocol.DesiredState) { s.Epoch++ }))
 	oversized, err := protocol.Sign(protocol.PayloadState, make([]byte, protocol.MaxEnvelopeBytes+1),
 		protocol.NewEd25519Signer(a.key))
 	require.NoError(t, err)
-	refused("oversized", protocol.RefusalTooLarge, oversized)
+	refused("oversized", protocol.Nack_TOO_LARGE, oversized)
 
 	// The key is revoked: the next bundle reaches the node, and what the old key signs afterwards is worth nothing.
 	old := a.sign(a.key, func(s *protocol.DesiredState) { s.Generation += 100 })
@@ -148,7 +149,7 @@ func TestLaw01AndLaw02ANodeRefusesForgedAndOldStates(t *testing.T) {
 		}
 		return harness.Pending(json.Unmarshal(out, &status), status.BundleVersion == 2)
 	})
-	refused("signed by a revoked key", protocol.RefusalKeyRevoked, old)
+	refused("signed by a revoked key", protocol.Nack_KEY_REVOKED, old)
 
 	// The hub itself goes on with the new key.
 	w.Decommission(i)

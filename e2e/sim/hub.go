@@ -96,7 +96,7 @@ type memberRow struct {
 	accelerators             []string
 	revision                 uint64
 	wanted, stopped          bool
-	status                   string
+	status                   protocol.WorkloadStatus_Status
 	observedRevision         uint64
 	observedIn               string
 	deployed, gone           bool

@@ -101,11 +101,11 @@ func (h *hub) accepted(i, attempt int, epoch, generation uint64, digest [sha256.
 	}
 }
 
-func (h *hub) refused(i, attempt int, reason string, generation uint64) {
+func (h *hub) refused(i, attempt int, reason protocol.Nack_Reason, generation uint64) {
 	if s := h.sessions[i]; s == nil || s.attempt != attempt {
 		return
 	}
-	if reason == protocol.RefusalOlder || reason == protocol.RefusalConflict {
+	if reason == protocol.Nack_GENERATION_OLDER || reason == protocol.Nack_GENERATION_CONFLICT {
 		h.sync(i, generation+1)
 	}
 }
@@ -148,7 +148,7 @@ func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r sta
 		return
 	case s == nil:
 		return
-	case !m.wanted && s.GetStatus() == "removed" && s.GetRemoval().Complete():
+	case !m.wanted && s.GetStatus() == protocol.WorkloadStatus_REMOVED && s.GetRemoval().Complete():
 		h.removed(row, m, since(s.GetRemoval().GetAt().AsTime()))
 		return
 	case m.wanted && s.GetRevision() < m.observedRevision:
@@ -160,9 +160,9 @@ func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r sta
 		return
 	}
 	switch {
-	case m.status == "ready" || m.status == "degraded":
+	case m.status == protocol.WorkloadStatus_READY || m.status == protocol.WorkloadStatus_DEGRADED:
 		m.deployed = true
-	case m.status == "failed" && !m.deployed && !m.stopped:
+	case m.status == protocol.WorkloadStatus_FAILED && !m.deployed && !m.stopped:
 		// A first deployment that failed is held stopped.
 		m.stopped = true
 		row.rev++

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // stir makes the node look now, and often for a while.
@@ -300,16 +301,18 @@ func (n *node) startContainer(a agent.StartContainer) {
 		if broken {
 			n.remove(id)
 			n.store.closeRun(id)
-			n.failed(a.MemberID, a.Revision, agent.ReasonInternal, false, 0)
+			n.failed(a.MemberID, a.Revision, protocol.WorkloadStatus_INTERNAL, false, 0)
 			return
 		}
 		n.store.updateRun(id, func(r *storedRun) { r.startedAt = n.happened(c.startedRTC, r.openedAt) })
 	})
 }
 
-func (n *node) failed(id string, revision uint64, reason string, permanent bool, ran time.Duration) {
+func (n *node) failed(id string, revision uint64, reason protocol.WorkloadStatus_Reason, permanent bool,
+	ran time.Duration,
+) {
 	n.store.updateMember(id, func(m *storedMember) {
-		m.Member = m.Failed(revision, reason, reason, permanent, ran, n.now())
+		m.Member = m.Failed(revision, reason, reason.Text(), permanent, ran, n.now())
 	})
 }
 
@@ -318,7 +321,7 @@ func (n *node) pull(a agent.PullImage) {
 	case n.up.no == 0:
 		n.hold[a.MemberID] = n.now().Add(releaseHold)
 	case !n.w.healing && n.w.chance(0.02):
-		n.failed(a.MemberID, a.Revision, agent.ReasonImagePullFailed, false, 0)
+		n.failed(a.MemberID, a.Revision, protocol.WorkloadStatus_IMAGE_PULL_FAILED, false, 0)
 	default:
 		n.images[a.Image] = true
 	}
@@ -349,7 +352,8 @@ func (n *node) recordExit(a agent.RecordExit) {
 		if c.exitedRTC.IsZero() {
 			return
 		}
-		m.Member = m.Failed(a.Revision, agent.ReasonCrashLoop, "exited", false, exited.Sub(run.startedAt), n.now())
+		m.Member = m.Failed(a.Revision, protocol.WorkloadStatus_CRASH_LOOP, "exited", false, exited.Sub(run.startedAt),
+			n.now())
 	})
 	n.store.updateRun(c.id, func(r *storedRun) { r.exitRecorded, r.exitedAt, r.exitCode = true, exited, c.exitCode })
 }

@@ -91,12 +91,12 @@ func (s *store) acceptState(v protocol.Verified[*protocol.DesiredState], rawPart
 	if s.state != nil && !anyOrder {
 		switch {
 		case next.GetEpoch() < s.state.GetEpoch():
-			return protocol.Refuse(protocol.RefusalEpoch, "epoch")
+			return protocol.Refuse(protocol.Nack_EPOCH_UNKNOWN, "epoch")
 		case next.GetEpoch() > s.state.GetEpoch():
 		case next.GetGeneration() < s.state.GetGeneration():
-			return protocol.Refuse(protocol.RefusalOlder, "generation %d", s.state.GetGeneration())
+			return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "generation %d", s.state.GetGeneration())
 		case next.GetGeneration() == s.state.GetGeneration() && !bytes.Equal(digest[:], s.digest[:]):
-			return protocol.Refuse(protocol.RefusalConflict, "generation %d", s.state.GetGeneration())
+			return protocol.Refuse(protocol.Nack_GENERATION_CONFLICT, "generation %d", s.state.GetGeneration())
 		}
 	}
 	fresh := map[[sha256.Size]byte]*protocol.Workload{}
@@ -147,10 +147,10 @@ func (s *store) acceptPart(raw []byte) bool {
 
 func (s *store) acceptLeases(batch *protocol.LeaseBatch) error {
 	if batch.GetIncarnation() != s.incarnation {
-		return protocol.Refuse(protocol.RefusalWrongNode, "incarnation")
+		return protocol.Refuse(protocol.Nack_WRONG_NODE, "incarnation")
 	}
 	if spool.Full(s.unsent, spool.MaxUnsentBytes) {
-		return protocol.Refuse(protocol.RefusalUnavailable, "spool full")
+		return protocol.Refuse(protocol.Nack_UNAVAILABLE, "spool full")
 	}
 	for _, l := range batch.GetLeases() {
 		if l.GetLeaseNo() > s.leases[l.GetMemberId()].GetLeaseNo() {

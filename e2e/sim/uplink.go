@@ -284,7 +284,7 @@ type usageAck struct {
 	incarnation      string
 	posted, archived uint64
 	postedSHA256     []byte
-	refused          string
+	refused          protocol.Nack_Reason
 }
 
 func (u *uplink) acked(a usageAck) {
@@ -299,7 +299,7 @@ func (u *uplink) acked(a usageAck) {
 		return
 	}
 	switch stopped := u.upload.Acknowledged(a.refused); {
-	case stopped == "":
+	case stopped == 0:
 		u.send()
 	case hubsession.Broken(stopped) && !u.n.w.breaks(BreakFork):
 		if err := hubsession.Renew(sessionStore{u}, spool.ErrOtherStore); err != nil {

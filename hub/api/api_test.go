@@ -1,11 +1,6 @@
 package api_test
 
 import (
-	"go/ast"
-	"go/parser"
-	"go/token"
-	"path/filepath"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -14,7 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/api"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
-	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 type schemas struct {
@@ -41,38 +36,12 @@ func TestBothContractsNameTheSameStatesAndReasons(t *testing.T) {
 func TestTheContractsHaveTheReasonsOfTheCode(t *testing.T) {
 	var rest schemas
 	require.NoError(t, yaml.Unmarshal(api.OpenAPI, &rest))
+	values := protocol.WorkloadStatus_REASON_UNSPECIFIED.Descriptor().Values()
 	var reasons []string
-	for _, r := range instance.Reasons() {
-		reasons = append(reasons, string(r))
+	for i := 1; i < values.Len(); i++ {
+		reasons = append(reasons, protocol.WorkloadStatus_Reason(values.Get(i).Number()).Text())
 	}
 	require.Equal(t, reasons, rest.Components.Schemas["StatusReason"].Enum)
-}
-
-// TestTheReasonsOfTheAgentAreInTheContract: the hub turns a reason that is not in the list into "internal". The agent's
-// constants are read from its source, because neither side imports the other.
-func TestTheReasonsOfTheAgentAreInTheContract(t *testing.T) {
-	files, err := filepath.Glob("../../agent/*.go")
-	require.NoError(t, err)
-	reasons := map[string]instance.Reason{}
-	for _, name := range files {
-		file, err := parser.ParseFile(token.NewFileSet(), name, nil, 0)
-		require.NoError(t, err)
-		ast.Inspect(file, func(n ast.Node) bool {
-			spec, is := n.(*ast.ValueSpec)
-			if !is || !strings.HasPrefix(spec.Names[0].Name, "Reason") {
-				return true
-			}
-			require.Len(t, spec.Values, 1, spec.Names[0].Name)
-			value, err := strconv.Unquote(spec.Values[0].(*ast.BasicLit).Value)
-			require.NoError(t, err)
-			reasons[spec.Names[0].Name] = instance.Reason(value)
-			return false
-		})
-	}
-	require.Contains(t, reasons, "ReasonCrashLoop")
-	for name, reason := range reasons {
-		require.Contains(t, instance.Reasons(), reason, "agent.%s", name)
-	}
 }
 
 // TestEveryTypeOfEventIsDescribed: Append writes only event.Types, and asyncapi.yaml has a message in a channel for

@@ -13,9 +13,6 @@ import (
 // MaxAhead bounds how far beyond a gap segments are accepted; the node sends later ones again when the gap is closed.
 const MaxAhead = 1024
 
-// ReasonOutOfOrder says that a segment is more than MaxAhead beyond the watermark.
-const ReasonOutOfOrder = "out_of_order"
-
 // Link is a segment's position in the chain.
 type Link struct {
 	Number uint64
@@ -40,7 +37,7 @@ type Watermark struct {
 // posted beyond a gap. The segment must fit each neighbour that is there, whichever came first.
 func (m Watermark) Check(ahead map[uint64]Link, at Link) (known bool, err error) {
 	broken := func(format string) error {
-		return protocol.Refuse(protocol.RefusalChainBroken, format, at.Number)
+		return protocol.Refuse(protocol.Nack_CHAIN_BROKEN, format, at.Number)
 	}
 	const otherContent = "segment %d was posted with another content"
 	if at.Number < m.Number {
@@ -60,7 +57,8 @@ func (m Watermark) Check(ahead map[uint64]Link, at Link) (known bool, err error)
 		return true, nil
 	}
 	if at.Number-m.Number > MaxAhead {
-		return false, protocol.Refuse(ReasonOutOfOrder, "segment %d is too far beyond segment %d, which is the last "+
+		return false, protocol.Refuse(protocol.Nack_OUT_OF_ORDER, "segment %d is too far beyond segment %d, which is the "+
+			"last "+
 			"without a gap", at.Number, m.Number)
 	}
 	before, ok := ahead[at.Number-1]

@@ -55,7 +55,7 @@ func TestLaw05AnyOrderPostsEachSegmentOnce(t *testing.T) {
 			require.NoError(t, b.take(chain[i]), "the true chain fits in any order")
 			if forged := rapid.IntRange(0, n-1).Draw(t, "forged"); b.posted[uint64(forged+1)] > 0 &&
 				uint64(forged+1) >= b.mark.Number {
-				require.Equal(t, protocol.RefusalChainBroken, protocol.RefusalOf(b.take(fork[forged])),
+				require.Equal(t, protocol.Nack_CHAIN_BROKEN, protocol.RefusalOf(b.take(fork[forged])),
 					"another content under a posted number")
 			}
 		}
@@ -79,7 +79,7 @@ func TestLaw05AnyOrderPostsEachSegmentOnce(t *testing.T) {
 func TestSegmentsFarBeyondAGapAreSentAgainLater(t *testing.T) {
 	far := usagechain.Link{Number: usagechain.MaxAhead + 1, SHA256: make([]byte, 32), Previous: make([]byte, 32)}
 	_, err := usagechain.Watermark{}.Check(nil, far)
-	require.Equal(t, usagechain.ReasonOutOfOrder, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_OUT_OF_ORDER, protocol.RefusalOf(err))
 	_, err = usagechain.Watermark{Number: 1, SHA256: make([]byte, 32)}.Check(nil, far)
 	require.NoError(t, err)
 }

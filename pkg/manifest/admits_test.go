@@ -251,9 +251,9 @@ func TestAManifestThatIsParsedOnceIsVerifiedEachTime(t *testing.T) {
 	stranger, err := manifest.Sign(doc, protocol.NewEd25519Signer(newKey(t)))
 	require.NoError(t, err)
 	_, err = parsed.Verify(stranger, w.delegation, w.bundle, w.now)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 	_, err = parsed.Verify(env, w.delegation, w.bundle, w.now.Add(2*time.Hour))
-	require.Equal(t, protocol.RefusalExpired, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_EXPIRED, protocol.RefusalOf(err))
 }
 
 func TestVerifyRefusesStrangersAndForeignRepositories(t *testing.T) {
@@ -262,20 +262,20 @@ func TestVerifyRefusesStrangersAndForeignRepositories(t *testing.T) {
 	env, err := manifest.Sign(doc, protocol.NewEd25519Signer(newKey(t)))
 	require.NoError(t, err)
 	_, err = manifest.Verify(env, w.delegation, w.bundle, w.now)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 
 	env, err = manifest.Sign(doc, protocol.NewEd25519Signer(w.publisher))
 	require.NoError(t, err)
 	_, err = manifest.Verify(env, nil, w.bundle, w.now)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 	_, err = manifest.Verify(env, w.delegation, w.bundle, w.now.Add(2*time.Hour))
-	require.Equal(t, protocol.RefusalExpired, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_EXPIRED, protocol.RefusalOf(err))
 	_, err = manifest.Verify(env, w.delegation, protocol.Bundle{}, w.now)
 	require.Error(t, err)
 
 	env.Payload = append(env.Payload, '\n')
 	_, err = manifest.Verify(env, w.delegation, w.bundle, w.now)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(err))
 
 	other := newWorld(t, "org/other/", "other")
 	env, err = manifest.Sign(doc, protocol.NewEd25519Signer(other.publisher))

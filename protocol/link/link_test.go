@@ -199,7 +199,7 @@ func TestStrangersAreRefused(t *testing.T) {
 	noRoots := hubPeer
 	noRoots.Roots = func() *x509.CertPool { return nil }
 	choosy := hubPeer
-	choosy.Allow = func(id string) error { return protocol.Refuse(protocol.RefusalKeyRevoked, "%s is banned", id) }
+	choosy.Allow = func(id string) error { return protocol.Refuse(protocol.Nack_KEY_REVOKED, "%s is banned", id) }
 	good := s.nodeCA.issue(t, nodeID)
 
 	for name, c := range map[string]struct {

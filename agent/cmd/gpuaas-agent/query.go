@@ -206,7 +206,7 @@ func readDocument(path string) (local.Document, error) {
 		return local.Document{}, err
 	}
 	if !json.Valid(raw) {
-		return local.Document{}, protocol.Refuse(protocol.RefusalMalformed, "%s is not JSON", path)
+		return local.Document{}, protocol.Refuse(protocol.Nack_MALFORMED, "%s is not JSON", path)
 	}
 	d := local.Document{Envelope: raw}
 	entries, err := os.ReadDir(path + ".parts")
@@ -234,7 +234,7 @@ func readBounded(path string, limit int64) ([]byte, error) {
 	defer func() { _ = f.Close() }()
 	raw, err := io.ReadAll(io.LimitReader(f, limit+1))
 	if err == nil && int64(len(raw)) > limit {
-		err = protocol.Refuse(protocol.RefusalTooLarge, "%s has over %d bytes", path, limit)
+		err = protocol.Refuse(protocol.Nack_TOO_LARGE, "%s has over %d bytes", path, limit)
 	}
 	return raw, err
 }

@@ -16,13 +16,6 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Names of documents in Ack and Nack.
-const (
-	DocumentState  = "state"
-	DocumentLeases = "leases"
-	DocumentBundle = "bundle"
-)
-
 // maxRefusals bounds the refusals that wait for a session; the oldest are dropped first.
 const maxRefusals = 64
 
@@ -58,16 +51,16 @@ func New(cfg Config) *Acceptor {
 // bundle makes it fetch that bundle first. A refusal is returned and queued for the hub.
 func (a *Acceptor) State(ctx context.Context, env *protocol.Envelope, parts [][]byte) (*protocol.Ack, error) {
 	m, err := a.verifyState(env, parts)
-	for protocol.RefusalOf(err) == protocol.RefusalBundleOld && a.refreshBundle(ctx) {
+	for protocol.RefusalOf(err) == protocol.Nack_BUNDLE_TOO_OLD && a.refreshBundle(ctx) {
 		m, err = a.verifyState(env, parts)
 	}
 	if err != nil {
-		a.refuse(DocumentState, m, err)
+		a.refuse(protocol.Envelope_STATE, m, err)
 		return nil, err
 	}
 	a.cfg.Log.InfoContext(ctx, "state accepted", slog.Uint64("epoch", m.GetEpoch()),
 		slog.Uint64("generation", m.GetGeneration()))
-	return &protocol.Ack{Document: DocumentState, Epoch: m.GetEpoch(), Generation: m.GetGeneration()}, nil
+	return &protocol.Ack{Document: protocol.Envelope_STATE, Epoch: m.GetEpoch(), Generation: m.GetGeneration()}, nil
 }
 
 // verifyState returns what could be read of a refused state, or nil.
@@ -106,27 +99,27 @@ func (a *Acceptor) Leases(env *protocol.Envelope) (*protocol.Ack, error) {
 		err = a.cfg.Store.AcceptLeases(v)
 	}
 	if err != nil {
-		a.refuse(DocumentLeases, nil, err)
+		a.refuse(protocol.Envelope_LEASES, nil, err)
 		return nil, err
 	}
-	return &protocol.Ack{Document: DocumentLeases, Epoch: v.Message().GetEpoch()}, nil
+	return &protocol.Ack{Document: protocol.Envelope_LEASES, Epoch: v.Message().GetEpoch()}, nil
 }
 
 // Bundle verifies the next trust bundle by the present one and stores it. A refusal is returned and queued for the hub.
 func (a *Acceptor) Bundle(env *protocol.Envelope) (*protocol.Ack, error) {
 	if err := a.cfg.Store.AcceptBundle(env); err != nil {
-		a.refuse(DocumentBundle, nil, err)
+		a.refuse(protocol.Envelope_BUNDLE, nil, err)
 		return nil, err
 	}
 	b := a.cfg.Store.Bundle()
-	return &protocol.Ack{Document: DocumentBundle, Epoch: b.Epoch(), Generation: b.Version()}, nil
+	return &protocol.Ack{Document: protocol.Envelope_BUNDLE, Epoch: b.Epoch(), Generation: b.Version()}, nil
 }
 
 // RefuseUnread queues the refusal of a document that could not be read, and therefore not be verified.
-func (a *Acceptor) RefuseUnread(err error) { a.refuse(DocumentState, nil, err) }
+func (a *Acceptor) RefuseUnread(err error) { a.refuse(protocol.Envelope_STATE, nil, err) }
 
 // refuse queues a refusal for the hub and remembers it for the machine's owner. m may be nil.
-func (a *Acceptor) refuse(document string, m *protocol.DesiredState, err error) {
+func (a *Acceptor) refuse(document protocol.Envelope_Kind, m *protocol.DesiredState, err error) {
 	n := &protocol.Nack{
 		Document:   document,
 		Epoch:      m.GetEpoch(),
@@ -134,11 +127,12 @@ func (a *Acceptor) refuse(document string, m *protocol.DesiredState, err error) 
 		Reason:     refusalReason(err),
 		Detail:     refusalDetail(err),
 	}
-	a.cfg.Log.Warn("document refused", slog.String("document", document), slog.String("reason", n.GetReason()),
+	a.cfg.Log.Warn("document refused", slog.String("document", document.Text()),
+		slog.String("reason", n.GetReason().Text()),
 		slog.String("detail", n.GetDetail()), slog.Any("error", err))
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.lastRefusal = document + ": " + n.GetReason() + ": " + n.GetDetail()
+	a.lastRefusal = document.Text() + ": " + n.GetReason().Text() + ": " + n.GetDetail()
 	if len(a.refusals) == maxRefusals {
 		a.refusals = a.refusals[1:]
 	}
@@ -175,10 +169,10 @@ func (a *Acceptor) LastRefusal() string {
 	return a.lastRefusal
 }
 
-// refusalReason is the reason code of err for the hub.
-func refusalReason(err error) string {
+// refusalReason is the reason of err for the hub.
+func refusalReason(err error) protocol.Nack_Reason {
 	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
-		return protocol.RefusalUnavailable // the disk, not the document
+		return protocol.Nack_UNAVAILABLE // the disk, not the document
 	}
 	return protocol.RefusalOf(err)
 }

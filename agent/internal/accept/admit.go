@@ -5,7 +5,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -41,7 +40,7 @@ func admitOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 	v := state.AdmissionDecision{BundleVersion: present.Version()}
 	for _, f := range w.GetFeatures() {
 		if !slices.Contains(Features(), f) {
-			v.Reason, v.Detail = agent.ReasonFeatureMissing, "this agent lacks the feature "+f
+			v.Reason, v.Detail = protocol.WorkloadStatus_FEATURE_MISSING, "this agent lacks the feature "+f
 			return v
 		}
 	}
@@ -50,7 +49,7 @@ func admitOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 		err = manifest.Admits(verified, w)
 	}
 	if err != nil {
-		v.Reason, v.Detail = agent.ReasonManifestNotAdmitted, publicText(err)
+		v.Reason, v.Detail = protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, publicText(err)
 		return v
 	}
 	v.Admitted = true
@@ -71,7 +70,7 @@ func verifyManifest(w *protocol.Workload, bundles []protocol.Bundle, at time.Tim
 	parsed manifest.Parsed,
 ) (manifest.Verified, error) {
 	if len(bundles) == 0 {
-		return manifest.Verified{}, protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
+		return manifest.Verified{}, protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "there is no trust bundle")
 	}
 	present := bundles[len(bundles)-1]
 	v, err := parsed.Verify(w.GetManifest(), w.GetDelegation(), present, at)
@@ -85,8 +84,8 @@ func verifyManifest(w *protocol.Workload, bundles []protocol.Bundle, at time.Tim
 
 // publicText is what may be shown of an error.
 func publicText(err error) string {
-	if protocol.RefusalOf(err) != protocol.RefusalMalformed {
-		return protocol.RefusalOf(err) + ": " + protocol.RefusalDetail(err)
+	if protocol.RefusalOf(err) != protocol.Nack_MALFORMED {
+		return protocol.RefusalOf(err).Text() + ": " + protocol.RefusalDetail(err)
 	}
 	f := fault.As(err)
 	text := []string{f.Public}

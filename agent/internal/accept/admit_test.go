@@ -28,7 +28,7 @@ func TestADelegationThatEndsStopsNothingAdmittedUnderIt(t *testing.T) {
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))
 	v := accept.Admit(late, m.Bundles, noon.Add(year), nil)
 	require.False(t, v.Admitted, "a revision that was named after the delegation had ended")
-	require.Contains(t, v.Detail, protocol.RefusalExpired)
+	require.Contains(t, v.Detail, protocol.Nack_EXPIRED.Text())
 
 	unsaid := proto.CloneOf(w)
 	unsaid.FirstNamedAt = nil

@@ -105,7 +105,7 @@ func (r *resumption) bundle(chain []protocol.Bundle, doc state.Document) (b prot
 		}
 	}
 	if len(r.pins) == 0 {
-		return b, protocol.Refuse(protocol.RefusalSignature, "this node has no pinned root")
+		return b, protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "this node has no pinned root")
 	}
 	for _, p := range r.pins {
 		if b, err = protocol.VerifyBundle(env, p); err != nil {
@@ -119,7 +119,7 @@ func (r *resumption) bundle(chain []protocol.Bundle, doc state.Document) (b prot
 // accepted stays accepted when its key is rotated out.
 func (r *resumption) under(verify func(protocol.Bundle) error) error {
 	if len(r.out.Bundles) == 0 {
-		return protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle that verifies")
+		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "there is no trust bundle that verifies")
 	}
 	present := r.out.Bundles[len(r.out.Bundles)-1]
 	err := verify(present)
@@ -159,7 +159,8 @@ func (r *resumption) state(docs state.Stored) {
 	for _, doc := range docs.Parts {
 		sum := sha256.Sum256(doc.Raw)
 		if _, digest, _ := strings.Cut(doc.Key, "/"); digest != hex.EncodeToString(sum[:]) {
-			r.out.Unverified[doc.Key] = protocol.RefusalPartDigest + ": the document has another digest than the one it is " +
+			r.out.Unverified[doc.Key] = protocol.Nack_PART_DIGEST_MISMATCH.Text() +
+				": the document has another digest than the one it is " +
 				"kept under"
 			continue
 		}
@@ -177,7 +178,8 @@ func (r *resumption) state(docs state.Stored) {
 // newestState refuses a state after which the node has accepted another one, or may have.
 func newestState(d *protocol.DesiredState, docs state.Stored) error {
 	if docs.HighestAltered {
-		return protocol.Refuse(protocol.RefusalOlder, "the record of the highest accepted generation is missing or altered")
+		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "the record of the highest accepted generation is missing "+
+			"or altered")
 	}
 	return docs.Highest.State(d.GetEpoch(), d.GetGeneration())
 }
@@ -200,36 +202,46 @@ func (r *resumption) leases(docs []state.Document) {
 	}
 }
 
-func reason(err error) string { return protocol.RefusalOf(err) + ": " + protocol.RefusalDetail(err) }
+func reason(err error) string {
+	return protocol.RefusalOf(err).Text() + ": " + protocol.RefusalDetail(err)
+}
 
 // Check is one result of Verify.
 type Check struct {
 	// Subject is a document or a member.
 	Subject string
 	What    string
-	Err     error
+	// Failure is the code and what is wrong, as "code: detail"; empty when the check holds.
+	Failure string
 }
 
 // Verify checks all that the store holds again: signatures, digests and admissions.
 func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	checks := []Check{}
-	note := func(subject, what string, err error) { checks = append(checks, Check{subject, what, err}) }
+	note := func(subject, what, failure string) { checks = append(checks, Check{subject, what, failure}) }
+	noteError := func(subject, what string, err error) {
+		failure := ""
+		if err != nil {
+			failure = reason(err)
+		}
+		note(subject, what, failure)
+	}
 	bundles, accepted := store.Bundles(), store.Accepted()
 	var err error
 	if len(bundles) == 0 {
-		err = protocol.Refuse(protocol.RefusalSignature, "there is no trust bundle")
+		err = protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "there is no trust bundle")
 	}
-	note("trust bundle", "is signed by its root", err)
+	noteError("trust bundle", "is signed by its root", err)
 	r := &resumption{node: node, out: state.Resumed{Bundles: bundles}}
 	stateEnv, leases := store.Signed()
 	if stateEnv != nil {
-		note("desired state", "is signed and for this node", r.under(func(b protocol.Bundle) error {
+		noteError("desired state", "is signed and for this node", r.under(func(b protocol.Bundle) error {
 			_, err := protocol.VerifyState(stateEnv, b, node)
 			return err
 		}))
 	}
 	for _, env := range leases {
-		note("leases", "are signed and for this node", r.under(func(b protocol.Bundle) error {
+		noteError("leases", "are signed and for this node", r.under(func(b protocol.Bundle) error {
 			_, err := protocol.VerifyLeases(env, b, node)
 			return err
 		}))
@@ -246,26 +258,25 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	for _, raw := range documents {
 		w := &protocol.Workload{}
 		if err := proto.Unmarshal(raw, w); err != nil || !named[sha256.Sum256(raw)] {
-			note("document of "+w.GetId(), "has the digest that the state names", protocol.Refuse(protocol.RefusalPartDigest,
-				"the stored document was altered"))
+			noteError("document of "+w.GetId(), "has the digest that the state names", protocol.Refuse(
+				protocol.Nack_PART_DIGEST_MISMATCH, "the stored document was altered"))
 			continue
 		}
 		v := Admit(w, bundles, accepted.IssuedAt, parsed)
-		var err error
+		failure := ""
 		if !v.Admitted {
-			err = protocol.Refuse(v.Reason, "%s", v.Detail)
+			failure = v.Reason.Text() + ": " + v.Detail
 		}
-		note(w.GetId(), "is admitted by its publisher's manifest", err)
+		note(w.GetId(), "is admitted by its publisher's manifest", failure)
 	}
 	for _, p := range accepted.Parts {
 		if p.Workload == nil {
-			note(p.MemberID, "document is here", fault.New(fault.NotFound, "document_missing", "The document has not come yet.",
-				nil))
+			missing := fault.New(fault.NotFound, "document_missing", "The document has not come yet.", nil)
+			note(p.MemberID, "document is here", missing.Code+": "+missing.Public)
 		}
 	}
 	for key, why := range store.Unverified() {
-		code, detail, _ := strings.Cut(why, ": ")
-		note("stored "+key, "verified when the agent started", protocol.Refuse(code, "%s", detail))
+		note("stored "+key, "verified when the agent started", why)
 	}
 	return checks, nil
 }

@@ -93,7 +93,7 @@ func TestAStoredStateOfARevokedKeyStartsNothing(t *testing.T) {
 	s = reopen(t, dir, s)
 	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
 	require.Zero(t, s.Accepted().Generation)
-	require.Contains(t, s.Unverified()["state"], protocol.RefusalSignature)
+	require.Contains(t, s.Unverified()["state"], protocol.Nack_SIGNATURE_INVALID.Text())
 }
 
 // The work of a start grows with what is stored, and each document is verified once, whatever the number of trust

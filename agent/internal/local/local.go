@@ -218,7 +218,7 @@ func (s *Server) answer(w http.ResponseWriter, body any, err error) {
 
 func problemOf(err error) problem {
 	if r, is := errors.AsType[*protocol.RefusalError](err); is {
-		return problem{r.Reason, r.Detail}
+		return problem{r.Reason.Text(), r.Detail}
 	}
 	f := fault.As(err)
 	return problem{f.Code, f.Public}
@@ -263,8 +263,8 @@ func (s *Server) workloads() []Workload {
 	out := []Workload{}
 	for _, x := range s.Reconciler.Report().Workloads {
 		w := Workload{
-			MemberID: x.GetMemberId(), InstanceID: x.GetInstanceId(), Revision: x.GetRevision(), Status: x.GetStatus(),
-			Reason: x.GetReason(), Detail: x.GetDetail(), Restarts: x.GetRestarts(),
+			MemberID: x.GetMemberId(), InstanceID: x.GetInstanceId(), Revision: x.GetRevision(), Status: x.GetStatus().Text(),
+			Reason: x.GetReason().Text(), Detail: x.GetDetail(), Restarts: x.GetRestarts(),
 			LeaseNo: leases[x.GetMemberId()].GetLeaseNo(),
 			AppSlug: documents[x.GetMemberId()].GetAppSlug(), AppVersion: documents[x.GetMemberId()].GetAppVersion(),
 		}
@@ -301,11 +301,7 @@ func (s *Server) verify() ([]Check, error) {
 	found, err := accept.Verify(s.Store, s.Node())
 	checks := make([]Check, 0, len(found))
 	for _, f := range found {
-		c := Check{Subject: f.Subject, What: f.What, OK: f.Err == nil}
-		if f.Err != nil {
-			c.Detail = problemOf(f.Err).Code + ": " + problemOf(f.Err).Detail
-		}
-		checks = append(checks, c)
+		checks = append(checks, Check{Subject: f.Subject, What: f.What, OK: f.Failure == "", Detail: f.Failure})
 	}
 	return checks, err
 }
@@ -349,7 +345,7 @@ func (s *Server) apply(w http.ResponseWriter, req *http.Request) {
 		return
 	}
 	s.answer(w, Applied{
-		Document: accepted.GetDocument(), Epoch: accepted.GetEpoch(),
+		Document: accepted.GetDocument().Text(), Epoch: accepted.GetEpoch(),
 		Generation: accepted.GetGeneration(),
 	}, nil)
 }
@@ -378,10 +374,10 @@ func readDocument(req *http.Request) (Document, *protocol.Envelope, error) {
 		return d, nil, fault.New(fault.Malformed, "unreadable", "The document could not be read.", err)
 	}
 	if len(raw) > maxDocumentBytes {
-		return d, nil, protocol.Refuse(protocol.RefusalTooLarge, "the document has over %d bytes", maxDocumentBytes)
+		return d, nil, protocol.Refuse(protocol.Nack_TOO_LARGE, "the document has over %d bytes", maxDocumentBytes)
 	}
 	if err := json.Unmarshal(raw, &d); err != nil {
-		return d, nil, protocol.Refuse(protocol.RefusalMalformed, "the document is not JSON")
+		return d, nil, protocol.Refuse(protocol.Nack_MALFORMED, "the document is not JSON")
 	}
 	env, err := protocol.EnvelopeFromJSON(d.Envelope)
 	return d, env, err

@@ -135,7 +135,7 @@ func TestStatusAndWorkloadsShowWhatIsKnown(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", OpenedAt: time.Now()}))
 	f.seen.report = agent.Report{Conditions: []string{"cgroup_v1"}, Workloads: []*protocol.WorkloadStatus{{
-		MemberId: "m1", Status: "ready", Endpoints: []*protocol.PublishedEndpoint{{
+		MemberId: "m1", Status: protocol.WorkloadStatus_READY, Endpoints: []*protocol.PublishedEndpoint{{
 			Name: "http", Protocol: "http",
 			Host: "127.0.0.1", Port: 20000,
 		}},
@@ -166,13 +166,13 @@ func TestApplyGoesTheSameWayAsAHubsPush(t *testing.T) {
 		document local.Document
 		code     string
 	}{
-		"older":       {f.state(f.signer, 2), protocol.RefusalOlder},
-		"forged":      {f.state(f.root, 4), protocol.RefusalSignature},
-		"oversized":   {local.Document{Envelope: []byte(huge)}, protocol.RefusalTooLarge},
-		"no envelope": {local.Document{Envelope: []byte(`"text"`)}, protocol.RefusalMalformed},
+		"older":       {f.state(f.signer, 2), protocol.Nack_GENERATION_OLDER.Text()},
+		"forged":      {f.state(f.root, 4), protocol.Nack_SIGNATURE_INVALID.Text()},
+		"oversized":   {local.Document{Envelope: []byte(huge)}, protocol.Nack_TOO_LARGE.Text()},
+		"no envelope": {local.Document{Envelope: []byte(`"text"`)}, protocol.Nack_MALFORMED.Text()},
 		"the part is another": {
 			local.Document{Envelope: f.state(f.signer, 4).Envelope, Parts: [][]byte{[]byte("x")}},
-			protocol.RefusalPartDigest,
+			protocol.Nack_PART_DIGEST_MISMATCH.Text(),
 		},
 		"the bundle it has": {local.Document{Envelope: bundle}, ""},
 	} {

@@ -63,7 +63,7 @@ func firstOrg(parts []state.Part) string {
 // workloadOf converts a document with its admission decision; the owner's refusal comes before the manifest's.
 func workloadOf(p state.Part, owner policy.Policy) agent.Workload {
 	w := convertWorkload(p.MemberID, p.Workload, owner)
-	if !p.Admission.Admitted && w.Refused == "" {
+	if !p.Admission.Admitted && w.Refused == 0 {
 		w.Refused, w.RefusedDetail = p.Admission.Reason, p.Admission.Detail
 	}
 	if back := p.Workload.GetFallback(); back != nil && p.Admission.FallbackAdmitted {
@@ -83,7 +83,7 @@ func convertWorkload(memberID string, p *protocol.Workload, owner policy.Policy)
 		ReadinessTimeout: time.Duration(p.GetReadinessTimeoutSeconds()) * time.Second,
 	}
 	if rule := owner.Refuses(p); rule != "" {
-		w.Refused, w.RefusedDetail = agent.ReasonOwnerRefused, rule
+		w.Refused, w.RefusedDetail = protocol.WorkloadStatus_OWNER_REFUSED, rule
 	}
 	for _, s := range p.GetServices() {
 		w.Services = append(w.Services, agent.Service{
@@ -120,7 +120,7 @@ func (r *Reconciler) admit(ctx context.Context) {
 		decisions[p.SHA256Hex()] = decision
 		if !decision.Admitted {
 			r.log.WarnContext(ctx, "workload refused", slog.String("member_id", p.MemberID),
-				slog.String("reason", decision.Reason), slog.String("detail", decision.Detail),
+				slog.String("reason", decision.Reason.Text()), slog.String("detail", decision.Detail),
 				slog.String("correlation_id", p.Workload.GetCorrelationId()))
 		}
 	}

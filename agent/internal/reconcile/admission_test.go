@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -37,14 +36,14 @@ func TestLaw03TheEndOfADelegationStopsNothing(t *testing.T) {
 	w := f.hub.workload(`{}`)
 	f.hub.delegated(w)
 	f.push(w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	before := f.container(w.GetId())
 
 	w = proto.CloneOf(w)
 	w.CorrelationId = "other bytes of the same revision"
 	f.push(w)
 	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetCorrelationId() == w.GetCorrelationId() && s.GetStatus() == agent.StatusReady
+		return s.GetCorrelationId() == w.GetCorrelationId() && s.GetStatus() == protocol.WorkloadStatus_READY
 	})
 	require.Equal(t, before.ID, f.container(w.GetId()).ID)
 	require.Equal(t, before.PID, f.container(w.GetId()).PID)
@@ -55,7 +54,7 @@ func TestARevokedPublisherStopsStartingAndKillsNothing(t *testing.T) {
 	w := f.hub.workload(`{}`)
 	publisher := f.hub.delegated(w)
 	f.push(w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	before := f.container(w.GetId())
 
 	next := f.hub.bundle.Message()
@@ -63,11 +62,13 @@ func TestARevokedPublisherStopsStartingAndKillsNothing(t *testing.T) {
 	env, err := protocol.SignMessage(protocol.PayloadBundle, next, protocol.NewEd25519Signer(f.hub.root))
 	require.NoError(t, err)
 	require.NoError(t, f.store.AcceptBundle(env))
-	said := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() == "manifest_not_admitted" })
-	require.Equal(t, agent.StatusReady, said.GetStatus())
+	said := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetReason() == protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED
+	})
+	require.Equal(t, protocol.WorkloadStatus_READY, said.GetStatus())
 	require.Equal(t, before.PID, f.container(w.GetId()).PID)
 
 	require.NoError(t, syscall.Kill(int(before.PID), syscall.SIGKILL))
-	said = f.untilStatus(w.GetId(), agent.StatusFailed)
-	require.Equal(t, "manifest_not_admitted", said.GetReason())
+	said = f.untilStatus(w.GetId(), protocol.WorkloadStatus_FAILED)
+	require.Equal(t, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, said.GetReason())
 }

@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -38,7 +37,7 @@ func fullDiskKeepsNothingRunning(t *testing.T, restarted bool) {
 	all := []*protocol.Workload{asked, left, unpaid, refused}
 	f.push(all...)
 	for _, w := range all {
-		f.untilStatus(w.GetId(), agent.StatusReady)
+		f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	}
 	ends := f.hub.newLease(unpaid.GetId(), time.Hour)
 	ends.CapNanos = 2_500_000 // two and a half seconds at the price of the test
@@ -53,25 +52,28 @@ func fullDiskKeepsNothingRunning(t *testing.T, restarted bool) {
 	another := f.hub.workload(`{}`)
 	v, parts := f.hub.desired(asked, unpaid, refused, another)
 	require.NoError(t, f.store.AcceptState(v, parts))
-	f.untilStatus(asked.GetId(), agent.StatusStopped)
-	require.NotNil(t, f.untilStatus(left.GetId(), agent.StatusRemoved).GetRemoval())
-	require.Equal(t, agent.ReasonLeaseEnded, f.untilStatus(unpaid.GetId(), agent.StatusStopped).GetReason())
+	f.untilStatus(asked.GetId(), protocol.WorkloadStatus_STOPPED)
+	require.NotNil(t, f.untilStatus(left.GetId(), protocol.WorkloadStatus_REMOVED).GetRemoval())
+	require.Equal(t, protocol.WorkloadStatus_LEASE_ENDED, f.untilStatus(unpaid.GetId(), protocol.WorkloadStatus_STOPPED).
+		GetReason())
 	require.Contains(t, f.re.Report().Conditions, "disk_full")
 	require.NotEmpty(t, f.container(refused.GetId()).ID, "what is paid and wanted goes on")
 	f.owner.Store(&policy.Policy{Closed: true})
 	f.re.Wake()
-	f.until(refused.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() == agent.ReasonOwnerRefused })
+	f.until(refused.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetReason() == protocol.WorkloadStatus_OWNER_REFUSED
+	})
 	f.untilNothingRuns()
 
 	f.restart()
-	f.untilStatus(asked.GetId(), agent.StatusStopped)
+	f.untilStatus(asked.GetId(), protocol.WorkloadStatus_STOPPED)
 	f.untilNothingRuns()
 	seconds, _ := f.measured(refused.GetId())
 	require.Positive(t, seconds, "usage of the full disk is there")
 	require.NoError(t, os.Remove(disk+"/ballast"))
 	f.owner.Store(&policy.Policy{})
 	f.lease(f.hub.newLease(another.GetId(), time.Hour))
-	f.untilStatus(another.GetId(), agent.StatusReady)
+	f.untilStatus(another.GetId(), protocol.WorkloadStatus_READY)
 }
 
 // fill takes all that is free on the directory's file system.
@@ -129,7 +131,7 @@ func TestContainerOverItsDiskLimitIsEndedWithThatReason(t *testing.T) {
 	f.start()
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	s := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() != "" && s.GetRestarts() > 1 })
-	require.Equal(t, agent.ReasonDiskLimit, s.GetReason())
+	s := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() != 0 && s.GetRestarts() > 1 })
+	require.Equal(t, protocol.WorkloadStatus_DISK_LIMIT, s.GetReason())
 	require.Contains(t, s.GetDetail(), "file system")
 }

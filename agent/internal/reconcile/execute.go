@@ -153,15 +153,14 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 }
 
 // reasonOf returns a reason of the contract's closed list.
-func reasonOf(a agent.Action, err error) string {
-	switch code := fault.As(err).Code; code {
-	case agent.ReasonFeatureMissing, agent.ReasonInsufficientCapacity, agent.ReasonDeviceFault:
-		return code
+func reasonOf(a agent.Action, err error) protocol.WorkloadStatus_Reason {
+	if reason := agent.ReasonOf(err); reason != 0 {
+		return reason
 	}
 	if _, is := a.(agent.PullImage); is {
-		return agent.ReasonImagePullFailed
+		return protocol.WorkloadStatus_IMAGE_PULL_FAILED
 	}
-	return agent.ReasonInternal
+	return protocol.WorkloadStatus_INTERNAL
 }
 
 func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
@@ -171,7 +170,7 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.ConfirmedRevision = a.Revision })
 	case agent.FallBack:
 		r.log.WarnContext(ctx, "a revision failed; its fallback runs instead", slog.String("member_id", a.MemberID),
-			slog.Uint64("revision", a.Revision), slog.String("reason", a.Reason), slog.String("detail", a.Detail))
+			slog.Uint64("revision", a.Revision), slog.String("reason", a.Reason.Text()), slog.String("detail", a.Detail))
 		failpoint.Hit("agent/fallback/due")
 		return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 			m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
@@ -243,12 +242,13 @@ func (r *Reconciler) storeExit(a agent.RecordExit, c runtime.Container, now time
 		if c.State == runtime.StateLost {
 			return // the machine ended it, not the workload: it starts again at once
 		}
-		reason, detail := agent.ReasonCrashLoop, "the container exited with code "+strconv.FormatUint(uint64(c.ExitCode), 10)
+		reason, detail := protocol.WorkloadStatus_CRASH_LOOP, "the container exited with code "+
+			strconv.FormatUint(uint64(c.ExitCode), 10)
 		switch {
 		case run.OverDisk != "":
-			reason, detail = agent.ReasonDiskLimit, run.OverDisk
+			reason, detail = protocol.WorkloadStatus_DISK_LIMIT, run.OverDisk
 		case c.OOMKilled:
-			reason, detail = agent.ReasonOutOfMemory, "the container used more memory than it may"
+			reason, detail = protocol.WorkloadStatus_OUT_OF_MEMORY, "the container used more memory than it may"
 		}
 		m.Member = m.Failed(a.Revision, reason, detail, false, exited.Sub(run.StartedAt), now)
 	})

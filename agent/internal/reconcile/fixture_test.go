@@ -234,7 +234,7 @@ func (f *fixture) until(memberID string, says func(*protocol.WorkloadStatus) boo
 	}
 }
 
-func (f *fixture) untilStatus(memberID, status string) *protocol.WorkloadStatus {
+func (f *fixture) untilStatus(memberID string, status protocol.WorkloadStatus_Status) *protocol.WorkloadStatus {
 	f.t.Helper()
 	return f.until(memberID, func(w *protocol.WorkloadStatus) bool { return w.GetStatus() == status })
 }

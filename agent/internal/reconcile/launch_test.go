@@ -10,11 +10,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // heldNetwork is a network whose setup ends only when the test says so.
@@ -47,7 +47,7 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 	f := newFixture(t)
 	warm := f.hub.workload(`{}`)
 	f.push(warm)
-	f.untilStatus(warm.GetId(), agent.StatusReady)
+	f.untilStatus(warm.GetId(), protocol.WorkloadStatus_READY)
 	f.stop()
 	h := heldNetwork{made: make(chan string), stands: make(chan error)}
 	f.wrapNetwork = func(n *network.Network) reconcile.Network {
@@ -79,7 +79,7 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 	require.NotContains(t, f.store.Runs(), cut)
 
 	h.stands <- nil
-	ready := f.untilStatus(w.GetId(), agent.StatusReady)
+	ready := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	get(t, url(ready, "/"))
 	require.Contains(t, f.hosts(w.GetId()), f.store.Members()[w.GetId()].IP, "the container knows its address")
 }
@@ -97,16 +97,16 @@ func BenchmarkLaunch(b *testing.B) {
 	f := newFixture(b)
 	warm := f.hub.workload(`{}`)
 	f.push(warm)
-	f.untilStatus(warm.GetId(), agent.StatusReady)
+	f.untilStatus(warm.GetId(), protocol.WorkloadStatus_READY)
 	for b.Loop() {
 		w := f.hub.workload(`{}`)
 		began := time.Now()
 		f.push(warm, w)
-		f.untilStatus(w.GetId(), agent.StatusReady)
+		f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 		b.ReportMetric(float64(time.Since(began).Milliseconds()), "ms/last")
 		b.StopTimer()
 		f.push(warm)
-		f.untilStatus(w.GetId(), agent.StatusRemoved)
+		f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 		b.StartTimer()
 	}
 }

@@ -208,7 +208,7 @@ func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool
 	}
 	for _, signed := range snap.desired.Workloads {
 		w := signed.Effective(snap.observed.Members[signed.MemberID])
-		if snap.observed.Busy[w.MemberID].Other || w.Stopped || w.Refused != "" {
+		if snap.observed.Busy[w.MemberID].Other || w.Stopped || w.Refused != 0 {
 			continue
 		}
 		for _, s := range w.Services {

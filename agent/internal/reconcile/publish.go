@@ -67,8 +67,8 @@ func isUrgent(before, now []*protocol.WorkloadStatus) bool {
 	}
 	for _, s := range now {
 		old := earlier[s.GetMemberId()]
-		changing := s.GetStatus() == agent.StatusPending || s.GetStatus() == agent.StatusStarting ||
-			s.GetStatus() == agent.StatusStopping
+		changing := s.GetStatus() == protocol.WorkloadStatus_PENDING || s.GetStatus() == protocol.WorkloadStatus_STARTING ||
+			s.GetStatus() == protocol.WorkloadStatus_STOPPING
 		if s.GetReason() != old.GetReason() || s.GetFallbackFromRevision() != old.GetFallbackFromRevision() ||
 			!changing && (s.GetStatus() != old.GetStatus() || s.GetRevision() != old.GetRevision()) {
 			return true

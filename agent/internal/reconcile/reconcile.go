@@ -239,7 +239,7 @@ func (r *Reconciler) pass(ctx context.Context) error {
 func (r *Reconciler) statuses(ctx context.Context, s snapshot, now time.Time) []*protocol.WorkloadStatus {
 	all := agent.Statuses(s.desired, s.leases, s.observed, now)
 	for _, status := range all {
-		if status.GetReason() != agent.ReasonOwnerRefused {
+		if status.GetReason() != protocol.WorkloadStatus_OWNER_REFUSED {
 			continue
 		}
 		if err := r.store.SignRefusal(status); err != nil {

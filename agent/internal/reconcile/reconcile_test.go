@@ -33,7 +33,7 @@ func TestWorkloadRunsIsMeasuredAndLeavesNothing(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{"greeting":"Good day"}`)
 	f.push(w)
-	ready := f.untilStatus(w.GetId(), agent.StatusReady)
+	ready := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	require.Equal(t, "Good day\n", get(t, url(ready, "/")))
 	require.Equal(t, "127.0.0.1", ready.GetEndpoints()[0].GetHost())
 	require.Equal(t, "corr-1", ready.GetCorrelationId())
@@ -41,7 +41,7 @@ func TestWorkloadRunsIsMeasuredAndLeavesNothing(t *testing.T) {
 	c := f.container(w.GetId())
 
 	f.push()
-	removed := f.untilStatus(w.GetId(), agent.StatusRemoved)
+	removed := f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 	require.True(t, removed.GetRemoval().Complete())
 	left, err := f.rt.Leftovers(f.ctx(), w.GetId())
 	require.NoError(t, err)
@@ -64,16 +64,16 @@ func TestLaw04RestartOfTheAgentLeavesTheProcessAlone(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	before := f.untilStatus(w.GetId(), agent.StatusReady)
+	before := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	pid := f.container(w.GetId()).PID
 	f.restart()
-	after := f.untilStatus(w.GetId(), agent.StatusReady)
+	after := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	require.Equal(t, pid, f.container(w.GetId()).PID)
 	require.True(t, proto.Equal(before.GetReadyAt(), after.GetReadyAt()), "it was ready all the time")
 	require.True(t, proto.Equal(before.GetEndpoints()[0], after.GetEndpoints()[0]))
 	require.Zero(t, after.GetRestarts())
 	f.push()
-	f.untilStatus(w.GetId(), agent.StatusRemoved)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 	f.measured(w.GetId())
 }
 
@@ -81,7 +81,7 @@ func TestLaw10AFirewallTableThatSomeoneRemovesIsThereAgainWithinAResync(t *testi
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	at := f.untilStatus(w.GetId(), agent.StatusReady).GetEndpoints()[0]
+	at := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY).GetEndpoints()[0]
 	out, err := exec.Command("nft", "delete", "table", "inet", "gpuaas_"+f.nwCfg.Bridge).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	require.Eventually(t, func() bool {
@@ -92,20 +92,20 @@ func TestLaw10AFirewallTableThatSomeoneRemovesIsThereAgainWithinAResync(t *testi
 		return c.Close() == nil
 	}, 30*time.Second, 10*time.Millisecond, "the published port, and with it the isolation rules")
 	f.push()
-	f.untilStatus(w.GetId(), agent.StatusRemoved)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 }
 
 func TestLaw15WhatTheOwnerRefusesStopsAndIsSigned(t *testing.T) {
 	f := newFixture(t)
 	w, other := f.hub.workload(`{}`), f.hub.workload(`{}`)
 	f.push(w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	f.hub.away.Store(true)
 	f.owner.Store(&policy.Policy{Closed: true})
 	f.push(w, other)
 	for _, member := range []string{w.GetId(), other.GetId()} {
-		s := f.untilStatus(member, agent.StatusFailed)
-		require.Equal(t, agent.ReasonOwnerRefused, s.GetReason())
+		s := f.untilStatus(member, protocol.WorkloadStatus_FAILED)
+		require.Equal(t, protocol.WorkloadStatus_OWNER_REFUSED, s.GetReason())
 		v, err := protocol.VerifyOwnerRefusal(s, nodeID, f.hub.node.Public().(ed25519.PublicKey))
 		require.NoError(t, err)
 		require.Equal(t, s.GetDetail(), v.Message().GetRule())
@@ -115,7 +115,7 @@ func TestLaw15WhatTheOwnerRefusesStopsAndIsSigned(t *testing.T) {
 		return err == nil && len(all) == 0
 	}, 30*time.Second, 10*time.Millisecond, "nothing runs")
 	f.owner.Store(&policy.Policy{})
-	require.Nil(t, f.untilStatus(w.GetId(), agent.StatusReady).GetOwnerRefusal())
+	require.Nil(t, f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY).GetOwnerRefusal())
 }
 
 // A machine that isolates containers weakly serves the org of its oldest member, and another one once the owner shares
@@ -127,14 +127,14 @@ func TestLaw10AWeaklyIsolatedNodeRunsOneOrg(t *testing.T) {
 	w, other := f.hub.workload(`{}`), f.hub.workload(`{}`)
 	other.OrgSlug = "other"
 	f.push(other, w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
-	refused := f.untilStatus(other.GetId(), agent.StatusFailed)
-	require.Equal(t, agent.ReasonOwnerRefused, refused.GetReason())
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	refused := f.untilStatus(other.GetId(), protocol.WorkloadStatus_FAILED)
+	require.Equal(t, protocol.WorkloadStatus_OWNER_REFUSED, refused.GetReason())
 	require.Contains(t, refused.GetDetail(), protocol.ConditionRuncVulnerable)
 	require.Contains(t, f.re.Report().Conditions, protocol.ConditionRuncVulnerable)
 	f.owner.Store(&policy.Policy{ShareWeakIsolation: true})
-	f.untilStatus(other.GetId(), agent.StatusReady)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_READY)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	require.Contains(t, f.re.Report().Conditions, protocol.ConditionWeakIsolationShared)
 }
 
@@ -142,13 +142,15 @@ func TestLaw03LeasedWorkloadStartsAgainWithoutAHub(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	endpoint := f.untilStatus(w.GetId(), agent.StatusReady).GetEndpoints()[0]
+	endpoint := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY).GetEndpoints()[0]
 	f.hub.away.Store(true)
 	f.stop()
 	// As after a power cut: no process, no network, and nothing of them in /run.
 	f.coldBoot(w.GetId())
 	f.start()
-	again := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetStatus() == agent.StatusReady })
+	again := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetStatus() == protocol.WorkloadStatus_READY
+	})
 	require.True(t, proto.Equal(endpoint, again.GetEndpoints()[0]), "under the same port")
 	get(t, url(again, "/"))
 }
@@ -173,12 +175,13 @@ func TestLaw01WhatThePublisherDidNotSignIsNotStarted(t *testing.T) {
 	lacking := f.hub.workload(`{}`)
 	lacking.Features = append(lacking.Features, "time_travel")
 	f.push(good, other, unsigned, lacking)
-	f.untilStatus(good.GetId(), agent.StatusReady)
-	for w, reason := range map[*protocol.Workload]string{
-		other: "manifest_not_admitted", unsigned: "manifest_not_admitted",
-		lacking: "feature_missing",
+	f.untilStatus(good.GetId(), protocol.WorkloadStatus_READY)
+	for w, reason := range map[*protocol.Workload]protocol.WorkloadStatus_Reason{
+		other:    protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
+		unsigned: protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
+		lacking:  protocol.WorkloadStatus_FEATURE_MISSING,
 	} {
-		s := f.untilStatus(w.GetId(), agent.StatusFailed)
+		s := f.untilStatus(w.GetId(), protocol.WorkloadStatus_FAILED)
 		require.Equal(t, reason, s.GetReason())
 		require.NotEmpty(t, s.GetDetail())
 	}
@@ -191,16 +194,16 @@ func TestCrashIsRestartedUnderTheSamePortAndCounted(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	first := f.untilStatus(w.GetId(), agent.StatusReady)
+	first := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	_, err := http.Post(url(first, "/exit?code=7"), "", nil)
 	_ = err // it may die before it answers
 	again := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetStatus() == agent.StatusReady && s.GetRestarts() == 1
+		return s.GetStatus() == protocol.WorkloadStatus_READY && s.GetRestarts() == 1
 	})
 	require.EqualValues(t, 7, again.GetExitCode())
 	require.Equal(t, first.GetEndpoints()[0].GetPort(), again.GetEndpoints()[0].GetPort())
 	f.push()
-	f.untilStatus(w.GetId(), agent.StatusRemoved)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 	_, final := f.measured(w.GetId())
 	require.True(t, final)
 }
@@ -209,12 +212,12 @@ func TestUpgradeReplacesTheContainerAndStopKeepsThePort(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{"greeting":"one"}`)
 	f.push(w)
-	one := f.untilStatus(w.GetId(), agent.StatusReady)
+	one := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	next := f.hub.workload(`{"greeting":"two"}`)
 	next.Id, next.InstanceId, next.Revision = w.GetId(), w.GetInstanceId(), 2
 	f.push(next)
 	two := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetStatus() == agent.StatusReady && s.GetRevision() == 2
+		return s.GetStatus() == protocol.WorkloadStatus_READY && s.GetRevision() == 2
 	})
 	require.Equal(t, "two\n", get(t, url(two, "/")))
 	require.Equal(t, one.GetEndpoints()[0].GetPort(), two.GetEndpoints()[0].GetPort())
@@ -222,7 +225,7 @@ func TestUpgradeReplacesTheContainerAndStopKeepsThePort(t *testing.T) {
 
 	next.Stopped, next.Revision = true, 3
 	f.push(next)
-	stopped := f.untilStatus(w.GetId(), agent.StatusStopped)
+	stopped := f.untilStatus(w.GetId(), protocol.WorkloadStatus_STOPPED)
 	require.Equal(t, two.GetEndpoints()[0].GetPort(), stopped.GetEndpoints()[0].GetPort())
 	all, err := f.rt.List(f.ctx())
 	require.NoError(t, err)
@@ -234,19 +237,21 @@ func TestLeaseEndsAndItsRenewalStartsAgain(t *testing.T) {
 	w := f.hub.workload(`{}`)
 	v, parts := f.hub.desired(w)
 	require.NoError(t, f.store.AcceptState(v, parts))
-	f.untilStatus(w.GetId(), agent.StatusPending)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_PENDING)
 	f.lease(f.hub.newLease(w.GetId(), time.Hour))
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	ended := f.hub.newLease(w.GetId(), 0)
 	f.lease(ended)
-	require.Equal(t, "lease_ended", f.untilStatus(w.GetId(), agent.StatusStopped).GetReason())
+	require.Equal(t, protocol.WorkloadStatus_LEASE_ENDED, f.untilStatus(w.GetId(), protocol.WorkloadStatus_STOPPED).
+		GetReason())
 	f.lease(f.hub.newLease(w.GetId(), time.Hour))
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 
 	spent := f.hub.newLease(w.GetId(), time.Hour)
 	spent.CapNanos = 1
 	f.lease(spent)
-	require.Equal(t, "lease_ended", f.untilStatus(w.GetId(), agent.StatusStopped).GetReason())
+	require.Equal(t, protocol.WorkloadStatus_LEASE_ENDED, f.untilStatus(w.GetId(), protocol.WorkloadStatus_STOPPED).
+		GetReason())
 }
 
 func TestAppThatIsNotReadyInTimeFails(t *testing.T) {
@@ -255,9 +260,10 @@ func TestAppThatIsNotReadyInTimeFails(t *testing.T) {
 	w := f.hub.workload(`{"ready_after_millis":3600000}`)
 	f.push(w)
 	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetStatus() == agent.StatusStarting && s.GetStartedAt() != nil
+		return s.GetStatus() == protocol.WorkloadStatus_STARTING && s.GetStartedAt() != nil
 	})
-	require.Equal(t, "readiness_timeout", f.untilStatus(w.GetId(), agent.StatusFailed).GetReason())
+	require.Equal(t, protocol.WorkloadStatus_READINESS_TIMEOUT, f.untilStatus(w.GetId(), protocol.WorkloadStatus_FAILED).
+		GetReason())
 }
 
 func TestMissingDocumentIsFetchedAndOneSlowPullDelaysNoOther(t *testing.T) {
@@ -265,7 +271,7 @@ func TestMissingDocumentIsFetchedAndOneSlowPullDelaysNoOther(t *testing.T) {
 	f.hub.withheld = true
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 
 	// An image that the registry does not have: another workload starts meanwhile, and the first can be taken away.
 	f.hub.withheld = false
@@ -277,13 +283,13 @@ func TestMissingDocumentIsFetchedAndOneSlowPullDelaysNoOther(t *testing.T) {
 	f.hub.image = good
 	second := f.hub.workload(`{}`)
 	f.push(w, slow, second)
-	f.untilStatus(second.GetId(), agent.StatusReady)
+	f.untilStatus(second.GetId(), protocol.WorkloadStatus_READY)
 	s := f.until(slow.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetReason() == agent.ReasonImagePullFailed
+		return s.GetReason() == protocol.WorkloadStatus_IMAGE_PULL_FAILED
 	})
-	require.Equal(t, agent.StatusFailed, s.GetStatus(), "no other try can bring it")
+	require.Equal(t, protocol.WorkloadStatus_FAILED, s.GetStatus(), "no other try can bring it")
 	f.push(w, second)
-	f.untilStatus(slow.GetId(), agent.StatusRemoved)
+	f.untilStatus(slow.GetId(), protocol.WorkloadStatus_REMOVED)
 }
 
 func TestWithoutAHubAPullWaitsAndIsNoFailure(t *testing.T) {
@@ -294,7 +300,7 @@ func TestWithoutAHubAPullWaitsAndIsNoFailure(t *testing.T) {
 	require.Eventually(t, func() bool { return f.hub.pulls.Load() > 0 }, 30*time.Second, time.Millisecond)
 	require.Zero(t, f.store.Members()[w.GetId()].Failures)
 	f.hub.away.Store(false)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 }
 
 func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
@@ -310,7 +316,7 @@ func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
 				require.NoError(t, f.store.UpdateMember(w.GetId(), func(m *state.Member) { m.RetryAt = time.Time{} }))
 			}
 			for _, s := range f.re.Report().Workloads {
-				require.NotEqual(t, agent.StatusFailed, s.GetStatus(), s.GetReason())
+				require.NotEqual(t, protocol.WorkloadStatus_FAILED, s.GetStatus(), s.GetReason())
 				if condition(s) {
 					return true
 				}
@@ -319,24 +325,25 @@ func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
 		}, 90*time.Second, 10*time.Millisecond)
 	}
 	until(func(s *protocol.WorkloadStatus) bool {
-		return s.GetReason() == agent.ReasonImagePullFailed && f.store.Members()[w.GetId()].Failures > agent.GiveUpAfter+1
+		return s.GetReason() == protocol.WorkloadStatus_IMAGE_PULL_FAILED &&
+			f.store.Members()[w.GetId()].Failures > agent.GiveUpAfter+1
 	})
 	f.hub.registryDown.Store(false)
-	until(func(s *protocol.WorkloadStatus) bool { return s.GetStatus() == agent.StatusReady })
+	until(func(s *protocol.WorkloadStatus) bool { return s.GetStatus() == protocol.WorkloadStatus_READY })
 }
 
 func TestContainersOfAnotherLifeAreTakenAway(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	f.stop()
 	require.NoError(t, os.RemoveAll(f.dir+"/state"))
 	f.start()
-	f.untilStatus(w.GetId(), agent.StatusStarting) // nothing says yet that it is not wanted any more
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_STARTING) // nothing says yet that it is not wanted any more
 	f.container(w.GetId())
 	f.push()
-	removed := f.untilStatus(w.GetId(), agent.StatusRemoved)
+	removed := f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 	require.True(t, removed.GetRemoval().Complete())
 	_, final := f.measured(w.GetId())
 	require.True(t, final)
@@ -346,7 +353,7 @@ func TestLaw03AnExpiredTrustBundleIsAConditionAndStopsNothing(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	pid := f.container(w.GetId()).PID
 	require.NotContains(t, f.re.Report().Conditions, "trust_bundle_expired")
 
@@ -366,18 +373,18 @@ func TestLaw03AnExpiredTrustBundleIsAConditionAndStopsNothing(t *testing.T) {
 	}
 	other := f.hub.workload(`{}`)
 	f.push(w, other)
-	f.untilStatus(other.GetId(), agent.StatusReady)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_READY)
 	require.Equal(t, pid, f.container(w.GetId()).PID)
 	f.push()
-	f.untilStatus(w.GetId(), agent.StatusRemoved)
-	f.untilStatus(other.GetId(), agent.StatusRemoved)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_REMOVED)
 }
 
 func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
 	f := newFixture(t)
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	ready := f.untilStatus(w.GetId(), agent.StatusReady)
+	ready := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	pid := f.container(w.GetId()).PID
 	require.NoError(t, f.daemon.Kill9())
 	f.re.Wake()
@@ -401,7 +408,7 @@ func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
 	require.Equal(t, pid, f.container(w.GetId()).PID)
 	require.NoError(t, unix.Kill(int(pid), unix.SIGKILL))
 	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetRestarts() == 1 && s.GetStatus() == agent.StatusReady
+		return s.GetRestarts() == 1 && s.GetStatus() == protocol.WorkloadStatus_READY
 	})
 }
 
@@ -434,7 +441,7 @@ func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T
 	f.start()
 	w := f.hub.workload(`{}`)
 	f.push(w)
-	f.untilStatus(w.GetId(), agent.StatusReady)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	require.True(t, killed.died.Load())
 	require.Zero(t, f.store.Members()[w.GetId()].Failures)
 }
@@ -470,12 +477,12 @@ func TestLaw05AStartThatEndsDuringAListingIsMeasuredFromItsBeginning(t *testing.
 	f.push(all...)
 	started := map[string]time.Time{}
 	for _, w := range all {
-		f.untilStatus(w.GetId(), agent.StatusReady)
+		f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 		started[w.GetId()] = f.store.Runs()[f.container(w.GetId()).ID].StartedAt
 	}
 	f.push()
 	for _, w := range all {
-		f.untilStatus(w.GetId(), agent.StatusRemoved)
+		f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 		ran := f.store.Members()[w.GetId()].ExitedAt.Sub(started[w.GetId()])
 		total, _ := f.measured(w.GetId())
 		require.InDelta(t, ran.Seconds(), total.Seconds(), 0.001, "from its start to its exit")
@@ -505,7 +512,7 @@ func TestDocumentThatArrivesDuringAPassIsNotRefused(t *testing.T) {
 		defer close(refused)
 		for {
 			for _, w := range f.re.Report().Workloads {
-				if w.GetStatus() == agent.StatusFailed {
+				if w.GetStatus() == protocol.WorkloadStatus_FAILED {
 					refused <- w
 					return
 				}
@@ -523,7 +530,7 @@ func TestDocumentThatArrivesDuringAPassIsNotRefused(t *testing.T) {
 		v, parts := f.hub.desired(all...)
 		require.NoError(t, f.store.AcceptState(v, parts))
 	}
-	f.untilStatus(all[len(all)-1].GetId(), agent.StatusPending)
+	f.untilStatus(all[len(all)-1].GetId(), protocol.WorkloadStatus_PENDING)
 	close(done)
 	require.Nil(t, <-refused)
 }

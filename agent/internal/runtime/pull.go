@@ -18,7 +18,6 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -157,6 +156,9 @@ func onlyHTTPS(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
+// codeImagePullFailed: the image cannot be had.
+const codeImagePullFailed = "image_pull_failed"
+
 // pullFault says what went wrong with an image. Wrong content, a missing manifest and a refusal are final; all else may
 // pass.
 func pullFault(ref ImageRef, err error) error {
@@ -169,23 +171,23 @@ func pullFault(ref ImageRef, err error) error {
 	var status remoteserrors.ErrUnexpectedStatus
 	switch text := err.Error(); {
 	case errors.Is(err, errImageTooLarge):
-		return say(fault.TooLarge, agent.ReasonImagePullFailed, "is larger than this node allows.").Permanent()
+		return say(fault.TooLarge, codeImagePullFailed, "is larger than this node allows.").Permanent()
 	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
-		return say(fault.Unavailable, agent.ReasonImagePullFailed, "does not fit on this node's disk: free space where "+
+		return say(fault.Unavailable, codeImagePullFailed, "does not fit on this node's disk: free space where "+
 			"containerd keeps its data.")
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
 		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Permanent()
 	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
-		return say(fault.Forbidden, agent.ReasonImagePullFailed, "may not be pulled: the registry refuses.").Permanent()
+		return say(fault.Forbidden, codeImagePullFailed, "may not be pulled: the registry refuses.").Permanent()
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) &&
 		status.StatusCode == http.StatusUnauthorized:
 		// The node's credentials are renewed from time to time.
-		return say(fault.Unavailable, agent.ReasonImagePullFailed, "may not be pulled with this node's credentials.")
+		return say(fault.Unavailable, codeImagePullFailed, "may not be pulled with this node's credentials.")
 	case errors.Is(err, errNotInRegistry):
-		return say(fault.NotFound, agent.ReasonImagePullFailed, "is not in the registry.").Permanent()
+		return say(fault.NotFound, codeImagePullFailed, "is not in the registry.").Permanent()
 	case errdefs.IsNotFound(err):
-		return say(fault.NotFound, agent.ReasonImagePullFailed, "could not be pulled whole.")
+		return say(fault.NotFound, codeImagePullFailed, "could not be pulled whole.")
 	}
-	return say(fault.Unavailable, agent.ReasonImagePullFailed, "could not be pulled.")
+	return say(fault.Unavailable, codeImagePullFailed, "could not be pulled.")
 }

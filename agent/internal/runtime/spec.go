@@ -367,8 +367,8 @@ func (s Spec) check(host hostSupport) error {
 	case host.userNamespaces != filepath.IsAbs(s.UserNSPath):
 		return badSpec("The run needs a user namespace exactly where the host gives them.")
 	case len(s.Service.GetResources().GetAcceleratorIds()) > 0:
-		return fault.New(fault.Unprocessable, agent.ReasonFeatureMissing, "This agent cannot attach accelerators to "+
-			"containers yet.", nil).Permanent()
+		return fault.New(fault.Unprocessable, agent.CodeFeatureMissing,
+			"This agent cannot attach accelerators to containers yet.", nil).Permanent()
 	}
 	for name := range s.Labels {
 		if strings.HasPrefix(name, labelPrefix) {

@@ -43,7 +43,7 @@ func (s *Store) InitBundle(b protocol.Bundle) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if !b.Valid() {
-		return protocol.Refuse(protocol.RefusalSignature, "the trust bundle was not verified")
+		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the trust bundle was not verified")
 	}
 	if s.d.bundle().Valid() {
 		return s.acceptBundle(b.Envelope())
@@ -109,7 +109,7 @@ func compact(chain []protocol.Bundle) (kept, dropped []protocol.Bundle) {
 // same state again adds the documents that were missing.
 func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawParts [][]byte) error {
 	if !v.OK() {
-		return protocol.Refuse(protocol.RefusalSignature, "the desired state was not verified")
+		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the desired state was not verified")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -130,7 +130,7 @@ func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawPart
 	}
 	if s.unsaved || s.file.saved != s.highest {
 		// It is in force, but a restart may forget it: the hub must not count on it, and offers it again.
-		return protocol.Refuse(protocol.RefusalUnavailable, "the disk is full: the state is in force and could not be stored")
+		return protocol.Refuse(protocol.Nack_UNAVAILABLE, "the disk is full: the state is in force and could not be stored")
 	}
 	return nil
 }
@@ -158,7 +158,7 @@ func (s *Store) checkOrder(next *protocol.DesiredState, env *protocol.Envelope) 
 	have := s.d.state
 	if have != nil && next.GetEpoch() == have.GetEpoch() && next.GetGeneration() == have.GetGeneration() &&
 		!bytes.Equal(env.GetPayload(), s.d.stateEnv.GetPayload()) {
-		return protocol.Refuse(protocol.RefusalConflict, "this node has accepted other content under generation %d",
+		return protocol.Refuse(protocol.Nack_GENERATION_CONFLICT, "this node has accepted other content under generation %d",
 			have.GetGeneration())
 	}
 	return nil
@@ -295,7 +295,7 @@ func (s *Store) AcceptPart(raw []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(raw) > protocol.MaxWorkloadBytes {
-		return protocol.Refuse(protocol.RefusalTooLarge, "a part has over %d bytes", protocol.MaxWorkloadBytes)
+		return protocol.Refuse(protocol.Nack_TOO_LARGE, "a part has over %d bytes", protocol.MaxWorkloadBytes)
 	}
 	sum := sha256.Sum256(raw)
 	for _, ref := range s.d.state.GetParts() {
@@ -304,10 +304,10 @@ func (s *Store) AcceptPart(raw []byte) error {
 		}
 		w := &protocol.Workload{}
 		if err := proto.Unmarshal(raw, w); err != nil {
-			return &protocol.RefusalError{Reason: protocol.RefusalMalformed, Detail: "a part cannot be read", Err: err}
+			return &protocol.RefusalError{Reason: protocol.Nack_MALFORMED, Detail: "a part cannot be read", Err: err}
 		}
 		if w.GetId() != ref.GetId() || w.GetFallback().GetFallback() != nil {
-			return protocol.Refuse(protocol.RefusalMalformed, "a part is not the workload that its reference names")
+			return protocol.Refuse(protocol.Nack_MALFORMED, "a part is not the workload that its reference names")
 		}
 		m := s.d.members[w.GetId()]
 		m.ID, m.InstanceID, m.CorrelationID = w.GetId(), w.GetInstanceId(), w.GetCorrelationId()
@@ -323,28 +323,28 @@ func (s *Store) AcceptPart(raw []byte) error {
 		}
 		return err
 	}
-	return protocol.Refuse(protocol.RefusalUnknownPart, "the accepted desired state names no such part")
+	return protocol.Refuse(protocol.Nack_UNKNOWN_PART, "the accepted desired state names no such part")
 }
 
 // AcceptLeases stores the leases of a batch that are higher than what is stored; the others are old news and change
 // nothing. A full spool refuses the batch: usage under a new lease might find no room.
 func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	if !v.OK() {
-		return protocol.Refuse(protocol.RefusalSignature, "the leases were not verified")
+		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the leases were not verified")
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if v.Message().GetIncarnation() != s.d.meta.Incarnation {
-		return protocol.Refuse(protocol.RefusalWrongNode, "the leases are for another incarnation of this node")
+		return protocol.Refuse(protocol.Nack_WRONG_NODE, "the leases are for another incarnation of this node")
 	}
 	if spool.Full(s.d.unsent, s.maxUnsent) {
-		return protocol.Refuse(protocol.RefusalUnavailable, "the usage spool is full; %d MiB wait for the hub",
+		return protocol.Refuse(protocol.Nack_UNAVAILABLE, "the usage spool is full; %d MiB wait for the hub",
 			s.d.unsent>>20)
 	}
 	higher := make(map[string]*protocol.Lease)
 	for _, l := range v.Message().GetLeases() {
 		if l.GetMemberId() == "" || l.GetLeaseNo() == 0 || l.GetExpiresAt() == nil {
-			return protocol.Refuse(protocol.RefusalMalformed, "a lease has no member, number or end")
+			return protocol.Refuse(protocol.Nack_MALFORMED, "a lease has no member, number or end")
 		}
 		best := s.d.leases[l.GetMemberId()]
 		if b := higher[l.GetMemberId()]; b != nil {

@@ -19,7 +19,7 @@ import (
 type AdmissionDecision struct {
 	Admitted bool
 	// Reason is a status_reason of the contract, Detail for people.
-	Reason string
+	Reason protocol.WorkloadStatus_Reason
 	Detail string
 	// FallbackAdmitted is the same for the fallback that the document carries.
 	FallbackAdmitted bool

@@ -277,7 +277,7 @@ func (m *machine) undecided(r agent.Report) bool {
 		for _, c := range m.containers {
 			up = up || c.MemberID == w.GetMemberId() && c.State == runtime.StateRunning
 		}
-		return !up && (w.GetStatus() == agent.StatusStarting || w.GetStatus() == agent.StatusStopping)
+		return !up && (w.GetStatus() == protocol.WorkloadStatus_STARTING || w.GetStatus() == protocol.WorkloadStatus_STOPPING)
 	})
 }
 

@@ -186,11 +186,11 @@ func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 
 	v, parts = d.m.desired(2)
 	err = s.AcceptState(v, parts)
-	require.Equal(t, protocol.RefusalUnavailable, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_UNAVAILABLE, protocol.RefusalOf(err))
 	require.True(t, woken(changed))
 	require.Empty(t, s.Accepted().Parts)
 	older, oldParts := d.m.desired(1, workload("a", 1))
-	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(s.AcceptState(older, oldParts)))
+	require.Equal(t, protocol.Nack_GENERATION_OLDER, protocol.RefusalOf(s.AcceptState(older, oldParts)))
 
 	d.free()
 	require.NoError(t, s.AcceptState(v, parts), "the hub offers it again")

@@ -28,10 +28,12 @@ func (h Highest) beyond(epoch, generation uint64) bool {
 func (h Highest) State(epoch, generation uint64) error {
 	switch {
 	case epoch < h.Epoch:
-		return protocol.Refuse(protocol.RefusalEpoch, "the desired state is of epoch %d, this node has accepted epoch %d",
+		return protocol.Refuse(protocol.Nack_EPOCH_UNKNOWN, "the desired state is of epoch %d, this node has accepted "+
+			"epoch %d",
 			epoch, h.Epoch)
 	case h.beyond(epoch, generation):
-		return protocol.Refuse(protocol.RefusalOlder, "generation %d is older than generation %d, which this node has "+
+		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "generation %d is older than generation %d, which this node "+
+			"has "+
 			"accepted", generation, h.Generation)
 	}
 	return nil
@@ -40,7 +42,8 @@ func (h Highest) State(epoch, generation uint64) error {
 // Bundle returns an error for a trust bundle that is older than the highest one.
 func (h Highest) Bundle(version uint64) error {
 	if version < h.BundleVersion {
-		return protocol.Refuse(protocol.RefusalOlder, "trust bundle %d is older than trust bundle %d, which this node has "+
+		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "trust bundle %d is older than trust bundle %d, which this "+
+			"node has "+
 			"accepted", version, h.BundleVersion)
 	}
 	return nil

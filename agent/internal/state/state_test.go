@@ -153,8 +153,8 @@ func TestLaw02StateNeverGoesBackwards(t *testing.T) {
 
 	older, _ := m.desired(4, workload("a", 1))
 	other, _ := m.desired(5, workload("a", 2))
-	for reason, refused := range map[string]protocol.Verified[*protocol.DesiredState]{
-		protocol.RefusalOlder: older, protocol.RefusalConflict: other, protocol.RefusalSignature: {},
+	for reason, refused := range map[protocol.Nack_Reason]protocol.Verified[*protocol.DesiredState]{
+		protocol.Nack_GENERATION_OLDER: older, protocol.Nack_GENERATION_CONFLICT: other, protocol.Nack_SIGNATURE_INVALID: {},
 	} {
 		require.Equal(t, reason, protocol.RefusalOf(s.AcceptState(refused, nil)))
 		require.False(t, woken(wake), "a refused state wakes nobody")
@@ -165,7 +165,7 @@ func TestLaw02StateNeverGoesBackwards(t *testing.T) {
 	require.NoError(t, s.Close())
 
 	s = open(t, dir, m)
-	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(s.AcceptState(older, nil)), "after a restart too")
+	require.Equal(t, protocol.Nack_GENERATION_OLDER, protocol.RefusalOf(s.AcceptState(older, nil)), "after a restart too")
 	digest := v.Digest()
 	require.Equal(t, digest[:], s.Accepted().SHA256)
 	require.EqualValues(t, 1, s.Accepted().Parts[0].Workload.GetRevision())
@@ -183,7 +183,7 @@ func TestNewEpochRestartsTheOrderAndTheOldOneIsOver(t *testing.T) {
 	require.NoError(t, s.AcceptBundle(next.Envelope()))
 	fresh, _ := m.desired(1)
 	require.NoError(t, s.AcceptState(fresh, nil))
-	require.Equal(t, protocol.RefusalEpoch, protocol.RefusalOf(s.AcceptState(v, parts)))
+	require.Equal(t, protocol.Nack_EPOCH_UNKNOWN, protocol.RefusalOf(s.AcceptState(v, parts)))
 }
 
 func TestPartsComeWithTheStateOrLater(t *testing.T) {
@@ -196,8 +196,8 @@ func TestPartsComeWithTheStateOrLater(t *testing.T) {
 
 	stranger, err := proto.Marshal(workload("c", 1))
 	require.NoError(t, err)
-	require.Equal(t, protocol.RefusalPartDigest, protocol.RefusalOf(s.AcceptState(v, [][]byte{stranger})))
-	require.Equal(t, protocol.RefusalUnknownPart, protocol.RefusalOf(s.AcceptPart(stranger)))
+	require.Equal(t, protocol.Nack_PART_DIGEST_MISMATCH, protocol.RefusalOf(s.AcceptState(v, [][]byte{stranger})))
+	require.Equal(t, protocol.Nack_UNKNOWN_PART, protocol.RefusalOf(s.AcceptPart(stranger)))
 	require.NoError(t, s.AcceptPart(parts[1]))
 	require.NotNil(t, s.Accepted().Parts[1].Workload)
 
@@ -228,7 +228,7 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	require.NoError(t, s.AcceptState(v, parts))
 	require.False(t, wanted(), "nobody has judged the document")
 	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {
-		Reason: "manifest_not_admitted",
+		Reason: protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
 	}})
 	require.False(t, wanted())
 	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
@@ -248,13 +248,13 @@ func TestOnlyHigherLeasesAreTaken(t *testing.T) {
 	inc := s.Incarnation()
 	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 3), lease("b", 1))))
 	require.NoError(t, s.AcceptLeases(m.leases(inc, lease("a", 2), lease("b", 2))), "old news is no error")
-	require.Equal(t, protocol.RefusalWrongNode,
+	require.Equal(t, protocol.Nack_WRONG_NODE,
 		protocol.RefusalOf(s.AcceptLeases(m.leases("another-life", lease("a", 9)))))
-	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(s.AcceptLeases(m.leases("", lease("a", 9)))),
+	require.Equal(t, protocol.Nack_WRONG_NODE, protocol.RefusalOf(s.AcceptLeases(m.leases("", lease("a", 9)))),
 		"leases for no incarnation")
-	require.Equal(t, protocol.RefusalMalformed,
+	require.Equal(t, protocol.Nack_MALFORMED,
 		protocol.RefusalOf(s.AcceptLeases(m.leases(inc, &protocol.Lease{MemberId: "a", LeaseNo: 9}))))
-	require.Equal(t, protocol.RefusalSignature,
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID,
 		protocol.RefusalOf(s.AcceptLeases(protocol.Verified[*protocol.LeaseBatch]{})))
 	require.NoError(t, s.Close())
 	s = open(t, dir, m)
@@ -301,9 +301,9 @@ func TestBundleOnlySucceeds(t *testing.T) {
 	s := open(t, t.TempDir(), m)
 	require.NoError(t, s.AcceptBundle(m.bundle.Envelope()), "the same again is fine")
 	require.NoError(t, s.AcceptBundle(m.bundleEnvelope(2)))
-	require.Equal(t, protocol.RefusalOlder, protocol.RefusalOf(s.AcceptBundle(m.bundle.Envelope())))
+	require.Equal(t, protocol.Nack_GENERATION_OLDER, protocol.RefusalOf(s.AcceptBundle(m.bundle.Envelope())))
 	stranger := newMesh(t)
-	require.Equal(t, protocol.RefusalSignature, protocol.RefusalOf(s.AcceptBundle(stranger.bundleEnvelope(3))))
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, protocol.RefusalOf(s.AcceptBundle(stranger.bundleEnvelope(3))))
 	require.EqualValues(t, 2, s.Bundle().Version())
 	require.Error(t, s.InitBundle(protocol.Bundle{}))
 }
@@ -584,7 +584,7 @@ func TestLaw05FullSpoolRefusesLeasesAndDropsNothing(t *testing.T) {
 	use(t, s, "a", "r1", 600)
 	require.GreaterOrEqual(t, s.Spool().UnsentBytes, int64(1000))
 	err = s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 2)))
-	require.Equal(t, protocol.RefusalUnavailable, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_UNAVAILABLE, protocol.RefusalOf(err))
 	require.ErrorContains(t, err, "spool is full")
 	require.EqualValues(t, 1, s.Leases()["a"].GetLeaseNo(), "the lease that it has goes on")
 	seconds, _ := sealedSeconds(t, s, m)

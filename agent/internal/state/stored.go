@@ -75,7 +75,7 @@ func (s *Store) Resume(r Resumed) error {
 	defer s.mu.Unlock()
 	for _, b := range r.Bundles {
 		if !b.Valid() {
-			return protocol.Refuse(protocol.RefusalSignature, "the trust bundle was not verified")
+			return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the trust bundle was not verified")
 		}
 	}
 	s.d.bundles = r.Bundles
@@ -94,7 +94,7 @@ func (s *Store) Resume(r Resumed) error {
 	}
 	for _, v := range slices.SortedStableFunc(slices.Values(r.Leases), earlier) {
 		if !v.OK() {
-			return protocol.Refuse(protocol.RefusalSignature, "the leases were not verified")
+			return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the leases were not verified")
 		}
 		s.d.addBatch(v)
 	}
@@ -202,7 +202,7 @@ func batchKey(env *protocol.Envelope) string { return preBatch + hexSum(env.GetP
 func (x Document) Envelope() (*protocol.Envelope, error) {
 	env := &protocol.Envelope{}
 	if err := proto.Unmarshal(x.Raw, env); err != nil {
-		return nil, protocol.Refuse(protocol.RefusalMalformed, "the stored document cannot be read")
+		return nil, protocol.Refuse(protocol.Nack_MALFORMED, "the stored document cannot be read")
 	}
 	return env, nil
 }

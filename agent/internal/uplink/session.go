@@ -235,7 +235,7 @@ func (s *session) answer(a *protocol.Ack, _ error) error {
 // refuseTooLarge queues the refusal and leaves closing the stream, which cannot be read any further, to report: only
 // the goroutine that sends reports and refusals can close it without cutting one off.
 func (s *session) refuseTooLarge(cause error) {
-	s.u.acceptor.RefuseUnread(protocol.Refuse(protocol.RefusalTooLarge, "a message has over %d bytes",
+	s.u.acceptor.RefuseUnread(protocol.Refuse(protocol.Nack_TOO_LARGE, "a message has over %d bytes",
 		protocol.MaxControlBytes))
 	s.unreadable <- cause
 }

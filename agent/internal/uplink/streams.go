@@ -51,7 +51,7 @@ func (s *session) upload(ctx context.Context) error {
 			return err
 		}
 		stopped := u.Acknowledged(refused)
-		if stopped == "" {
+		if stopped == 0 {
 			continue
 		}
 		if err := s.usageRefused(ctx, stopped); err != nil {
@@ -78,16 +78,16 @@ func (s *session) sendSegments(stream *link.Stream, u *hubsession.Upload) error 
 }
 
 // usageRefused waits before the refused segments are sent again. It fails where the store took a new incarnation.
-func (s *session) usageRefused(ctx context.Context, reason string) error {
+func (s *session) usageRefused(ctx context.Context, reason protocol.Nack_Reason) error {
 	if hubsession.Broken(reason) {
 		err := hubsession.Renew(sessionStore{s.u}, spool.ErrOtherStore)
 		if !errors.Is(err, hubsession.ErrNewIncarnation) {
 			return err
 		}
-		return fmt.Errorf("usage segment refused: %s", reason)
+		return fmt.Errorf("usage segment refused: %s", reason.Text())
 	}
 	wait := hubsession.UsageRetry(reason, s.u.cfg.UsageRetry)
-	s.u.log.WarnContext(ctx, "usage segment refused", slog.String("reason", reason),
+	s.u.log.WarnContext(ctx, "usage segment refused", slog.String("reason", reason.Text()),
 		slog.Uint64("after_segment", s.u.store.Spool().Marks.Posted), slog.String("retry_in", wait.String()))
 	if !pause(ctx, wait) {
 		return ctx.Err()
@@ -95,20 +95,20 @@ func (s *session) usageRefused(ctx context.Context, reason string) error {
 	return nil
 }
 
-func (s *session) receiveAck(stream *link.Stream) (refused string, err error) {
+func (s *session) receiveAck(stream *link.Stream) (refused protocol.Nack_Reason, err error) {
 	if err := stream.SetReadDeadline(time.Now().Add(hubsession.AckTimeout)); err != nil {
-		return "", err
+		return 0, err
 	}
 	ack := &protocol.UsageAck{}
 	if err := stream.Receive(ack, protocol.MaxHeaderBytes); err != nil {
-		return "", fmt.Errorf("usage: %w", err)
+		return 0, fmt.Errorf("usage: %w", err)
 	}
 	failpoint.Hit("agent/upload/answered")
 	if err := s.u.store.AcknowledgeUsage(spool.HubProgress{
 		Incarnation: ack.GetIncarnation(), Posted: ack.GetPostedSegment(), Archived: ack.GetArchivedSegment(),
 		PostedSHA256: ack.GetPostedSha256(),
 	}); err != nil {
-		return "", err
+		return 0, err
 	}
 	failpoint.Hit("agent/upload/acknowledged")
 	return ack.GetNackReason(), nil
@@ -185,12 +185,12 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 		return nil, sessionLost(err)
 	}
 	switch reason := answer.GetErrorReason(); reason {
-	case "":
+	case protocol.Nack_REASON_UNSPECIFIED:
 		return answer, nil
-	case protocol.RefusalUnavailable:
-		return nil, fault.New(fault.Unavailable, reason, "The hub cannot answer at the moment.", nil)
+	case protocol.Nack_UNAVAILABLE:
+		return nil, fault.New(fault.Unavailable, reason.Text(), "The hub cannot answer at the moment.", nil)
 	default:
-		return nil, fault.New(fault.Forbidden, reason, "The hub refuses: "+reason+".", nil)
+		return nil, fault.New(fault.Forbidden, reason.Text(), "The hub refuses: "+reason.Text()+".", nil)
 	}
 }
 
@@ -229,14 +229,14 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 	}
 	logs := request.GetLogs()
 	if logs == nil || s.u.cfg.Logs == nil {
-		refuseTunnel(stream, protocol.RefusalFeature)
+		refuseTunnel(stream, protocol.Nack_FEATURE_MISSING)
 		return
 	}
 	source, err := s.u.openLogs(ctx, logs)
 	if err != nil {
-		reason := protocol.RefusalUnavailable
+		reason := protocol.Nack_UNAVAILABLE
 		if fault.Is(err, fault.NotFound) {
-			reason = protocol.RefusalNotAssigned
+			reason = protocol.Nack_NOT_ASSIGNED
 		}
 		refuseTunnel(stream, reason)
 		return
@@ -266,7 +266,7 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 	_ = stream.Close()
 }
 
-func refuseTunnel(stream *link.Stream, reason string) {
+func refuseTunnel(stream *link.Stream, reason protocol.Nack_Reason) {
 	_ = stream.Send(&protocol.TunnelResponse{ErrorReason: reason})
 	_ = stream.Close()
 }

@@ -258,47 +258,48 @@ func TestLaw01OnlyWhatIsSignedForThisNodeIsAccepted(t *testing.T) {
 	huge.Payload = make([]byte, protocol.MaxEnvelopeBytes+1)
 	stranger := sha256.Sum256([]byte("another key"))
 	for _, c := range []struct {
-		name, reason string
-		env          *protocol.Envelope
+		name   string
+		reason protocol.Nack_Reason
+		env    *protocol.Envelope
 	}{
-		{"forged", protocol.RefusalSignature, forged},
-		{"tampered", protocol.RefusalSignature, tampered},
-		{"signed by the wrong role", protocol.RefusalSignature, func() *protocol.Envelope {
+		{"forged", protocol.Nack_SIGNATURE_INVALID, forged},
+		{"tampered", protocol.Nack_SIGNATURE_INVALID, tampered},
+		{"signed by the wrong role", protocol.Nack_SIGNATURE_INVALID, func() *protocol.Envelope {
 			e, _ := h.desired(h.lease, nil)
 			return e
 		}()},
-		{"for another node", protocol.RefusalWrongNode, next(func(d *protocol.DesiredState) { d.NodeId = "other" })},
-		{"for an earlier key of this node", protocol.RefusalWrongNode, next(func(d *protocol.DesiredState) {
+		{"for another node", protocol.Nack_WRONG_NODE, next(func(d *protocol.DesiredState) { d.NodeId = "other" })},
+		{"for an earlier key of this node", protocol.Nack_WRONG_NODE, next(func(d *protocol.DesiredState) {
 			d.NodeKeySha256 = stranger[:]
 		})},
-		{"older", protocol.RefusalOlder, next(func(d *protocol.DesiredState) { d.Generation = 4 })},
-		{"same generation, other content", protocol.RefusalConflict, next(func(d *protocol.DesiredState) {
+		{"older", protocol.Nack_GENERATION_OLDER, next(func(d *protocol.DesiredState) { d.Generation = 4 })},
+		{"same generation, other content", protocol.Nack_GENERATION_CONFLICT, next(func(d *protocol.DesiredState) {
 			d.Generation = 5
 		})},
-		{"of an unknown epoch", protocol.RefusalEpoch, next(func(d *protocol.DesiredState) { d.Epoch = 9 })},
-		{"oversized", protocol.RefusalTooLarge, huge},
-		{"needs a newer trust bundle", protocol.RefusalBundleOld, next(func(d *protocol.DesiredState) {
+		{"of an unknown epoch", protocol.Nack_EPOCH_UNKNOWN, next(func(d *protocol.DesiredState) { d.Epoch = 9 })},
+		{"oversized", protocol.Nack_TOO_LARGE, huge},
+		{"needs a newer trust bundle", protocol.Nack_BUNDLE_TOO_OLD, next(func(d *protocol.DesiredState) {
 			d.MinBundleVersion = 7
 		})},
-		{"empty", protocol.RefusalMalformed, nil},
+		{"empty", protocol.Nack_MALFORMED, nil},
 	} {
 		h.setFetches(func(*protocol.FetchRequest) *protocol.FetchResponse {
-			return &protocol.FetchResponse{ErrorReason: protocol.RefusalUnavailable}
+			return &protocol.FetchResponse{ErrorReason: protocol.Nack_UNAVAILABLE}
 		})
 		s.pushState(c.env)
 		require.Equal(t, c.reason, s.refused().GetReason(), c.name)
 		require.EqualValues(t, 5, n.store.Accepted().Generation, c.name)
 	}
-	require.Contains(t, n.up.Status().LastRefusal, protocol.RefusalMalformed)
+	require.Contains(t, n.up.Status().LastRefusal, protocol.Nack_MALFORMED.Text())
 
 	// A revoked key signs in vain, and the next bundle comes first.
 	h.version, h.revoked = 2, []string{protocol.KeyID(pub(h.state))}
 	s.push(&protocol.HubMessage{Message: &protocol.HubMessage_PushBundle{PushBundle: &protocol.PushBundle{
 		Envelope: h.bundleEnvelope(),
 	}}})
-	require.Equal(t, "bundle", s.accepted().GetDocument())
+	require.Equal(t, protocol.Envelope_BUNDLE, s.accepted().GetDocument())
 	s.pushState(next(nil))
-	require.Equal(t, protocol.RefusalKeyRevoked, s.refused().GetReason())
+	require.Equal(t, protocol.Nack_KEY_REVOKED, s.refused().GetReason())
 }
 
 func TestStateThatNeedsANewerBundleFetchesIt(t *testing.T) {
@@ -307,7 +308,7 @@ func TestStateThatNeedsANewerBundleFetchesIt(t *testing.T) {
 	newer := h.bundleEnvelope()
 	h.setFetches(func(r *protocol.FetchRequest) *protocol.FetchResponse {
 		if !r.GetBundle() {
-			return &protocol.FetchResponse{ErrorReason: protocol.RefusalUnknownPart}
+			return &protocol.FetchResponse{ErrorReason: protocol.Nack_UNKNOWN_PART}
 		}
 		return &protocol.FetchResponse{Bundle: newer}
 	})
@@ -348,14 +349,14 @@ func TestStateThatNeedsABundleThatNobodyHasIsRefused(t *testing.T) {
 	h.setFetches(func(*protocol.FetchRequest) *protocol.FetchResponse { return &protocol.FetchResponse{Bundle: same} })
 	env, _ := h.desired(h.state, func(d *protocol.DesiredState) { d.MinBundleVersion = 9 })
 	s.pushState(env)
-	require.Equal(t, protocol.RefusalBundleOld, s.refused().GetReason())
+	require.Equal(t, protocol.Nack_BUNDLE_TOO_OLD, s.refused().GetReason())
 }
 
 func TestMessageAboveItsLimitIsRefusedAndTheNextSessionIsThere(t *testing.T) {
 	h, n, s := start(t)
 	env, _ := h.desired(h.state, nil)
 	s.sendTooLarge()
-	require.Equal(t, protocol.RefusalTooLarge, s.refused().GetReason())
+	require.Equal(t, protocol.Nack_TOO_LARGE, s.refused().GetReason())
 	s = h.next()
 	s.pushState(env)
 	require.EqualValues(t, 1, s.accepted().GetGeneration())
@@ -370,7 +371,7 @@ func TestReportDoesNotCutOffTheLastRefusal(t *testing.T) {
 	n.run(uplink.Config{AgentVersion: "test", Log: slog.New(slog.NewTextHandler(&log, nil))})
 	s := h.next()
 	s.sendTooLarge()
-	require.Equal(t, protocol.RefusalTooLarge, s.refused().GetReason())
+	require.Equal(t, protocol.Nack_TOO_LARGE, s.refused().GetReason())
 	require.ErrorIs(t, s.control.Receive(&protocol.NodeMessage{}, protocol.MaxControlBytes), io.EOF)
 	n.seen.set(agent.Report{Epoch: 1, Generation: 1})
 	h.next()
@@ -388,8 +389,11 @@ func TestRemovalIsReportedUntilTheHubHasIt(t *testing.T) {
 	s.pushState(env)
 	s.accepted()
 	require.NoError(t, n.store.Retire("m1", protocol.RemovalKinds(), n.clock.Now()))
-	gone := &protocol.WorkloadStatus{MemberId: "m1", Status: "removed", Removal: n.store.Members()["m1"].Removal}
-	other := &protocol.WorkloadStatus{MemberId: "m2", Status: "ready"}
+	gone := &protocol.WorkloadStatus{
+		MemberId: "m1", Status: protocol.WorkloadStatus_REMOVED,
+		Removal: n.store.Members()["m1"].Removal,
+	}
+	other := &protocol.WorkloadStatus{MemberId: "m2", Status: protocol.WorkloadStatus_READY}
 	n.seen.set(agent.Report{Epoch: 1, Generation: 1, Workloads: []*protocol.WorkloadStatus{gone, other}})
 	report := func(s *hubSession) *protocol.Report {
 		var r *protocol.Report
@@ -435,10 +439,12 @@ func (n *testNode) use(segments int) {
 }
 
 // takeUsage takes one segment a call and answers as decide says; nil takes all.
-func takeUsage(t testing.TB, s *hubSession) func(decide func(number uint64) (refuse string, posted uint64)) uint64 {
+func takeUsage(t testing.TB,
+	s *hubSession,
+) func(decide func(number uint64) (refuse protocol.Nack_Reason, posted uint64)) uint64 {
 	t.Helper()
 	stream := <-s.usage
-	return func(decide func(uint64) (string, uint64)) uint64 {
+	return func(decide func(uint64) (protocol.Nack_Reason, uint64)) uint64 {
 		t.Helper()
 		m := &protocol.UsageUpload{}
 		require.NoError(t, stream.SetDeadline(time.Now().Add(30*time.Second)))
@@ -495,13 +501,13 @@ func TestUsageThatTheHubCannotTakeNowIsSentAgain(t *testing.T) {
 	last := n.store.Spool().LastSegment
 	posted, refusals := uint64(0), 0
 	for posted < last {
-		take(func(number uint64) (string, uint64) {
+		take(func(number uint64) (protocol.Nack_Reason, uint64) {
 			if number != posted+1 || refusals < 3 && number == 2 {
 				refusals++
-				return "unavailable", posted
+				return protocol.Nack_UNAVAILABLE, posted
 			}
 			posted = number
-			return "", posted
+			return 0, posted
 		})
 	}
 	require.GreaterOrEqual(t, refusals, 3)
@@ -547,10 +553,10 @@ func TestLaw05UsageThatContradictsTheHubIsSealedAgain(t *testing.T) {
 	take := takeUsage(t, s)
 	n.use(3)
 	last := n.store.Spool().LastSegment
-	take(func(uint64) (string, uint64) { return "", 1 })
-	take(func(uint64) (string, uint64) { return protocol.RefusalChainBroken, 0 })
+	take(func(uint64) (protocol.Nack_Reason, uint64) { return 0, 1 })
+	take(func(uint64) (protocol.Nack_Reason, uint64) { return protocol.Nack_CHAIN_BROKEN, 0 })
 	for range last - 2 {
-		take(func(uint64) (string, uint64) { return protocol.RefusalChainBroken, 0 })
+		take(func(uint64) (protocol.Nack_Reason, uint64) { return protocol.Nack_CHAIN_BROKEN, 0 })
 	}
 	s = h.next()
 	require.NotEqual(t, old, s.hello.GetIncarnation())
@@ -622,7 +628,7 @@ func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 				Username:     p.GetRepository(),
 			}}
 		}
-		return &protocol.FetchResponse{ErrorReason: protocol.RefusalUnknownPart}
+		return &protocol.FetchResponse{ErrorReason: protocol.Nack_UNKNOWN_PART}
 	})
 	n.run(uplink.Config{})
 	h.next()
@@ -631,7 +637,7 @@ func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "org/acme/web/app", c.GetUsername())
 	_, err = n.up.Part(t.Context(), [32]byte{})
-	require.Equal(t, protocol.RefusalUnknownPart, fault.As(err).Code)
+	require.Equal(t, protocol.Nack_UNKNOWN_PART.Text(), fault.As(err).Code)
 }
 
 func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
@@ -653,7 +659,7 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 	n.run(uplink.Config{Logs: logs})
 	require.NoError(t, n.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", Service: "main", OpenedAt: n.clock.Now()}))
 	s := h.next()
-	tunnel := func(r *protocol.LogsRequest) (io.ReadCloser, string) {
+	tunnel := func(r *protocol.LogsRequest) (io.ReadCloser, protocol.Nack_Reason) {
 		stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
 		require.NoError(t, err)
 		require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: r}}))
@@ -662,7 +668,7 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 		return stream, answer.GetErrorReason()
 	}
 	_, refused := tunnel(&protocol.LogsRequest{MemberId: "someone-else"})
-	require.Equal(t, protocol.RefusalNotAssigned, refused)
+	require.Equal(t, protocol.Nack_NOT_ASSIGNED, refused)
 
 	stream, refused := tunnel(&protocol.LogsRequest{MemberId: "m1", TailLines: 5})
 	require.Empty(t, refused)

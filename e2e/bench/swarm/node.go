@@ -218,14 +218,17 @@ func (n *node) accept(m *protocol.HubMessage) (*protocol.Ack, error) {
 		n.mu.Lock()
 		n.epoch, n.generation, n.sha256 = v.Message().GetEpoch(), v.Message().GetGeneration(), sum[:]
 		n.mu.Unlock()
-		return &protocol.Ack{Document: "state", Epoch: v.Message().GetEpoch(), Generation: v.Message().GetGeneration()},
+		return &protocol.Ack{
+				Document: protocol.Envelope_STATE, Epoch: v.Message().GetEpoch(),
+				Generation: v.Message().GetGeneration(),
+			},
 			nil
 	case *protocol.HubMessage_PushLeases:
 		v, err := protocol.VerifyLeases(x.PushLeases.GetEnvelope(), n.bundle, n.identity)
 		if err != nil {
 			return nil, err
 		}
-		return &protocol.Ack{Document: "leases", Epoch: v.Message().GetEpoch()}, nil
+		return &protocol.Ack{Document: protocol.Envelope_LEASES, Epoch: v.Message().GetEpoch()}, nil
 	case *protocol.HubMessage_GoAway:
 		return nil, fmt.Errorf("the hub ends the session: %s", x.GoAway.GetReason())
 	default:

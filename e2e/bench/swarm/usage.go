@@ -119,8 +119,8 @@ func (n *node) sendUsage(ctx context.Context, repeatEvery int) error {
 		if err := stream.Receive(ack, protocol.MaxHeaderBytes); err != nil {
 			return err
 		}
-		if ack.GetNackReason() != "" {
-			return fmt.Errorf("segment after %d refused: %s", posted, ack.GetNackReason())
+		if ack.GetNackReason() != 0 {
+			return fmt.Errorf("segment after %d refused: %s", posted, ack.GetNackReason().Text())
 		}
 		posted = max(posted, ack.GetPostedSegment())
 	}

@@ -81,9 +81,9 @@ func refusedDocument(err error, code, pointer string) error {
 		return &out
 	}
 	reason := protocol.RefusalOf(err)
-	if reason == "" {
+	if reason == protocol.Nack_REASON_UNSPECIFIED {
 		return err
 	}
 	return fault.New(fault.Unprocessable, code, "The signed document is refused.", err).WithField(pointer,
-		reason).Permanent()
+		reason.Text()).Permanent()
 }

@@ -54,7 +54,7 @@ func TestInstanceThatExceedsALimitOfItsNodeIsRefusedWhenItIsAskedFor(t *testing.
 	in.Version = "1.2.0"
 	i, err := w.commands().CreateInstance(t.Context(), w.meta("fits"), in)
 	require.NoError(t, err)
-	w.report(1, w.says(i, "ready"))
+	w.report(1, w.says(i, protocol.WorkloadStatus_READY))
 	before = w.contents()
 	_, err = w.commands().UpgradeInstance(t.Context(), w.meta("upgrade"), w.project.ID, i.ID, "1.3.0")
 	w.requireRefused(err, "member_limit_exceeded", "/target_version")
@@ -71,7 +71,7 @@ func TestRollbackOrStartToWhatExceedsALimitIsRefused(t *testing.T) {
 	t.Run("rollback", func(t *testing.T) {
 		w := newWorld(t)
 		i := w.upgraded()
-		ready := w.says(i, "ready")
+		ready := w.says(i, protocol.WorkloadStatus_READY)
 		ready.Revision = 2
 		w.report(2, ready)
 		before := outgrow(w, i.ID, 1)

@@ -225,7 +225,7 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	generation := uint64(1)
 	ready := func(revision int64) {
 		generation++
-		says := w.says(i, "ready")
+		says := w.says(i, protocol.WorkloadStatus_READY)
 		says.Revision = uint64(revision)
 		w.report(generation, says)
 		require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
@@ -267,9 +267,9 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	asked, err := w.commands().UpgradeInstance(t.Context(), w.meta("upgrade"), w.project.ID, i.ID, "2.5.0")
 	require.NoError(t, err)
 	generation++
-	says := w.says(i, "ready")
+	says := w.says(i, protocol.WorkloadStatus_READY)
 	says.Revision, says.FallbackFromRevision, says.Reason = uint64(again.Revision), uint64(asked.Revision),
-		"readiness_timeout"
+		protocol.WorkloadStatus_READINESS_TIMEOUT
 	w.report(generation, says)
 	require.Equal(t, again.Revision, w.get(i.ID).Revision)
 	w.now = w.now.Add(100 * day)

@@ -32,8 +32,8 @@ func (m Meta) RecordInstance(ctx context.Context, tx db.Tx, action string, c ins
 		if step.From != "" {
 			data["from"] = string(step.From)
 		}
-		if step.Reason != "" {
-			data["reason"] = string(step.Reason)
+		if step.Reason != 0 {
+			data["reason"] = step.Reason.Text()
 		}
 		if err := event.Append(ctx, tx, event.Event{
 			Type: step.EventType(), Subject: i.ID, ResourceVersion: c.FirstVersion + int64(n), OrgID: i.OrgID,
@@ -49,7 +49,7 @@ func (m Meta) RecordInstance(ctx context.Context, tx db.Tx, action string, c ins
 	row := event.AuditRow{
 		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceInstance,
 		ResourceID: i.ID,
-		OrgID:      i.OrgID, ProjectID: i.ProjectID, CorrelationID: m.CorrelationID, Reason: string(i.Lifecycle.Reason),
+		OrgID:      i.OrgID, ProjectID: i.ProjectID, CorrelationID: m.CorrelationID, Reason: i.Lifecycle.Reason.Text(),
 		After: map[string]any{"status": i.Lifecycle.Status, "revision": i.Revision, "version": i.Version}, At: m.Now,
 	}
 	if from := c.Steps[0].From; from != "" {

@@ -21,12 +21,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func (w *world) says(i instance.Instance, status string) *protocol.WorkloadStatus {
+func (w *world) says(i instance.Instance, status protocol.WorkloadStatus_Status) *protocol.WorkloadStatus {
 	return &protocol.WorkloadStatus{MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: status}
 }
 
 func (w *world) removed(i instance.Instance) *protocol.WorkloadStatus {
-	s := w.says(i, "removed")
+	s := w.says(i, protocol.WorkloadStatus_REMOVED)
 	s.Removal = &protocol.RemovalProof{At: timestamppb.New(w.now), Absent: protocol.RemovalKinds(), Incarnation: "i1"}
 	return s
 }
@@ -58,8 +58,8 @@ func TestAnInstanceFromRequestToProof(t *testing.T) {
 	require.Positive(t, held, "the lease is paid for in advance")
 	w.compiles(i)
 
-	w.report(1, w.says(i, "starting"))
-	w.report(1, w.says(i, "ready"))
+	w.report(1, w.says(i, protocol.WorkloadStatus_STARTING))
+	w.report(1, w.says(i, protocol.WorkloadStatus_READY))
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
 
 	_, err := (&Service{DB: w.d}).ReleaseAllocation(t.Context(), w.meta("release-1"), w.project.ID, a.ID)
@@ -120,8 +120,8 @@ func TestAFailedDeploymentTellsTheNodeToStopTrying(t *testing.T) {
 	w := newWorld(t)
 	w.allocation()
 	i := w.instance()
-	failed := w.says(i, "failed")
-	failed.Reason = "readiness_timeout"
+	failed := w.says(i, protocol.WorkloadStatus_FAILED)
+	failed.Reason = protocol.WorkloadStatus_READINESS_TIMEOUT
 	require.Empty(t, w.report(1, failed))
 	w.now = w.now.Add(time.Minute)
 	require.Equal(t, []string{w.node}, w.report(1, failed))
@@ -194,7 +194,7 @@ func TestAVersionBelowTheLowestOneStartsNoMoreWhileWhatRunsGoesOn(t *testing.T) 
 
 	_, err = w.commands().StopInstance(t.Context(), w.meta("stop"), w.project.ID, i.ID)
 	require.NoError(t, err)
-	w.report(2, w.says(w.get(i.ID), "stopped"))
+	w.report(2, w.says(w.get(i.ID), protocol.WorkloadStatus_STOPPED))
 	_, err = strict.StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
 	require.Equal(t, "app_version_too_old", fault.As(err).Code, "%v", err)
 	_, err = w.commands().StartInstance(t.Context(), w.meta("again"), w.project.ID, i.ID)
@@ -222,7 +222,7 @@ func TestTheSameKeyGivesTheSameInstance(t *testing.T) {
 	w.allocation()
 	first, err := w.commands().CreateInstance(t.Context(), w.meta("k"), w.instanceInput())
 	require.NoError(t, err)
-	w.report(1, w.says(first, "ready"))
+	w.report(1, w.says(first, protocol.WorkloadStatus_READY))
 	replays := 0
 	m := w.meta("k")
 	m.OnReplay = func() { replays++ }
@@ -254,7 +254,7 @@ func TestAnAllocationThatIsNotPaidEndsWithWhatRunsInIt(t *testing.T) {
 	w := newWorld(t)
 	a := w.allocation()
 	i := w.instance()
-	w.report(1, w.says(i, "ready"))
+	w.report(1, w.says(i, protocol.WorkloadStatus_READY))
 	w.poked = nil
 	unpaid := &Service{DB: w.d, EnqueueNode: func(nodeID string) { w.poked = append(w.poked, nodeID) }}
 	require.NoError(t, unpaid.ReleaseUnpaid(t.Context(), a.ID, "corr-unpaid", w.now))
@@ -277,11 +277,11 @@ func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
 	i := w.instance()
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Requested, Health: instance.HealthUnknown,
-		Reason: instance.ReasonNodeUnreachable,
+		Reason: protocol.WorkloadStatus_NODE_UNREACHABLE,
 	}, i.Lifecycle)
 	ended, err := w.commands().DecommissionInstance(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
-	require.Equal(t, instance.ReasonNodeUnreachable, ended.Lifecycle.Reason)
-	w.report(1, w.says(i, "stopping"))
+	require.Equal(t, protocol.WorkloadStatus_NODE_UNREACHABLE, ended.Lifecycle.Reason)
+	w.report(1, w.says(i, protocol.WorkloadStatus_STOPPING))
 	require.Empty(t, w.get(i.ID).Lifecycle.Reason, "contact")
 }

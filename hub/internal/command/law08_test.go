@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // TestLaw08DataEventAndAuditAreOneTransaction breaks every statement of every command on capacity and instances, one at
@@ -73,8 +74,8 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 		}, "app_instance"},
 		{"report of a node that went back", func(w *world) func(context.Context, db.Tx) error {
 			i := w.upgraded()
-			s := w.says(i, "ready")
-			s.FallbackFromRevision, s.Reason = 2, "crash_loop"
+			s := w.says(i, protocol.WorkloadStatus_READY)
+			s.FallbackFromRevision, s.Reason = 2, protocol.WorkloadStatus_CRASH_LOOP
 			w.counter++
 			r := w.nodeReport(2, s)
 			return func(ctx context.Context, tx db.Tx) error {
@@ -84,7 +85,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 		}, "app_instance"},
 		{"rollback instance", func(w *world) func(context.Context, db.Tx) error {
 			i := w.upgraded()
-			s := w.says(i, "ready")
+			s := w.says(i, protocol.WorkloadStatus_READY)
 			s.Revision = 2
 			w.report(2, s)
 			m := w.meta("k")
@@ -122,7 +123,7 @@ func TestLaw08DataEventAndAuditAreOneTransaction(t *testing.T) {
 		}, "app_instance"},
 		{"first report", func(w *world) func(context.Context, db.Tx) error {
 			w.allocation()
-			r := w.nodeReport(1, w.says(w.instance(), "ready"))
+			r := w.nodeReport(1, w.says(w.instance(), protocol.WorkloadStatus_READY))
 			r.Counter = 1
 			return func(ctx context.Context, tx db.Tx) error {
 				_, err := Observe(ctx, tx, r, w.now)

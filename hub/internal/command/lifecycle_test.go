@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // upgraded is a running instance whose upgrade to 2.0.0 was asked for.
@@ -30,7 +31,7 @@ func (w *world) stopped() instance.Instance {
 	i := w.running()
 	_, err := w.commands().StopInstance(w.t.Context(), w.meta("stop"+db.NewID()), w.project.ID, i.ID)
 	require.NoError(w.t, err)
-	w.report(2, w.says(i, "stopped"))
+	w.report(2, w.says(i, protocol.WorkloadStatus_STOPPED))
 	return w.get(i.ID)
 }
 
@@ -45,7 +46,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 	_, err = w.commands().RollbackInstance(t.Context(), w.meta("early"), w.project.ID, i.ID, "")
 	require.Equal(t, "instance_upgrading", fault.As(err).Code)
 
-	ready := w.says(i, "ready")
+	ready := w.says(i, protocol.WorkloadStatus_READY)
 	ready.Revision = 2
 	require.Equal(t, []string{w.node}, w.report(2, ready), "the node is told that it may no longer go back")
 	i, err = w.commands().RollbackInstance(t.Context(), w.meta("back"), w.project.ID, i.ID, "")
@@ -64,7 +65,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 func TestARollbackRunsADeprecatedVersionButNoneThatIsRetired(t *testing.T) {
 	w := newWorld(t)
 	i := w.upgraded()
-	ready := w.says(i, "ready")
+	ready := w.says(i, protocol.WorkloadStatus_READY)
 	ready.Revision = 2
 	w.report(2, ready)
 	status := func(s catalog.Status) {
@@ -119,7 +120,7 @@ func TestStopAndStart(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, instance.Deploying, started.Lifecycle.Status)
 	require.Equal(t, i.Members[0].AllocationID, started.Members[0].AllocationID)
-	ready := w.says(i, "ready")
+	ready := w.says(i, protocol.WorkloadStatus_READY)
 	ready.Revision = 2
 	w.report(3, ready)
 	require.Equal(t, []string{

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // ReleaseUnpaid ends an allocation whose wallet does not cover it any more: its instances are decommissioned, and it
@@ -43,7 +44,7 @@ func (s *Service) releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, cor
 	for _, i := range live {
 		ask := instance.Request{
 			OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: correlationID,
-			Reason: instance.ReasonLeaseEnded,
+			Reason: protocol.WorkloadStatus_LEASE_ENDED,
 		}
 		change, err := instance.RequestDecommission(ctx, tx, i, ask, now)
 		if err != nil {

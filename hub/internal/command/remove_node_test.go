@@ -92,7 +92,7 @@ func TestADrainedNodeTakesNothingNewUntilItIsUndrained(t *testing.T) {
 	require.Equal(t, fleet.Draining, w.fleetNode().Status(w.now))
 	_, err := (&Service{DB: w.d}).CreateAllocation(t.Context(), w.meta("full"), w.allocationInput())
 	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
-	w.report(1, w.says(i, "ready"))
+	w.report(1, w.says(i, protocol.WorkloadStatus_READY))
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status, "what runs goes on")
 
 	undrain := &Service{DB: w.d}
@@ -167,7 +167,7 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	in.AllocationIDs = []string{a}
 	ending, err := w.commands().CreateInstance(t.Context(), w.meta("second"), in)
 	require.NoError(t, err)
-	w.report(2, w.says(runs, "ready"), w.says(ending, "ready"))
+	w.report(2, w.says(runs, protocol.WorkloadStatus_READY), w.says(ending, protocol.WorkloadStatus_READY))
 	w.decommissioned(ending)
 	before, held := w.wallet()
 	w.silent()
@@ -177,14 +177,14 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	got := w.get(runs.ID)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Failed, Health: instance.HealthUnhealthy,
-		Reason: instance.ReasonNodeLost,
+		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, got.Lifecycle)
-	require.Equal(t, instance.MemberFailed, got.Members[0].Status)
-	require.Equal(t, instance.ReasonNodeLost, got.Members[0].Reason)
+	require.Equal(t, protocol.WorkloadStatus_FAILED, got.Members[0].Status)
+	require.Equal(t, protocol.WorkloadStatus_NODE_LOST, got.Members[0].Reason)
 	ended := w.get(ending.ID)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Decommissioned, Health: instance.HealthUnknown,
-		Reason: instance.ReasonNodeLost,
+		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, ended.Lifecycle)
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		got, err := capacity.GetAny(ctx, tx, a)
@@ -211,7 +211,7 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Decommissioned, Health: instance.HealthUnknown,
-		Reason: instance.ReasonNodeLost,
+		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, gone.Lifecycle)
 
 	available, stillHeld := w.wallet()

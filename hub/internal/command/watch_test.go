@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Whatever changes an app instance raises its version and signals those who watch it, without a call at the change.
@@ -25,9 +26,9 @@ func TestEveryChangeOfAnInstanceSignalsItsWatchers(t *testing.T) {
 				ChangeInstanceInput{DisplayName: &name})
 			require.NoError(w.t, err)
 		},
-		"a report": func(w *world, i instance.Instance) { w.report(1, w.says(i, "failed")) },
+		"a report": func(w *world, i instance.Instance) { w.report(1, w.says(i, protocol.WorkloadStatus_FAILED)) },
 		"a report of a member alone": func(w *world, i instance.Instance) {
-			s := w.says(i, "ready")
+			s := w.says(i, protocol.WorkloadStatus_READY)
 			s.Restarts = 3
 			w.report(1, s)
 			require.Equal(w.t, i.Lifecycle, w.get(i.ID).Lifecycle)

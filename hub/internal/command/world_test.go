@@ -239,7 +239,7 @@ func (w *world) running() instance.Instance {
 	w.t.Helper()
 	w.allocation()
 	i := w.instance()
-	w.report(1, w.says(i, "ready"))
+	w.report(1, w.says(i, protocol.WorkloadStatus_READY))
 	return w.get(i.ID)
 }
 

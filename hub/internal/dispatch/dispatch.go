@@ -106,11 +106,11 @@ func (d *Dispatcher) Renew(ctx context.Context) error {
 // Part returns a part of one of the node's newest states.
 func (d *Dispatcher) Part(ctx context.Context, nodeID string, digest []byte) ([]byte, error) {
 	if len(digest) != sha256.Size {
-		return nil, protocol.Refuse(protocol.RefusalMalformed, "a digest has %d bytes", sha256.Size)
+		return nil, protocol.Refuse(protocol.Nack_MALFORMED, "a digest has %d bytes", sha256.Size)
 	}
 	data, err := db.Query(ctx, d.DB, func(tx db.Tx) ([]byte, error) { return selectPart(ctx, tx, nodeID, digest) })
 	if db.IsNoRows(err) {
-		return nil, protocol.Refuse(protocol.RefusalUnknownPart, "no state of this node names the part %s",
+		return nil, protocol.Refuse(protocol.Nack_UNKNOWN_PART, "no state of this node names the part %s",
 			hex.EncodeToString(digest))
 	}
 	return data, err

@@ -18,7 +18,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
-	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -138,8 +137,8 @@ func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
 	})
 	for range 2 {
 		l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
-			Document: "leases",
-			Reason:   protocol.RefusalUnavailable,
+			Document: protocol.Envelope_LEASES,
+			Reason:   protocol.Nack_UNAVAILABLE,
 		}}})
 		// Its acknowledgement comes after the refusal was taken in.
 		l.Report(state)
@@ -196,7 +195,10 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 		i.ID)
 	require.NoError(t, err)
 	state, _ := l.ExpectState(1)
-	stopped := &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Revision: 1, Status: "stopped"}
+	stopped := &protocol.WorkloadStatus{
+		MemberId: member, InstanceId: i.ID, Revision: 1,
+		Status: protocol.WorkloadStatus_STOPPED,
+	}
 	wallet := func() int { return hubtest.Count(h, `SELECT balance_nanos / 1000000 FROM wallets`) }
 	before := wallet()
 	for range 48 {
@@ -344,8 +346,8 @@ func TestAFailedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	i := h.Launch()
 	state, _ := l.ExpectState(1)
 	failed := &protocol.WorkloadStatus{
-		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: "failed",
-		Reason: string(instance.ReasonManifestNotAdmitted),
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: protocol.WorkloadStatus_FAILED,
+		Reason: protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
 	}
 	l.Report(state.GetGeneration(), failed)
 	h.Advance(time.Minute)
@@ -365,7 +367,8 @@ func TestAWaitingInstanceHoldsOneLease(t *testing.T) {
 	l.ExpectState(0)
 	i, member, _ := hubtest.Running(t, h, l)
 	h.BillADay(l, 2, &protocol.WorkloadStatus{
-		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "failed", Reason: string(instance.ReasonOwnerRefused),
+		MemberId: member, InstanceId: i.ID, Revision: 1, Status: protocol.WorkloadStatus_FAILED,
+		Reason: protocol.WorkloadStatus_OWNER_REFUSED,
 	})
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`))
 	require.Greater(t, hubtest.Count(h, `SELECT count(*) FROM leases`), 20)

@@ -26,7 +26,7 @@ func mayPull(ctx context.Context, tx db.Tx, nodeID, repository string) (may bool
 		return false, nil
 	}
 	if err == nil && quarantined {
-		return false, protocol.Refuse(protocol.RefusalQuarantined, "the node is quarantined")
+		return false, protocol.Refuse(protocol.Nack_NODE_QUARANTINED, "the node is quarantined")
 	}
 	return may, err
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -242,12 +241,12 @@ func TestLaw02HubNoticesAStoreThatFellBehind(t *testing.T) {
 	}
 	require.False(t, say("i1", 0, 0, 0), "a new store")
 	must(t, d, func(ctx context.Context, tx db.Tx) (int, error) {
-		return 0, fleet.RecordAck(ctx, tx, n.ID, fleet.DocumentState, 1, 7)
+		return 0, fleet.RecordAck(ctx, tx, n.ID, protocol.Envelope_STATE, 1, 7)
 	})
 	require.False(t, say("i1", 7, 3, 3), "as the hub remembers it")
 	require.True(t, say("i1", 7, 2, 3), "usage that the hub has is unknown to the node")
 	must(t, d, func(ctx context.Context, tx db.Tx) (int, error) {
-		return 0, fleet.RecordAck(ctx, tx, n.ID, fleet.DocumentState, 1, 8)
+		return 0, fleet.RecordAck(ctx, tx, n.ID, protocol.Envelope_STATE, 1, 8)
 	})
 	require.True(t, say("i1", 7, 3, 3), "an acceptance that the hub saw is unknown to the node")
 	require.False(t, say("i2", 0, 0, 0), "a new incarnation owes nothing")
@@ -279,20 +278,21 @@ func TestLateReportsLose(t *testing.T) {
 func TestRefusalsAreKeptOnceAndBounded(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
-	refuse := func(reason string, generation uint64, at time.Time) bool {
+	refuse := func(reason protocol.Nack_Reason, generation uint64, at time.Time) bool {
 		return must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
 			return fleet.RecordRefusal(ctx, tx, n.ID, db.NewID(), fleet.Refusal{
-				Document: fleet.DocumentState, Generation: generation, Reason: reason, Detail: strings.Repeat("é", 600), At: at,
+				Document: protocol.Envelope_STATE.Text(), Generation: generation, Reason: reason.Text(),
+				Detail: strings.Repeat("é", 600), At: at,
 			})
 		})
 	}
-	require.True(t, refuse(protocol.RefusalOlder, 1, now))
-	require.False(t, refuse(protocol.RefusalOlder, 1, now.Add(time.Minute)), "the same again is no news")
-	require.True(t, refuse(protocol.RefusalConflict, 2, now.Add(2*time.Minute)))
-	require.False(t, refuse(protocol.RefusalOlder, 3, now.Add(3*time.Minute)), "nor is it by turns with another")
-	require.True(t, refuse(protocol.RefusalOlder, 3, now.Add(2*time.Hour)), "an hour later it is")
+	require.True(t, refuse(protocol.Nack_GENERATION_OLDER, 1, now))
+	require.False(t, refuse(protocol.Nack_GENERATION_OLDER, 1, now.Add(time.Minute)), "the same again is no news")
+	require.True(t, refuse(protocol.Nack_GENERATION_CONFLICT, 2, now.Add(2*time.Minute)))
+	require.False(t, refuse(protocol.Nack_GENERATION_OLDER, 3, now.Add(3*time.Minute)), "nor is it by turns with another")
+	require.True(t, refuse(protocol.Nack_GENERATION_OLDER, 3, now.Add(2*time.Hour)), "an hour later it is")
 	for g := range uint64(30) {
-		require.True(t, refuse(fmt.Sprint("reason ", g), g+2, now.Add(3*time.Hour+time.Duration(g)*time.Second)))
+		require.True(t, refuse(protocol.Nack_Reason(100+g), g+2, now.Add(3*time.Hour+time.Duration(g)*time.Second)))
 	}
 	list := must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
 		return fleet.Refusals(ctx, tx, n.ID, 100)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/nodeidentity"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Disconnect notes the end of a connection, unless a newer one has replaced it.
@@ -139,26 +140,20 @@ func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time)
 	return tag.RowsAffected() == 1, err
 }
 
-// RecordAck notes that a node has a document on its disk. document is state, leases or bundle; generation is the
-// bundle's version for a bundle.
-func RecordAck(ctx context.Context, tx db.Tx, nodeID, document string, epoch, generation uint64) error {
+// RecordAck notes that a node has a document on its disk. generation is the version for a bundle.
+func RecordAck(ctx context.Context, tx db.Tx, nodeID string, document protocol.Envelope_Kind,
+	epoch, generation uint64,
+) error {
 	epoch, generation = min(epoch, maxGeneration), min(generation, maxGeneration)
-	switch document {
-	case DocumentState:
+	switch document { //nolint:exhaustive // leases leave no mark
+	case protocol.Envelope_STATE:
 		return tx.Queue(ctx, `UPDATE nodes SET accepted_epoch = $2, accepted_generation = $3 WHERE id = $1
 			AND (accepted_epoch < $2 OR (accepted_epoch = $2 AND accepted_generation < $3))`, nodeID, epoch, generation)
-	case DocumentBundle:
+	case protocol.Envelope_BUNDLE:
 		return tx.Queue(ctx, `UPDATE nodes SET bundle_version = $2 WHERE id = $1 AND bundle_version < $2`, nodeID, generation)
 	}
 	return nil
 }
-
-// The documents that a node accepts or refuses.
-const (
-	DocumentState  = "state"
-	DocumentLeases = "leases"
-	DocumentBundle = "bundle"
-)
 
 // refusalRepeatInterval is how long a refusal of the same document for the same reason is no news.
 const refusalRepeatInterval = time.Hour

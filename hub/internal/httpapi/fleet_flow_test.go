@@ -60,7 +60,7 @@ func TestANodeShowsItsRefusalsAndItsIsolation(t *testing.T) {
 	for n, reason := range []string{"malformed", "stale"} {
 		s.tx(t, func(ctx context.Context, tx db.Tx) error {
 			_, err := fleet.RecordRefusal(ctx, tx, s.node, db.NewID(), fleet.Refusal{
-				Document: fleet.DocumentState, Epoch: 1, Generation: uint64(n + 1), Reason: reason,
+				Document: protocol.Envelope_STATE.Text(), Epoch: 1, Generation: uint64(n + 1), Reason: reason,
 				At: s.clock().Add(time.Duration(n) * time.Minute),
 			})
 			return err

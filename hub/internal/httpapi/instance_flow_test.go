@@ -127,7 +127,7 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 		_, err := command.Observe(ctx, tx, command.Report{
 			NodeID: s.node, SessionNo: 1, Counter: 1,
 			Statuses: []*protocol.WorkloadStatus{{
-				MemberId: member, Revision: 1, Status: "ready", Endpoints: []*protocol.PublishedEndpoint{
+				MemberId: member, Revision: 1, Status: protocol.WorkloadStatus_READY, Endpoints: []*protocol.PublishedEndpoint{
 					{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000},
 				},
 			}},

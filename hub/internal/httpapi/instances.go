@@ -263,7 +263,7 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 		RuntimeBackend:     RuntimeBackend(i.Modes.RuntimeBackend),
 		TenantBoundaryMode: TenantBoundaryMode(i.Modes.TenantBoundaryMode),
 		PlacementIntent:    PlacementIntent{AllocationIds: i.PlacementAllocationIDs},
-		Status:             AppInstanceStatus(i.Lifecycle.Status), StatusReason: StatusReason(i.Lifecycle.Reason),
+		Status:             AppInstanceStatus(i.Lifecycle.Status), StatusReason: StatusReason(i.Lifecycle.Reason.Text()),
 		Health:   AppInstanceHealth(i.Lifecycle.Health),
 		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: []Endpoint{},
 		Members:       []Member{},
@@ -296,8 +296,8 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 
 func memberView(m instance.Member) Member {
 	return Member{
-		ID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: m.Role, Status: MemberStatus(m.Status),
-		StatusReason: StatusReason(m.Reason),
+		ID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: m.Role, Status: MemberStatus(m.Status.Text()),
+		StatusReason: StatusReason(m.Reason.Text()),
 		Detail:       m.Detail, OwnerRefusal: m.OwnerRefusal, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode),
 		StartedAt: m.StartedAt, ReadyAt: m.ReadyAt,
 	}

@@ -49,7 +49,8 @@ func Running(t *testing.T, h *Hub, l *Session) (instance.Instance, string, *prot
 	lease := l.ExpectLeases().GetLeases()[0]
 	member := i.Members[0].ID
 	l.Report(state.GetGeneration(), &protocol.WorkloadStatus{
-		MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready", StartedAt: timestamppb.New(h.Now()),
+		MemberId: member, InstanceId: i.ID, Revision: 1, Status: protocol.WorkloadStatus_READY,
+		StartedAt: timestamppb.New(h.Now()),
 		ReadyAt:   timestamppb.New(h.Now()),
 		Endpoints: []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000}},
 	})
@@ -69,7 +70,7 @@ func SessionSeconds(member string, lease *protocol.Lease, from time.Time, n int6
 func Ready(i instance.Instance) *protocol.WorkloadStatus {
 	return &protocol.WorkloadStatus{
 		MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: uint64(i.Revision),
-		Status: "ready", StartedAt: timestamppb.Now(), ReadyAt: timestamppb.Now(),
+		Status: protocol.WorkloadStatus_READY, StartedAt: timestamppb.Now(), ReadyAt: timestamppb.Now(),
 	}
 }
 

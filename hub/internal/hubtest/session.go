@@ -108,12 +108,12 @@ func (l *Session) ExpectState(parts int) (*protocol.DesiredState, *protocol.Push
 		_, err := protocol.VerifyPart(v, part)
 		require.NoError(l.T, err)
 	}
-	l.Ack("state", v.Message().GetEpoch(), v.Message().GetGeneration())
+	l.Ack(protocol.Envelope_STATE, v.Message().GetEpoch(), v.Message().GetGeneration())
 	return v.Message(), push
 }
 
 // Ack acknowledges a document.
-func (l *Session) Ack(document string, epoch, generation uint64) {
+func (l *Session) Ack(document protocol.Envelope_Kind, epoch, generation uint64) {
 	l.T.Helper()
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{Ack: &protocol.Ack{
 		Document: document,

@@ -198,7 +198,7 @@ func begin(ctx context.Context, tx db.Tx, i Instance, ask Request, kind string, 
 	for _, m := range i.Members {
 		if m.Unreachable {
 			// Said at once, not only when the node is lost again.
-			next.Reason = ReasonNodeUnreachable
+			next.Reason = protocol.WorkloadStatus_NODE_UNREACHABLE
 		}
 	}
 	c, err := saveSteps(ctx, tx, i, next, []Step{step}, now)

@@ -50,7 +50,7 @@ func (w *world) compiled() plan.Member {
 	return list[0]
 }
 
-func (w *world) saysOf(revision uint64, status string) *protocol.WorkloadStatus {
+func (w *world) saysOf(revision uint64, status protocol.WorkloadStatus_Status) *protocol.WorkloadStatus {
 	s := w.says(status)
 	s.Revision = revision
 	return s
@@ -58,7 +58,7 @@ func (w *world) saysOf(revision uint64, status string) *protocol.WorkloadStatus 
 
 func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	c := w.upgrade("2.0.0")
 	require.True(t, c.DesiredChanged)
 	require.Equal(t, "apps.instance.upgrade_requested", c.Steps[0].EventType())
@@ -73,11 +73,12 @@ func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 	require.Equal(t, "x", m.Fallback.Services[0].GetImage())
 	require.Equal(t, []byte{1}, m.Fallback.ManifestEnvelope)
 
-	require.Empty(t, w.report(2, w.says("ready")), "what is said of the old revision says nothing of the new one")
+	require.Empty(t, w.report(2, w.says(protocol.WorkloadStatus_READY)), "what is said of the old revision says nothing "+
+		"of the new one")
 	require.Equal(t, instance.Upgrading, w.get().Lifecycle.Status)
-	w.report(2, w.saysOf(2, "starting"))
+	w.report(2, w.saysOf(2, protocol.WorkloadStatus_STARTING))
 	require.Equal(t, instance.Upgrading, w.get().Lifecycle.Status)
-	changes := w.report(2, w.saysOf(2, "ready"))
+	changes := w.report(2, w.saysOf(2, protocol.WorkloadStatus_READY))
 	require.Equal(t, "apps.instance.upgraded", changes[0].Steps[0].EventType())
 	require.True(t, changes[0].DesiredChanged, "the node no longer goes back by itself")
 	require.Nil(t, w.compiled().Fallback)
@@ -88,15 +89,15 @@ func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 // again.
 func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	w.upgrade("2.0.0")
-	w.report(2, w.saysOf(2, "starting"))
-	back := w.saysOf(1, "starting")
-	back.FallbackFromRevision, back.Reason, back.Detail = 2, "readiness_timeout", "no answer"
+	w.report(2, w.saysOf(2, protocol.WorkloadStatus_STARTING))
+	back := w.saysOf(1, protocol.WorkloadStatus_STARTING)
+	back.FallbackFromRevision, back.Reason, back.Detail = 2, protocol.WorkloadStatus_READINESS_TIMEOUT, "no answer"
 	changes := w.report(2, back)
 	require.Equal(t, []instance.Step{{
 		From: instance.Upgrading, To: instance.RollingBack,
-		Reason: instance.ReasonReadinessTimeout,
+		Reason: protocol.WorkloadStatus_READINESS_TIMEOUT,
 	}}, changes[0].Steps)
 	require.True(t, changes[0].DesiredChanged)
 	i := w.get()
@@ -106,11 +107,11 @@ func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 	require.EqualValues(t, 1, m.Revision, "the very revision that runs: its container is not replaced again")
 	require.Nil(t, m.Fallback)
 
-	back.Status = "ready"
+	back.Status = protocol.WorkloadStatus_READY
 	changes = w.report(2, back)
 	require.Equal(t, "apps.instance.rolled_back", changes[0].Steps[0].EventType())
 	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, w.get().Lifecycle)
-	w.report(3, w.says("ready"))
+	w.report(3, w.says(protocol.WorkloadStatus_READY))
 	require.Empty(t, w.get().Members[0].Reason)
 
 	c := w.upgrade("3.0.0")
@@ -120,13 +121,13 @@ func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 
 func TestANodeThatWentBackBeforeItCouldSaySoIsSeenInOneReport(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	w.upgrade("2.0.0")
-	back := w.saysOf(1, "ready")
-	back.FallbackFromRevision, back.Reason = 2, "crash_loop"
+	back := w.saysOf(1, protocol.WorkloadStatus_READY)
+	back.FallbackFromRevision, back.Reason = 2, protocol.WorkloadStatus_CRASH_LOOP
 	changes := w.report(2, back)
 	require.Equal(t, []instance.Step{
-		{From: instance.Upgrading, To: instance.RollingBack, Reason: instance.ReasonCrashLoop}, {
+		{From: instance.Upgrading, To: instance.RollingBack, Reason: protocol.WorkloadStatus_CRASH_LOOP}, {
 			From: instance.RollingBack,
 			To:   instance.Running,
 		},
@@ -137,14 +138,14 @@ func TestANodeThatWentBackBeforeItCouldSaySoIsSeenInOneReport(t *testing.T) {
 
 func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	w.upgrade("2.0.0")
-	back := w.saysOf(1, "failed")
-	back.FallbackFromRevision, back.Reason = 2, "image_pull_failed"
+	back := w.saysOf(1, protocol.WorkloadStatus_FAILED)
+	back.FallbackFromRevision, back.Reason = 2, protocol.WorkloadStatus_IMAGE_PULL_FAILED
 	w.reportTwice(2, back)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Failed, Health: instance.HealthUnhealthy,
-		Reason: instance.ReasonImagePullFailed,
+		Reason: protocol.WorkloadStatus_IMAGE_PULL_FAILED,
 	}, w.get().Lifecycle)
 	require.True(t, w.compiled().Stopped)
 
@@ -155,8 +156,8 @@ func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
 
 func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T) {
 	w := newWorld(t)
-	failed := w.says("failed")
-	failed.Reason = "crash_loop"
+	failed := w.says(protocol.WorkloadStatus_FAILED)
+	failed.Reason = protocol.WorkloadStatus_CRASH_LOOP
 	w.reportTwice(1, failed)
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
@@ -176,16 +177,16 @@ func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T
 	require.False(t, w.compiled().Stopped)
 	w.report(2, failed)
 	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
-	w.report(2, w.saysOf(2, "ready"))
+	w.report(2, w.saysOf(2, protocol.WorkloadStatus_READY))
 	require.Equal(t, instance.Running, w.get().Lifecycle.Status)
 	require.Equal(t, instance.Decommissioning, w.decommission().Instance.Lifecycle.Status)
 }
 
 func TestRollbackRunsTheOldContentUnderANewNumber(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	w.upgrade("2.0.0")
-	w.report(2, w.saysOf(2, "ready"))
+	w.report(2, w.saysOf(2, protocol.WorkloadStatus_READY))
 	i := w.get()
 	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
 		target, err := instance.RollbackTarget(ctx, tx, i, "")
@@ -200,15 +201,15 @@ func TestRollbackRunsTheOldContentUnderANewNumber(t *testing.T) {
 	require.Equal(t, "x", m.Services[0].GetImage())
 	require.Equal(t, []byte("newer delegation"), m.DelegationEnvelope)
 	require.Nil(t, m.Fallback)
-	changes := w.report(3, w.saysOf(3, "ready"))
+	changes := w.report(3, w.saysOf(3, protocol.WorkloadStatus_READY))
 	require.Equal(t, "apps.instance.rolled_back", changes[0].Steps[0].EventType())
 }
 
 func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	w.upgrade("2.0.0")
-	w.report(2, w.saysOf(2, "ready"))
+	w.report(2, w.saysOf(2, protocol.WorkloadStatus_READY))
 	i := w.get()
 	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
 		return instance.RequestStop(ctx, tx, i, w.ask(), w.now)
@@ -217,8 +218,8 @@ func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 	require.True(t, c.DesiredChanged)
 	require.True(t, w.compiled().Stopped)
 	require.EqualValues(t, 2, w.compiled().Revision)
-	w.report(3, w.saysOf(2, "stopping"))
-	changes := w.report(3, w.saysOf(2, "stopped"))
+	w.report(3, w.saysOf(2, protocol.WorkloadStatus_STOPPING))
+	changes := w.report(3, w.saysOf(2, protocol.WorkloadStatus_STOPPED))
 	require.Equal(t, "apps.instance.stopped", changes[0].Steps[0].EventType())
 	require.False(t, changes[0].DesiredChanged)
 
@@ -232,11 +233,11 @@ func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 	require.Equal(t, "1.0.0", c.Instance.PreviousVersion)
 	require.EqualValues(t, 3, w.compiled().Revision)
 	require.False(t, w.compiled().Stopped)
-	w.report(4, w.saysOf(2, "stopped"))
+	w.report(4, w.saysOf(2, protocol.WorkloadStatus_STOPPED))
 	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
 	// A start that fails is no first deployment: what once ran can be gone back to.
-	failed := w.saysOf(3, "failed")
-	failed.Reason = "crash_loop"
+	failed := w.saysOf(3, protocol.WorkloadStatus_FAILED)
+	failed.Reason = protocol.WorkloadStatus_CRASH_LOOP
 	w.reportTwice(4, failed)
 	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
 	require.Equal(t, instance.Upgrading, w.upgrade("3.0.0").Instance.Lifecycle.Status)
@@ -261,7 +262,7 @@ func TestAChangeOfSettingsTouchesNoNode(t *testing.T) {
 
 func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	first := w.compiled()
 	require.False(t, first.NamedAt.IsZero())
 	i := w.get()
@@ -285,7 +286,7 @@ func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
 	require.Equal(t, []byte("renewed"), m.Fallback.DelegationEnvelope)
 	require.Equal(t, first.NamedAt, m.Fallback.NamedAt, "what it goes back to is judged as of when it was first named")
 
-	back := w.saysOf(1, "ready")
+	back := w.saysOf(1, protocol.WorkloadStatus_READY)
 	back.FallbackFromRevision = 2
 	w.report(2, back)
 	require.EqualValues(t, 1, w.compiled().Revision)

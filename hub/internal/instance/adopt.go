@@ -97,7 +97,7 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 		ID: a.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: a.By,
 		CorrelationID: w.GetCorrelationId(),
 	}
-	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
+	if err := endOperations(ctx, tx, i.ID, operationAbandoned, 0, now); err != nil {
 		return Instance{}, made, err
 	}
 	if err := insertOperation(ctx, tx, op, now); err != nil {
@@ -194,7 +194,7 @@ func adoptMember(ctx context.Context, tx db.Tx, a Adopted, now time.Time) error 
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, false, '[]', 0, 0, $7, $7) ON CONFLICT (id) DO NOTHING`,
 		a.Workload.GetId(), a.Workload.GetInstanceId(), a.Workload.GetAllocationId(), a.NodeID, RoleNode,
-		string(MemberPending), now)
+		protocol.WorkloadStatus_PENDING.Text(), now)
 	return err
 }
 

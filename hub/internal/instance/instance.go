@@ -93,8 +93,8 @@ type Member struct {
 	NodeID       string
 	Role         string
 	// Status is pending while the node has said nothing.
-	Status           MemberStatus
-	Reason           Reason
+	Status           protocol.WorkloadStatus_Status
+	Reason           protocol.WorkloadStatus_Reason
 	Detail           string
 	ObservedRevision int64
 	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the
@@ -127,15 +127,15 @@ func (m Member) lifecycleState(wanted int64) MemberState {
 	s := MemberState{Unreachable: m.Unreachable, Gone: m.Gone}
 	switch {
 	case m.lost():
-		s.Lost, s.Status, s.Reason = true, MemberFailed, ReasonNodeLost
+		s.Lost, s.Status, s.Reason = true, protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_NODE_LOST
 	case m.FallbackFrom != 0 && m.FallbackFrom == wanted:
 		s.RolledBackByNode, s.Reason = true, m.Reason
 	case m.ObservedRevision == wanted:
 		s.Status, s.Reason = m.Status, m.Reason
-		s.GaveUp = m.Status == MemberFailed && m.FailureConfirmed && !m.Reason.IsTemporary()
-		if m.FallbackFrom != 0 && m.Status != MemberFailed {
+		s.GaveUp = m.Status == protocol.WorkloadStatus_FAILED && m.FailureConfirmed && !isTemporary(m.Reason)
+		if m.FallbackFrom != 0 && m.Status != protocol.WorkloadStatus_FAILED {
 			// The reason is why the other revision was left.
-			s.Reason = ""
+			s.Reason = 0
 		}
 	}
 	return s
@@ -150,9 +150,10 @@ const failureConfirmedAfter = 20 * time.Second
 // was.
 func (m *Member) updateFailure(before Member, now time.Time) {
 	switch {
-	case m.Status != MemberFailed:
+	case m.Status != protocol.WorkloadStatus_FAILED:
 		m.FailingSince, m.FailureConfirmed = time.Time{}, false
-	case before.Status != MemberFailed || before.Reason != m.Reason || before.ObservedRevision != m.ObservedRevision ||
+	case before.Status != protocol.WorkloadStatus_FAILED || before.Reason != m.Reason ||
+		before.ObservedRevision != m.ObservedRevision ||
 		before.FailingSince.IsZero():
 		m.FailingSince, m.FailureConfirmed = now, false
 	case now.Sub(before.FailingSince) >= failureConfirmedAfter:
@@ -161,7 +162,7 @@ func (m *Member) updateFailure(before Member, now time.Time) {
 }
 
 // lost reports whether the member ended with its node, unproved; one that was proved gone is removed.
-func (m Member) lost() bool { return m.Gone && m.Status == MemberFailed }
+func (m Member) lost() bool { return m.Gone && m.Status == protocol.WorkloadStatus_FAILED }
 
 // history is what the actions on the instance depend on; base is the revision to go back to, 0 where there is none.
 func (i Instance) history(base int64) History {
@@ -266,7 +267,8 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 	}
 	for _, m := range n.Members {
 		member := Member{
-			ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode, Status: MemberPending,
+			ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode,
+			Status:      protocol.WorkloadStatus_PENDING,
 			Unreachable: m.Unreachable,
 		}
 		if err := insertMember(ctx, tx, member, i.Revision, m.Services, now); err != nil {
@@ -356,8 +358,8 @@ type Request struct {
 	OperationID   string
 	By            Actor
 	CorrelationID string
-	// Reason is empty for what a person or program asked for.
-	Reason Reason
+	// Reason is unspecified for what a person or program asked for.
+	Reason protocol.WorkloadStatus_Reason
 }
 
 // RequestDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved
@@ -368,7 +370,7 @@ func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, ask Request,
 		return Change{}, err
 	}
 	step.Reason = ask.Reason
-	if err := endOperations(ctx, tx, i.ID, operationAbandoned, "", now); err != nil {
+	if err := endOperations(ctx, tx, i.ID, operationAbandoned, 0, now); err != nil {
 		return Change{}, err
 	}
 	op := operation{

@@ -107,7 +107,7 @@ func (w *world) reportAs(r instance.Report) (changes []instance.Change) {
 	return changes
 }
 
-func (w *world) says(status string) *protocol.WorkloadStatus {
+func (w *world) says(status protocol.WorkloadStatus_Status) *protocol.WorkloadStatus {
 	return &protocol.WorkloadStatus{MemberId: w.member, InstanceId: w.id, Revision: 1, Status: status}
 }
 
@@ -147,12 +147,12 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 	require.Equal(t, instance.Requested, w.get().Lifecycle.Status)
 	require.Equal(t, 1, w.wanted())
 
-	changes := w.report(1, w.says("starting"))
+	changes := w.report(1, w.says(protocol.WorkloadStatus_STARTING))
 	require.Equal(t, []instance.Step{{From: instance.Requested, To: instance.Deploying}}, changes[0].Steps)
 	require.Equal(t, int64(2), changes[0].FirstVersion)
 	require.Equal(t, "corr-create", changes[0].Instance.Operation.CorrelationID)
 
-	ready := w.says("ready")
+	ready := w.says(protocol.WorkloadStatus_READY)
 	// Of what a node says that it publishes, only its own loopback ports are shown.
 	ready.Endpoints = []*protocol.PublishedEndpoint{
 		{Name: "script", Protocol: "javascript", Host: "127.0.0.1", Port: 20001},
@@ -181,17 +181,17 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 func TestAnOlderReportLoses(t *testing.T) {
 	w := newWorld(t)
 	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 2, Counter: 5, Statuses: []*protocol.WorkloadStatus{
-		w.says("ready"),
+		w.says(protocol.WorkloadStatus_READY),
 	}})
 	for _, r := range []instance.Report{
 		{SessionNo: 2, Counter: 4}, {SessionNo: 2, Counter: 5}, {SessionNo: 1, Counter: 99},
 	} {
-		r.NodeID, r.Statuses = w.node, []*protocol.WorkloadStatus{w.says("degraded")}
+		r.NodeID, r.Statuses = w.node, []*protocol.WorkloadStatus{w.says(protocol.WorkloadStatus_DEGRADED)}
 		require.Empty(t, w.reportAs(r))
 	}
 	require.Equal(t, instance.HealthHealthy, w.get().Lifecycle.Health)
 	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 3, Counter: 1, Statuses: []*protocol.WorkloadStatus{
-		w.says("degraded"),
+		w.says(protocol.WorkloadStatus_DEGRADED),
 	}})
 	require.Equal(t, instance.HealthDegraded, w.get().Lifecycle.Health)
 }
@@ -200,21 +200,22 @@ func TestWhatANodeSaysOfAnotherNodesMemberIsNotHeard(t *testing.T) {
 	w := newWorld(t)
 	require.Empty(t, w.reportAs(instance.Report{
 		NodeID: db.NewID(), SessionNo: 1, Counter: 1,
-		Statuses: []*protocol.WorkloadStatus{w.says("ready")},
+		Statuses: []*protocol.WorkloadStatus{w.says(protocol.WorkloadStatus_READY)},
 	}))
 	require.Equal(t, instance.Requested, w.get().Lifecycle.Status)
 }
 
 func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	w := newWorld(t)
-	failed := w.says("failed")
-	failed.Reason, failed.Detail = "readiness_timeout", "no answer\x00 on /"+strings.Repeat("é", 4000)
+	failed := w.says(protocol.WorkloadStatus_FAILED)
+	failed.Reason, failed.Detail = protocol.WorkloadStatus_READINESS_TIMEOUT, "no answer\x00 on /"+strings.Repeat("é",
+		4000)
 	changes := w.reportTwice(1, failed)
 	require.True(t, changes[0].DesiredChanged)
 	i := w.get()
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Failed, Health: instance.HealthUnhealthy,
-		Reason: instance.ReasonReadinessTimeout,
+		Reason: protocol.WorkloadStatus_READINESS_TIMEOUT,
 	}, i.Lifecycle)
 	require.LessOrEqual(t, len(i.Members[0].Detail), 2<<10)
 	w.do(func(ctx context.Context, tx db.Tx) {
@@ -222,8 +223,8 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, list[0].Stopped)
 	})
-	w.report(2, w.says("stopped"))
-	require.Equal(t, instance.MemberStopped, w.get().Members[0].Status)
+	w.report(2, w.says(protocol.WorkloadStatus_STOPPED))
+	require.Equal(t, protocol.WorkloadStatus_STOPPED, w.get().Members[0].Status)
 	require.Contains(t, w.get().Members[0].Detail, "no answer", "why it failed stays readable")
 	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
 }
@@ -232,39 +233,41 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 // the tenant reads the reason, and the next good report is all that it takes.
 func TestAPassingReasonNeverEndsADeployment(t *testing.T) {
 	w := newWorld(t)
-	for _, reason := range []string{"owner_refused", "feature_missing"} {
-		refused := w.says("failed")
+	for _, reason := range []protocol.WorkloadStatus_Reason{
+		protocol.WorkloadStatus_OWNER_REFUSED, protocol.WorkloadStatus_FEATURE_MISSING,
+	} {
+		refused := w.says(protocol.WorkloadStatus_FAILED)
 		refused.Reason = reason
 		w.reportTwice(1, refused)
 		require.Equal(t, instance.Lifecycle{
 			Status: instance.Deploying, Health: instance.HealthUnknown,
-			Reason: instance.Reason(reason),
+			Reason: reason,
 		}, w.get().Lifecycle)
 		require.Equal(t, 1, w.wanted())
 	}
-	waiting := w.says("starting")
-	waiting.Reason, waiting.Detail = "image_pull_failed", "The image could not be pulled."
+	waiting := w.says(protocol.WorkloadStatus_STARTING)
+	waiting.Reason, waiting.Detail = protocol.WorkloadStatus_IMAGE_PULL_FAILED, "The image could not be pulled."
 	w.reportTwice(1, waiting)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Deploying, Health: instance.HealthUnknown,
-		Reason: "image_pull_failed",
+		Reason: protocol.WorkloadStatus_IMAGE_PULL_FAILED,
 	}, w.get().Lifecycle)
 	require.Equal(t, 1, w.wanted(), "a registry that is away")
-	once := w.says("failed")
-	once.Reason = "crash_loop"
+	once := w.says(protocol.WorkloadStatus_FAILED)
+	once.Reason = protocol.WorkloadStatus_CRASH_LOOP
 	w.report(1, once)
 	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
-	w.report(1, w.says("starting"))
+	w.report(1, w.says(protocol.WorkloadStatus_STARTING))
 	w.report(1, once)
 	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status, "not the same failure that was reported before")
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, w.get().Lifecycle)
 }
 
 // TestLaw09DecommissionEndsOnlyOnTheNodesProof: neither silence nor a word nor half a proof ends it.
 func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	c := w.decommission()
 	require.True(t, c.DesiredChanged)
 	require.Equal(t, instance.Decommissioning, c.Instance.Lifecycle.Status)
@@ -272,16 +275,16 @@ func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 	w.dispatched(2)
 
 	w.report(2)
-	w.report(2, &protocol.WorkloadStatus{MemberId: w.member, Status: "stopping"})
-	require.Equal(t, instance.MemberStopping, w.get().Members[0].Status)
-	half := w.says("removed")
+	w.report(2, &protocol.WorkloadStatus{MemberId: w.member, Status: protocol.WorkloadStatus_STOPPING})
+	require.Equal(t, protocol.WorkloadStatus_STOPPING, w.get().Members[0].Status)
+	half := w.says(protocol.WorkloadStatus_REMOVED)
 	half.Removal = fullProof(w)
 	half.Removal.Absent = half.Removal.Absent[1:]
 	w.report(2, half)
-	w.report(2, w.says("removed"))
+	w.report(2, w.says(protocol.WorkloadStatus_REMOVED))
 	require.Equal(t, instance.Decommissioning, w.get().Lifecycle.Status)
 
-	whole := w.says("removed")
+	whole := w.says(protocol.WorkloadStatus_REMOVED)
 	whole.Removal = fullProof(w)
 	changes := w.report(2, whole)
 	require.Equal(t, []instance.Step{{From: instance.Decommissioning, To: instance.Decommissioned}}, changes[0].Steps)
@@ -315,7 +318,7 @@ func TestAMemberThatNoNodeEverHadNeedsNoProof(t *testing.T) {
 
 func TestAProofForAMemberThatIsWantedDoesNotEndIt(t *testing.T) {
 	w := newWorld(t)
-	removed := w.says("removed")
+	removed := w.says(protocol.WorkloadStatus_REMOVED)
 	removed.Removal = fullProof(w)
 	w.report(1, removed)
 	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
@@ -324,15 +327,15 @@ func TestAProofForAMemberThatIsWantedDoesNotEndIt(t *testing.T) {
 
 func TestAnUnreachableNodeShowsAndAReportEndsIt(t *testing.T) {
 	w := newWorld(t)
-	w.report(1, w.says("ready"))
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	w.reachable(false)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Running, Health: instance.HealthUnknown,
-		Reason: instance.ReasonNodeUnreachable,
+		Reason: protocol.WorkloadStatus_NODE_UNREACHABLE,
 	}, w.get().Lifecycle)
 	c := w.decommission()
-	require.Equal(t, instance.ReasonNodeUnreachable, c.Instance.Lifecycle.Reason)
-	w.report(1, w.says("stopping"))
+	require.Equal(t, protocol.WorkloadStatus_NODE_UNREACHABLE, c.Instance.Lifecycle.Reason)
+	w.report(1, w.says(protocol.WorkloadStatus_STOPPING))
 	require.Equal(t, instance.Lifecycle{Status: instance.Decommissioning, Health: instance.HealthUnknown},
 		w.get().Lifecycle)
 }

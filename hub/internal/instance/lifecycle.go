@@ -1,9 +1,8 @@
 package instance
 
 import (
-	"slices"
-
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Status is where an app instance is in its life (docs/design/overview.md).
@@ -34,83 +33,34 @@ const (
 	HealthUnhealthy Health = "unhealthy"
 )
 
-// MemberStatus is what the node last said of a member. Empty: it said nothing yet.
-type MemberStatus string
-
-// The member statuses of the contract.
-const (
-	MemberPending  MemberStatus = "pending"
-	MemberStarting MemberStatus = "starting"
-	MemberReady    MemberStatus = "ready"
-	MemberDegraded MemberStatus = "degraded"
-	MemberFailed   MemberStatus = "failed"
-	MemberStopping MemberStatus = "stopping"
-	MemberStopped  MemberStatus = "stopped"
-	MemberRemoved  MemberStatus = "removed"
-)
-
-// Reason is why an instance or a member is where it is; empty when all is well.
-type Reason string
-
-// The reasons: the closed list of the contract.
-const (
-	ReasonImagePullFailed       Reason = "image_pull_failed"
-	ReasonImageSignatureInvalid Reason = "image_signature_invalid"
-	ReasonManifestNotAdmitted   Reason = "manifest_not_admitted"
-	ReasonInsufficientCapacity  Reason = "insufficient_capacity"
-	ReasonPlacementRequired     Reason = "placement_required"
-	ReasonReadinessTimeout      Reason = "readiness_timeout"
-	ReasonCrashLoop             Reason = "crash_loop"
-	ReasonOutOfMemory           Reason = "out_of_memory"
-	// ReasonDiskLimit: the member took more of its node's disk than it may.
-	ReasonDiskLimit       Reason = "disk_limit"
-	ReasonDeviceFault     Reason = "device_fault"
-	ReasonLeaseEnded      Reason = "lease_ended"
-	ReasonOwnerRefused    Reason = "owner_refused"
-	ReasonNodeUnreachable Reason = "node_unreachable"
-	ReasonNodeLost        Reason = "node_lost"
-	ReasonFeatureMissing  Reason = "feature_missing"
-	ReasonInternal        Reason = "internal"
-)
-
-// Reasons lists the closed list in the order of the documentation.
-func Reasons() []Reason {
-	return []Reason{
-		ReasonImagePullFailed, ReasonImageSignatureInvalid, ReasonManifestNotAdmitted, ReasonInsufficientCapacity,
-		ReasonPlacementRequired, ReasonReadinessTimeout, ReasonCrashLoop, ReasonOutOfMemory, ReasonDiskLimit,
-		ReasonDeviceFault, ReasonLeaseEnded,
-		ReasonOwnerRefused, ReasonNodeUnreachable, ReasonNodeLost, ReasonFeatureMissing, ReasonInternal,
+// knownReason keeps the API's list closed: a reason of a newer node is internal, and its text stays in the detail.
+func knownReason(r protocol.WorkloadStatus_Reason) protocol.WorkloadStatus_Reason {
+	if _, known := protocol.WorkloadStatus_Reason_name[int32(r)]; !known {
+		return protocol.WorkloadStatus_INTERNAL
 	}
-}
-
-// knownReason keeps the list closed: what a newer node says beyond it is internal here, its text stays in the detail.
-func knownReason(code string) Reason {
-	r := Reason(code)
-	if r == "" || slices.Contains(Reasons(), r) {
-		return r
-	}
-	return ReasonInternal
+	return r
 }
 
 // Lifecycle is the part of an instance that transitions change.
 type Lifecycle struct {
 	Status Status
 	Health Health
-	Reason Reason
+	// Reason is unspecified when all is well.
+	Reason protocol.WorkloadStatus_Reason
 }
 
 // Step is one transition; each becomes one event.
 type Step struct {
 	From   Status
 	To     Status
-	Reason Reason
+	Reason protocol.WorkloadStatus_Reason
 }
 
 // MemberState is what is known of one member when its instance is looked at.
 type MemberState struct {
-	// Status is empty while the node has said nothing about the wanted revision.
-	Status MemberStatus
-	Reason Reason
+	// Status is unspecified until the node reports the desired revision.
+	Status protocol.WorkloadStatus_Status
+	Reason protocol.WorkloadStatus_Reason
 	// Unreachable is true while the hub has no contact with the node.
 	Unreachable bool
 	// Gone is true when the node proved that nothing of the member is left, or when the node itself is gone for good.
@@ -123,12 +73,13 @@ type MemberState struct {
 	GaveUp bool
 }
 
-// IsTemporary reports whether a failure for this reason may end without anybody touching the instance: the owner opens
-// the machine again, the agent is upgraded, credit is granted, the node comes back. Such a failure is shown and never
-// ends an instance.
-func (r Reason) IsTemporary() bool {
+// isTemporary reports whether a failure for this reason may end without a change to the instance: the owner admits the
+// image again, the agent is upgraded, credit is granted, the node returns. Such a failure never ends an instance.
+func isTemporary(r protocol.WorkloadStatus_Reason) bool {
 	switch r {
-	case ReasonOwnerRefused, ReasonFeatureMissing, ReasonLeaseEnded, ReasonNodeUnreachable, ReasonInsufficientCapacity:
+	case protocol.WorkloadStatus_OWNER_REFUSED, protocol.WorkloadStatus_FEATURE_MISSING,
+		protocol.WorkloadStatus_LEASE_ENDED, protocol.WorkloadStatus_NODE_UNREACHABLE,
+		protocol.WorkloadStatus_INSUFFICIENT_CAPACITY:
 		return true
 	default:
 		return false
@@ -224,7 +175,7 @@ func Start(l Lifecycle, p History) (Lifecycle, Step, error) {
 
 func requestStatus(l Lifecycle, next Status, done string, p History) (Lifecycle, Step, error) {
 	if p.Lost {
-		return l, Step{}, fault.New(fault.Conflict, string(ReasonNodeLost), "The node of the app instance is gone for "+
+		return l, Step{}, fault.New(fault.Conflict, "node_lost", "The node of the app instance is gone for "+
 			"good; decommission it and deploy anew.", nil)
 	}
 	if l.Status == Upgrading && next == RollingBack {
@@ -272,7 +223,7 @@ func (s Step) IsRollbackByNode() bool { return s.From == Upgrading && s.To == Ro
 func advanceOnce(l Lifecycle, members []MemberState) Lifecycle {
 	n := count(members)
 	if n.total > 0 && n.lost == n.total && l.Status.CanBecome(Failed) {
-		return Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: ReasonNodeLost}
+		return Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: protocol.WorkloadStatus_NODE_LOST}
 	}
 	switch l.Status {
 	case Requested:
@@ -291,9 +242,9 @@ func advanceOnce(l Lifecycle, members []MemberState) Lifecycle {
 		if n.stopped+n.gone == n.total {
 			return Lifecycle{Status: Stopped, Health: HealthUnknown}
 		}
-		l.Reason = ""
+		l.Reason = 0
 		if n.unreachable > 0 {
-			l.Reason = ReasonNodeUnreachable
+			l.Reason = protocol.WorkloadStatus_NODE_UNREACHABLE
 		}
 		return l
 	case Running:
@@ -302,13 +253,13 @@ func advanceOnce(l Lifecycle, members []MemberState) Lifecycle {
 		if n.gone == len(members) {
 			end := Lifecycle{Status: Decommissioned, Health: HealthUnknown}
 			if n.lost > 0 {
-				end.Reason = ReasonNodeLost
+				end.Reason = protocol.WorkloadStatus_NODE_LOST
 			}
 			return end
 		}
-		l.Reason = ""
+		l.Reason = 0
 		if n.unreachable > 0 {
-			l.Reason = ReasonNodeUnreachable
+			l.Reason = protocol.WorkloadStatus_NODE_UNREACHABLE
 		}
 		return l
 	default:
@@ -326,8 +277,8 @@ func advanceStarting(at Status, n counts) Lifecycle {
 		return Lifecycle{Status: Running, Health: n.health(), Reason: n.reason}
 	default:
 		reason := n.reason
-		if reason == "" {
-			reason = ReasonInternal
+		if reason == 0 {
+			reason = protocol.WorkloadStatus_INTERNAL
 		}
 		return Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: reason}
 	}
@@ -336,10 +287,10 @@ func advanceStarting(at Status, n counts) Lifecycle {
 type counts struct {
 	total, reported, ready, serving, waiting, stopped, unreachable, gone, lost, gaveUp int
 	// reason of the first member that has one.
-	reason Reason
+	reason protocol.WorkloadStatus_Reason
 	// rolledBack: a node has left the wanted revision, for rollbackReason.
 	rolledBack     bool
-	rollbackReason Reason
+	rollbackReason protocol.WorkloadStatus_Reason
 }
 
 func count(members []MemberState) counts {
@@ -348,9 +299,9 @@ func count(members []MemberState) counts {
 		reason := m.Reason
 		if m.Unreachable {
 			n.unreachable++
-			reason = ReasonNodeUnreachable
+			reason = protocol.WorkloadStatus_NODE_UNREACHABLE
 		}
-		if n.reason == "" {
+		if n.reason == 0 {
 			n.reason = reason
 		}
 		if m.Gone {
@@ -362,28 +313,28 @@ func count(members []MemberState) counts {
 		if m.Lost || m.GaveUp {
 			n.gaveUp++
 		}
-		if m.Status != "" {
+		if m.Status != 0 {
 			n.reported++
 		}
 		if m.RolledBackByNode && !n.rolledBack {
 			n.rolledBack, n.rollbackReason = true, m.Reason
-			if n.rollbackReason == "" {
-				n.rollbackReason = ReasonInternal
+			if n.rollbackReason == 0 {
+				n.rollbackReason = protocol.WorkloadStatus_INTERNAL
 			}
 		}
-		if m.Status == MemberStopped && !m.Unreachable && !m.Gone {
+		if m.Status == protocol.WorkloadStatus_STOPPED && !m.Unreachable && !m.Gone {
 			n.stopped++
 		}
 		switch {
 		case m.Unreachable:
 			// What it said last may no longer be so.
 			n.waiting++
-		case m.Status == MemberReady:
+		case m.Status == protocol.WorkloadStatus_READY:
 			n.ready++
 			n.serving++
-		case m.Status == MemberDegraded:
+		case m.Status == protocol.WorkloadStatus_DEGRADED:
 			n.serving++
-		case m.Status != MemberFailed:
+		case m.Status != protocol.WorkloadStatus_FAILED:
 			n.waiting++
 		}
 	}

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func allStatuses() []Status {
@@ -39,14 +40,17 @@ func TestLifecycleHasExactlyTheEdgesOfTheDesign(t *testing.T) {
 }
 
 func TestObserve(t *testing.T) {
-	ready := MemberState{Status: MemberReady}
-	starting := MemberState{Status: MemberStarting}
-	failed := MemberState{Status: MemberFailed, Reason: ReasonCrashLoop, GaveUp: true}
-	failedOnce := MemberState{Status: MemberFailed, Reason: ReasonCrashLoop}
-	lost := MemberState{Status: MemberReady, Unreachable: true}
-	gone := MemberState{Status: MemberRemoved, Gone: true}
-	nodeLost := MemberState{Status: MemberFailed, Reason: ReasonNodeLost, Gone: true, Lost: true}
-	failedLost := Lifecycle{Failed, HealthUnhealthy, ReasonNodeLost}
+	ready := MemberState{Status: protocol.WorkloadStatus_READY}
+	starting := MemberState{Status: protocol.WorkloadStatus_STARTING}
+	failed := MemberState{Status: protocol.WorkloadStatus_FAILED, Reason: protocol.WorkloadStatus_CRASH_LOOP, GaveUp: true}
+	failedOnce := MemberState{Status: protocol.WorkloadStatus_FAILED, Reason: protocol.WorkloadStatus_CRASH_LOOP}
+	lost := MemberState{Status: protocol.WorkloadStatus_READY, Unreachable: true}
+	gone := MemberState{Status: protocol.WorkloadStatus_REMOVED, Gone: true}
+	nodeLost := MemberState{
+		Status: protocol.WorkloadStatus_FAILED, Reason: protocol.WorkloadStatus_NODE_LOST, Gone: true,
+		Lost: true,
+	}
+	failedLost := Lifecycle{Failed, HealthUnhealthy, protocol.WorkloadStatus_NODE_LOST}
 	live := func(s Status) Lifecycle { return Lifecycle{Status: s, Health: HealthUnknown} }
 	cases := []struct {
 		name    string
@@ -59,104 +63,107 @@ func TestObserve(t *testing.T) {
 		{
 			"node unreachable before it heard of it", live(Requested),
 			[]MemberState{{Unreachable: true}},
-			Lifecycle{Requested, HealthUnknown, ReasonNodeUnreachable},
+			Lifecycle{Requested, HealthUnknown, protocol.WorkloadStatus_NODE_UNREACHABLE},
 			nil,
 		},
 		{
 			"first word from the node", live(Requested),
 			[]MemberState{starting},
 			live(Deploying),
-			[]Step{{Requested, Deploying, ""}},
+			[]Step{{Requested, Deploying, 0}},
 		},
 		{
 			"a start too fast to be seen half-way", live(Requested),
 			[]MemberState{ready},
-			Lifecycle{Running, HealthHealthy, ""},
-			[]Step{{Requested, Deploying, ""}, {Deploying, Running, ""}},
+			Lifecycle{Running, HealthHealthy, 0},
+			[]Step{{Requested, Deploying, 0}, {Deploying, Running, 0}},
 		},
 		{
 			"refused at once", live(Requested),
-			[]MemberState{{Status: MemberFailed, Reason: ReasonManifestNotAdmitted, GaveUp: true}},
-			Lifecycle{Failed, HealthUnhealthy, ReasonManifestNotAdmitted},
-			[]Step{{Requested, Deploying, ""}, {Deploying, Failed, ReasonManifestNotAdmitted}},
+			[]MemberState{{
+				Status: protocol.WorkloadStatus_FAILED, Reason: protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
+				GaveUp: true,
+			}},
+			Lifecycle{Failed, HealthUnhealthy, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED},
+			[]Step{{Requested, Deploying, 0}, {Deploying, Failed, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED}},
 		},
 		{"failed once so far", live(Deploying), []MemberState{failedOnce}, Lifecycle{
 			Deploying, HealthUnknown,
-			ReasonCrashLoop,
+			protocol.WorkloadStatus_CRASH_LOOP,
 		}, nil},
 		{
 			"failed once so far while rolling back", live(RollingBack),
 			[]MemberState{failedOnce},
-			Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop},
+			Lifecycle{RollingBack, HealthUnknown, protocol.WorkloadStatus_CRASH_LOOP},
 			nil,
 		},
 		{
 			"one gave up, one failed once so far", live(Deploying),
 			[]MemberState{failed, failedOnce},
-			Lifecycle{Deploying, HealthUnknown, ReasonCrashLoop},
+			Lifecycle{Deploying, HealthUnknown, protocol.WorkloadStatus_CRASH_LOOP},
 			nil,
 		},
 		{
 			"failed without a reason", live(Deploying),
-			[]MemberState{{Status: MemberFailed, GaveUp: true}},
-			Lifecycle{Failed, HealthUnhealthy, ReasonInternal},
-			[]Step{{Deploying, Failed, ReasonInternal}},
+			[]MemberState{{Status: protocol.WorkloadStatus_FAILED, GaveUp: true}},
+			Lifecycle{Failed, HealthUnhealthy, protocol.WorkloadStatus_INTERNAL},
+			[]Step{{Deploying, Failed, protocol.WorkloadStatus_INTERNAL}},
 		},
 		{
 			"a pull that is tried again shows why it takes so long", live(Deploying),
-			[]MemberState{{Status: MemberPending, Reason: ReasonImagePullFailed}},
-			Lifecycle{Deploying, HealthUnknown, ReasonImagePullFailed},
+			[]MemberState{{Status: protocol.WorkloadStatus_PENDING, Reason: protocol.WorkloadStatus_IMAGE_PULL_FAILED}},
+			Lifecycle{Deploying, HealthUnknown, protocol.WorkloadStatus_IMAGE_PULL_FAILED},
 			nil,
 		},
 		{"one serves, one still starts", live(Deploying), []MemberState{ready, starting}, live(Deploying), nil},
 		{
 			"one serves, one gave up", live(Deploying),
 			[]MemberState{ready, failed},
-			Lifecycle{Running, HealthDegraded, ReasonCrashLoop},
-			[]Step{{Deploying, Running, ReasonCrashLoop}},
+			Lifecycle{Running, HealthDegraded, protocol.WorkloadStatus_CRASH_LOOP},
+			[]Step{{Deploying, Running, protocol.WorkloadStatus_CRASH_LOOP}},
 		},
 		{
 			"crash after running is health",
-			Lifecycle{Running, HealthHealthy, ""},
+			Lifecycle{Running, HealthHealthy, 0},
 			[]MemberState{failed},
-			Lifecycle{Running, HealthUnhealthy, ReasonCrashLoop},
+			Lifecycle{Running, HealthUnhealthy, protocol.WorkloadStatus_CRASH_LOOP},
 			nil,
 		},
 		{
 			"and heals",
-			Lifecycle{Running, HealthUnhealthy, ReasonCrashLoop},
+			Lifecycle{Running, HealthUnhealthy, protocol.WorkloadStatus_CRASH_LOOP},
 			[]MemberState{ready},
-			Lifecycle{Running, HealthHealthy, ""},
+			Lifecycle{Running, HealthHealthy, 0},
 			nil,
 		},
 		{
 			"lease ended",
-			Lifecycle{Running, HealthHealthy, ""},
-			[]MemberState{{Status: MemberStopped, Reason: ReasonLeaseEnded}},
-			Lifecycle{Running, HealthUnhealthy, ReasonLeaseEnded},
+			Lifecycle{Running, HealthHealthy, 0},
+			[]MemberState{{Status: protocol.WorkloadStatus_STOPPED, Reason: protocol.WorkloadStatus_LEASE_ENDED}},
+			Lifecycle{Running, HealthUnhealthy, protocol.WorkloadStatus_LEASE_ENDED},
 			nil,
 		},
-		{"contact lost", Lifecycle{Running, HealthHealthy, ""}, []MemberState{lost}, Lifecycle{
+		{"contact lost", Lifecycle{Running, HealthHealthy, 0}, []MemberState{lost}, Lifecycle{
 			Running, HealthUnknown,
-			ReasonNodeUnreachable,
+			protocol.WorkloadStatus_NODE_UNREACHABLE,
 		}, nil},
 		{
 			"contact lost to one of two",
-			Lifecycle{Running, HealthHealthy, ""},
+			Lifecycle{Running, HealthHealthy, 0},
 			[]MemberState{ready, lost},
-			Lifecycle{Running, HealthDegraded, ReasonNodeUnreachable},
+			Lifecycle{Running, HealthDegraded, protocol.WorkloadStatus_NODE_UNREACHABLE},
 			nil,
 		},
 		{
 			"a failed one does not recover by itself",
-			Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop},
+			Lifecycle{Failed, HealthUnhealthy, protocol.WorkloadStatus_CRASH_LOOP},
 			[]MemberState{ready},
-			Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop},
+			Lifecycle{Failed, HealthUnhealthy, protocol.WorkloadStatus_CRASH_LOOP},
 			nil,
 		},
 		{
 			"decommissioning waits for the proof", live(Decommissioning),
-			[]MemberState{{Status: MemberRemoved}},
+			[]MemberState{{Status: protocol.WorkloadStatus_REMOVED}},
 			live(Decommissioning), nil,
 		},
 		{
@@ -167,101 +174,106 @@ func TestObserve(t *testing.T) {
 		},
 		{"decommissioning without contact says so", live(Decommissioning), []MemberState{lost}, Lifecycle{
 			Decommissioning,
-			HealthUnknown, ReasonNodeUnreachable,
+			HealthUnknown, protocol.WorkloadStatus_NODE_UNREACHABLE,
 		}, nil},
 		{"upgrade under way", live(Upgrading), []MemberState{starting}, live(Upgrading), nil},
 		{"nothing said of the new revision yet", live(Upgrading), []MemberState{{}}, live(Upgrading), nil},
 		{
 			"upgraded", live(Upgrading),
 			[]MemberState{ready},
-			Lifecycle{Running, HealthHealthy, ""},
-			[]Step{{Upgrading, Running, ""}},
+			Lifecycle{Running, HealthHealthy, 0},
+			[]Step{{Upgrading, Running, 0}},
 		},
 		{
 			"upgrade failed with nothing to go back to", live(Upgrading),
 			[]MemberState{failed},
-			Lifecycle{Failed, HealthUnhealthy, ReasonCrashLoop},
-			[]Step{{Upgrading, Failed, ReasonCrashLoop}},
+			Lifecycle{Failed, HealthUnhealthy, protocol.WorkloadStatus_CRASH_LOOP},
+			[]Step{{Upgrading, Failed, protocol.WorkloadStatus_CRASH_LOOP}},
 		},
 		{
 			"the node went back by itself", live(Upgrading),
-			[]MemberState{{RolledBackByNode: true, Reason: ReasonReadinessTimeout}},
-			Lifecycle{RollingBack, HealthUnknown, ReasonReadinessTimeout},
-			[]Step{{Upgrading, RollingBack, ReasonReadinessTimeout}},
+			[]MemberState{{RolledBackByNode: true, Reason: protocol.WorkloadStatus_READINESS_TIMEOUT}},
+			Lifecycle{RollingBack, HealthUnknown, protocol.WorkloadStatus_READINESS_TIMEOUT},
+			[]Step{{Upgrading, RollingBack, protocol.WorkloadStatus_READINESS_TIMEOUT}},
 		},
 		{
 			"one of two nodes went back", live(Upgrading),
 			[]MemberState{ready, {RolledBackByNode: true}},
-			Lifecycle{RollingBack, HealthUnknown, ReasonInternal},
-			[]Step{{Upgrading, RollingBack, ReasonInternal}},
+			Lifecycle{RollingBack, HealthUnknown, protocol.WorkloadStatus_INTERNAL},
+			[]Step{{Upgrading, RollingBack, protocol.WorkloadStatus_INTERNAL}},
 		},
 		{
 			"rolled back",
-			Lifecycle{RollingBack, HealthUnknown, ReasonCrashLoop},
+			Lifecycle{RollingBack, HealthUnknown, protocol.WorkloadStatus_CRASH_LOOP},
 			[]MemberState{ready},
-			Lifecycle{Running, HealthHealthy, ""},
-			[]Step{{RollingBack, Running, ""}},
+			Lifecycle{Running, HealthHealthy, 0},
+			[]Step{{RollingBack, Running, 0}},
 		},
 		{"the old one will not start either", live(RollingBack), []MemberState{failed}, Lifecycle{
 			Failed, HealthUnhealthy,
-			ReasonCrashLoop,
-		}, []Step{{RollingBack, Failed, ReasonCrashLoop}}},
+			protocol.WorkloadStatus_CRASH_LOOP,
+		}, []Step{{RollingBack, Failed, protocol.WorkloadStatus_CRASH_LOOP}}},
 		{"stopping", live(Stopping), []MemberState{ready}, live(Stopping), nil},
 		{
 			"stopping waits for every member", live(Stopping),
-			[]MemberState{{Status: MemberStopped}, {Status: MemberStopping}},
+			[]MemberState{{Status: protocol.WorkloadStatus_STOPPED}, {Status: protocol.WorkloadStatus_STOPPING}},
 			live(Stopping), nil,
 		},
 		{"stopping without contact says so", live(Stopping), []MemberState{lost}, Lifecycle{
 			Stopping, HealthUnknown,
-			ReasonNodeUnreachable,
+			protocol.WorkloadStatus_NODE_UNREACHABLE,
 		}, nil},
-		{"stopped", live(Stopping), []MemberState{{Status: MemberStopped}}, live(Stopped), []Step{{Stopping, Stopped, ""}}},
+		{
+			"stopped", live(Stopping),
+			[]MemberState{{Status: protocol.WorkloadStatus_STOPPED}},
+			live(Stopped),
+			[]Step{{Stopping, Stopped, 0}},
+		},
 		{"stopped stays stopped", live(Stopped), []MemberState{ready}, live(Stopped), nil},
 		{
 			"node lost before it said a word", live(Requested),
 			[]MemberState{nodeLost},
 			failedLost,
-			[]Step{{Requested, Failed, ReasonNodeLost}},
+			[]Step{{Requested, Failed, protocol.WorkloadStatus_NODE_LOST}},
 		},
 		{
 			"node lost while running",
-			Lifecycle{Running, HealthUnknown, ReasonNodeUnreachable},
+			Lifecycle{Running, HealthUnknown, protocol.WorkloadStatus_NODE_UNREACHABLE},
 			[]MemberState{nodeLost},
 			failedLost,
-			[]Step{{Running, Failed, ReasonNodeLost}},
+			[]Step{{Running, Failed, protocol.WorkloadStatus_NODE_LOST}},
 		},
 		{
 			"node lost while upgrading", live(Upgrading),
 			[]MemberState{nodeLost},
 			failedLost,
-			[]Step{{Upgrading, Failed, ReasonNodeLost}},
+			[]Step{{Upgrading, Failed, protocol.WorkloadStatus_NODE_LOST}},
 		},
 		{
 			"node lost while stopped", live(Stopped),
 			[]MemberState{nodeLost},
 			failedLost,
-			[]Step{{Stopped, Failed, ReasonNodeLost}},
+			[]Step{{Stopped, Failed, protocol.WorkloadStatus_NODE_LOST}},
 		},
 		{
 			"one of two nodes lost",
-			Lifecycle{Running, HealthHealthy, ""},
+			Lifecycle{Running, HealthHealthy, 0},
 			[]MemberState{ready, nodeLost},
-			Lifecycle{Running, HealthDegraded, ReasonNodeLost},
+			Lifecycle{Running, HealthDegraded, protocol.WorkloadStatus_NODE_LOST},
 			nil,
 		},
 		{
 			"node lost while decommissioning",
-			Lifecycle{Decommissioning, HealthUnknown, ReasonNodeUnreachable},
+			Lifecycle{Decommissioning, HealthUnknown, protocol.WorkloadStatus_NODE_UNREACHABLE},
 			[]MemberState{gone, nodeLost},
-			Lifecycle{Decommissioned, HealthUnknown, ReasonNodeLost},
-			[]Step{{Decommissioning, Decommissioned, ReasonNodeLost}},
+			Lifecycle{Decommissioned, HealthUnknown, protocol.WorkloadStatus_NODE_LOST},
+			[]Step{{Decommissioning, Decommissioned, protocol.WorkloadStatus_NODE_LOST}},
 		},
 		{
 			"proved", live(Decommissioning),
 			[]MemberState{gone, gone},
 			live(Decommissioned),
-			[]Step{{Decommissioning, Decommissioned, ""}},
+			[]Step{{Decommissioning, Decommissioned, 0}},
 		},
 	}
 	for _, c := range cases {
@@ -275,7 +287,7 @@ func TestObserve(t *testing.T) {
 
 func TestDecommissionIsOpenInEveryLiveStateAndInNoOther(t *testing.T) {
 	for _, s := range allStatuses() {
-		l, step, err := Decommission(Lifecycle{Status: s, Health: HealthHealthy, Reason: ReasonCrashLoop})
+		l, step, err := Decommission(Lifecycle{Status: s, Health: HealthHealthy, Reason: protocol.WorkloadStatus_CRASH_LOOP})
 		if s == Decommissioning || s == Decommissioned {
 			require.ErrorContains(t, err, "instance_"+string(s))
 			continue
@@ -323,7 +335,7 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 	}
 	for name, a := range actions {
 		for _, s := range allStatuses() {
-			l, step, err := a.do(Lifecycle{Status: s, Health: HealthHealthy, Reason: ReasonCrashLoop})
+			l, step, err := a.do(Lifecycle{Status: s, Health: HealthHealthy, Reason: protocol.WorkloadStatus_CRASH_LOOP})
 			if !slices.Contains(a.from, s) {
 				require.ErrorContains(t, err, "instance_"+string(s), "%s of %s", name, s)
 				require.Equal(t, s, l.Status)
@@ -338,7 +350,7 @@ func TestActionsAreOpenWhereTheContractSaysAndNowhereElse(t *testing.T) {
 }
 
 func TestNothingButTheEndIsOpenOnceEveryNodeIsLost(t *testing.T) {
-	failed := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: ReasonNodeLost}
+	failed := Lifecycle{Status: Failed, Health: HealthUnhealthy, Reason: protocol.WorkloadStatus_NODE_LOST}
 	past := History{Worked: true, Lost: true}
 	for _, do := range []func(Lifecycle, History) (Lifecycle, Step, error){Upgrade, RollBack, Start} {
 		l, _, err := do(failed, past)
@@ -352,7 +364,7 @@ func TestNothingButTheEndIsOpenOnceEveryNodeIsLost(t *testing.T) {
 func TestEventsOfAnUpgradeThatFailedAndOfOneThatDidNot(t *testing.T) {
 	for event, s := range map[string]Step{
 		"upgraded":    {From: Upgrading, To: Running},
-		"failed":      {From: Upgrading, To: RollingBack, Reason: ReasonCrashLoop},
+		"failed":      {From: Upgrading, To: RollingBack, Reason: protocol.WorkloadStatus_CRASH_LOOP},
 		"rolled_back": {From: RollingBack, To: Running},
 		"stopped":     {From: Stopping, To: Stopped},
 		"running":     {From: Deploying, To: Running},
@@ -406,18 +418,20 @@ func TestWhatARollbackGoesBackTo(t *testing.T) {
 
 func drawMember(t *rapid.T) MemberState {
 	m := MemberState{
-		Status: rapid.SampledFrom([]MemberStatus{
-			"", MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped,
-			MemberRemoved,
-		}).Draw(t, "status"),
-		Reason:           rapid.SampledFrom(append(Reasons(), "")).Draw(t, "reason"),
+		Status: protocol.WorkloadStatus_Status(
+			rapid.Int32Range(0, int32(protocol.WorkloadStatus_REMOVED)).Draw(t, "status")),
+		Reason: protocol.WorkloadStatus_Reason(
+			rapid.Int32Range(0, int32(protocol.WorkloadStatus_INTERNAL)).Draw(t, "reason")),
 		Unreachable:      rapid.Bool().Draw(t, "unreachable"),
 		Gone:             rapid.Bool().Draw(t, "gone"),
 		RolledBackByNode: rapid.IntRange(0, 4).Draw(t, "went_back") == 0,
 		GaveUp:           rapid.Bool().Draw(t, "gave_up"),
 	}
 	if rapid.IntRange(0, 4).Draw(t, "lost") == 0 {
-		m = MemberState{Status: MemberFailed, Reason: ReasonNodeLost, Gone: true, Lost: true}
+		m = MemberState{
+			Status: protocol.WorkloadStatus_FAILED, Reason: protocol.WorkloadStatus_NODE_LOST, Gone: true,
+			Lost: true,
+		}
 	}
 	return m
 }
@@ -474,18 +488,21 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 }
 
 func TestReasonsAreAClosedList(t *testing.T) {
-	require.Equal(t, ReasonInternal, knownReason("something a newer node says"))
-	require.Equal(t, ReasonCrashLoop, knownReason("crash_loop"))
-	require.Empty(t, knownReason(""))
+	require.Equal(t, protocol.WorkloadStatus_INTERNAL, knownReason(4711))
+	require.Equal(t, protocol.WorkloadStatus_CRASH_LOOP, knownReason(protocol.WorkloadStatus_CRASH_LOOP))
+	require.Empty(t, knownReason(0))
 }
 
 // A failure ends a deployment only when a later report repeats it and its reason lasts.
 func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
 	at := time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
-	failing := func(r Reason) Member { return Member{Status: MemberFailed, Reason: r, ObservedRevision: 3} }
-	for _, r := range Reasons() {
+	failing := func(r protocol.WorkloadStatus_Reason) Member {
+		return Member{Status: protocol.WorkloadStatus_FAILED, Reason: r, ObservedRevision: 3}
+	}
+	for n := range protocol.WorkloadStatus_Reason_name {
+		r := protocol.WorkloadStatus_Reason(n)
 		first := failing(r)
-		first.updateFailure(Member{Status: MemberStarting, ObservedRevision: 3}, at)
+		first.updateFailure(Member{Status: protocol.WorkloadStatus_STARTING, ObservedRevision: 3}, at)
 		require.False(t, first.lifecycleState(3).GaveUp, r)
 		soon := failing(r)
 		soon.FailingSince = first.FailingSince
@@ -493,24 +510,24 @@ func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
 		require.False(t, soon.lifecycleState(3).GaveUp, r)
 		later := soon
 		later.updateFailure(soon, at.Add(failureConfirmedAfter))
-		require.Equal(t, !r.IsTemporary(), later.lifecycleState(3).GaveUp, r)
+		require.Equal(t, !isTemporary(r), later.lifecycleState(3).GaveUp, r)
 
 		for name, before := range map[string]Member{
-			"another reason":   {Status: MemberFailed, Reason: "other", ObservedRevision: 3, FailingSince: at},
-			"another revision": {Status: MemberFailed, Reason: r, ObservedRevision: 2, FailingSince: at},
-			"not failed":       {Status: MemberReady, ObservedRevision: 3},
+			"another reason":   {Status: protocol.WorkloadStatus_FAILED, Reason: r + 1, ObservedRevision: 3, FailingSince: at},
+			"another revision": {Status: protocol.WorkloadStatus_FAILED, Reason: r, ObservedRevision: 2, FailingSince: at},
+			"not failed":       {Status: protocol.WorkloadStatus_READY, ObservedRevision: 3},
 		} {
 			again := failing(r)
 			again.updateFailure(before, at.Add(time.Hour))
 			require.False(t, again.FailureConfirmed, name)
 			require.Equal(t, at.Add(time.Hour), again.FailingSince, name)
 		}
-		ready := Member{Status: MemberReady, ObservedRevision: 3, FailingSince: at, FailureConfirmed: true}
+		ready := Member{Status: protocol.WorkloadStatus_READY, ObservedRevision: 3, FailingSince: at, FailureConfirmed: true}
 		ready.updateFailure(later, at.Add(time.Hour))
 		require.Zero(t, ready.FailingSince)
 		require.False(t, ready.FailureConfirmed)
 	}
-	require.True(t, ReasonOwnerRefused.IsTemporary())
-	require.True(t, ReasonFeatureMissing.IsTemporary())
-	require.False(t, ReasonCrashLoop.IsTemporary())
+	require.True(t, isTemporary(protocol.WorkloadStatus_OWNER_REFUSED))
+	require.True(t, isTemporary(protocol.WorkloadStatus_FEATURE_MISSING))
+	require.False(t, isTemporary(protocol.WorkloadStatus_CRASH_LOOP))
 }

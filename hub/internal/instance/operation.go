@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Operation is the latest thing that was asked of an instance: what nodes report goes on under its correlation id.
@@ -65,7 +66,9 @@ func insertOperation(ctx context.Context, tx db.Tx, op operation, now time.Time)
 		op.ID, op.InstanceID, op.Kind, op.Revision, op.By.Type, op.By.ID, op.CorrelationID, now)
 }
 
-func endOperations(ctx context.Context, tx db.Tx, instanceID, outcome string, reason Reason, now time.Time) error {
+func endOperations(ctx context.Context, tx db.Tx, instanceID, outcome string, reason protocol.WorkloadStatus_Reason,
+	now time.Time,
+) error {
 	return tx.Queue(ctx, `UPDATE instance_operations SET status = $2, reason = $3, ended_at = $4
-		WHERE instance_id = $1 AND ended_at IS NULL`, instanceID, outcome, string(reason), now)
+		WHERE instance_id = $1 AND ended_at IS NULL`, instanceID, outcome, reason.Text(), now)
 }

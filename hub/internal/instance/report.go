@@ -119,7 +119,8 @@ func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Ch
 	removed := map[string][]Removal{}
 	for _, m := range members {
 		end := m.Member
-		end.Status, end.Reason, end.Detail, end.Unreachable, end.Endpoints = MemberFailed, ReasonNodeLost, "", false, nil
+		end.Status, end.Reason, end.Detail, end.Unreachable, end.Endpoints = protocol.WorkloadStatus_FAILED,
+			protocol.WorkloadStatus_NODE_LOST, "", false, nil
 		end.Gone, end.RemovedAt = true, now
 		r := Removal{Member: end, Lost: true}
 		if err := updateMember(ctx, tx, end, &r, now); err != nil {
@@ -220,7 +221,7 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 		}
 		return next, nil
 	}
-	if !m.desired && s.GetStatus() == string(MemberRemoved) && s.GetRemoval().Complete() {
+	if !m.desired && s.GetStatus() == protocol.WorkloadStatus_REMOVED && s.GetRemoval().Complete() {
 		return removedMember(next, s.GetRemoval(), now)
 	}
 	// A member that has left the state has no revision any more; what is left of it is still worth showing. Of a wanted
@@ -235,11 +236,11 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	}
 	next.Status, next.ObservedIncarnation = knownMemberStatus(s.GetStatus()), r.Incarnation
 	// What was stopped because it failed says nothing more of the failure; the tenant still wants to read it.
-	if next.Status != MemberStopped || s.GetReason() != "" {
+	if next.Status != protocol.WorkloadStatus_STOPPED || s.GetReason() != 0 {
 		next.Reason, next.Detail = knownReason(s.GetReason()), truncate(s.GetDetail(), maxDetailBytes)
 	}
 	switch {
-	case next.Reason != ReasonOwnerRefused:
+	case next.Reason != protocol.WorkloadStatus_OWNER_REFUSED:
 		next.OwnerRefusal = nil
 	case s.GetOwnerRefusal() != nil:
 		// Encoding what was decoded cannot fail, and is the same each time.
@@ -255,8 +256,9 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 
 // ReportsIdle reports whether a node says that no container of a member runs.
 func ReportsIdle(s *protocol.WorkloadStatus) bool {
-	switch MemberStatus(s.GetStatus()) {
-	case MemberPending, MemberStarting, MemberFailed, MemberStopped:
+	switch s.GetStatus() {
+	case protocol.WorkloadStatus_PENDING, protocol.WorkloadStatus_STARTING, protocol.WorkloadStatus_FAILED,
+		protocol.WorkloadStatus_STOPPED:
 		return s.GetStartedAt() == nil
 	default:
 		return false
@@ -290,25 +292,23 @@ func mayPublish(e *protocol.PublishedEndpoint) bool {
 
 func (m placedMember) absence() lifecycle.Absence {
 	return lifecycle.Absence{
-		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.ObservedRevision != 0 || m.Status != MemberPending,
+		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.ObservedRevision != 0 ||
+			m.Status != protocol.WorkloadStatus_PENDING,
 		ObservedIncarnation: m.ObservedIncarnation,
 	}
 }
 
 func removedMember(m Member, proof *protocol.RemovalProof, now time.Time) (Member, *Removal) {
-	m.Status, m.Gone, m.RemovedAt, m.Endpoints = MemberRemoved, true, now, nil
+	m.Status, m.Gone, m.RemovedAt, m.Endpoints = protocol.WorkloadStatus_REMOVED, true, now, nil
 	return m, &Removal{Member: m, Proof: proof}
 }
 
-func knownMemberStatus(s string) MemberStatus {
-	switch m := MemberStatus(s); m {
-	case MemberPending, MemberStarting, MemberReady, MemberDegraded, MemberFailed, MemberStopping, MemberStopped,
-		MemberRemoved:
-		return m
-	default:
-		// A word of a newer node: it works on the member, and that is all that is known.
-		return MemberPending
+// knownMemberStatus keeps the API's list closed: a status of a newer node counts as pending.
+func knownMemberStatus(s protocol.WorkloadStatus_Status) protocol.WorkloadStatus_Status {
+	if _, known := protocol.WorkloadStatus_Status_name[int32(s)]; !known || s == 0 {
+		return protocol.WorkloadStatus_PENDING
 	}
+	return s
 }
 
 func (m Member) differsFrom(n Member) bool {

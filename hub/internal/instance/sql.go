@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"encoding"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -33,7 +34,7 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 			requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)`,
 		i.ID, i.OrgID, i.OrgSlug, i.ProjectID, i.AppSlug, i.DisplayName, string(i.Lifecycle.Status),
-		string(i.Lifecycle.Reason), string(i.Lifecycle.Health),
+		i.Lifecycle.Reason.Text(), string(i.Lifecycle.Health),
 		i.Modes.OperatingMode, i.Modes.ControlPlaneScope, i.Modes.RuntimeBackend, i.Modes.TenantBoundaryMode, i.Revision,
 		placement, i.ConfigJSON, hints,
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
@@ -66,7 +67,7 @@ func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 		`UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
 			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11,
 			history_deleted = false WHERE id = $1`,
-		i.ID, string(i.Lifecycle.Status), string(i.Lifecycle.Reason), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
+		i.ID, string(i.Lifecycle.Status), i.Lifecycle.Reason.Text(), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
 		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
 }
 
@@ -146,7 +147,7 @@ func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, servi
 		`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8)`,
-		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, string(m.Status), m.Unreachable, now); err != nil {
+		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, m.Status.Text(), m.Unreachable, now); err != nil {
 		return err
 	}
 	return insertMemberRevision(ctx, tx, m.ID, revision, services)
@@ -197,7 +198,7 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
 			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20 WHERE id = $1`,
-		m.ID, string(m.Status), string(m.Reason), m.Detail, m.ObservedRevision, m.Unreachable,
+		m.ID, m.Status.Text(), m.Reason.Text(), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
 		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIncarnation, m.OwnerRefusal, nullable(m.FailingSince),
 		m.FailureConfirmed)
@@ -266,7 +267,11 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 		started, ready, exited, removed, failing *time.Time
 	)
 	into := append([]any{
-		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role, &m.Status, &m.Reason, &m.Detail, &m.ObservedRevision,
+		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role,
+		textColumn{&m.Status},
+		textColumn{&m.Reason},
+		&m.Detail,
+		&m.ObservedRevision,
 		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed, &m.FallbackFrom,
 		&m.ObservedIncarnation, &m.OwnerRefusal, &failing, &m.FailureConfirmed,
 	}, more...)
@@ -361,7 +366,7 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 		activated        *time.Time
 	)
 	if err := scanMember(row, &m, &i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName,
-		&i.Lifecycle.Status, &i.Lifecycle.Reason, &i.Lifecycle.Health,
+		&i.Lifecycle.Status, textColumn{&i.Lifecycle.Reason}, &i.Lifecycle.Health,
 		&i.Modes.OperatingMode, &i.Modes.ControlPlaneScope, &i.Modes.RuntimeBackend, &i.Modes.TenantBoundaryMode, &i.Revision,
 		&placement, &i.ConfigJSON,
 		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt,
@@ -448,6 +453,18 @@ func scanDesired(row pgx.CollectableRow) (plan.Member, error) {
 		m.Fallback = &back
 	}
 	return m, main.fill(&m)
+}
+
+// textColumn scans a text column into a value that reads itself from text.
+type textColumn struct{ encoding.TextUnmarshaler }
+
+// Scan implements sql.Scanner.
+func (c textColumn) Scan(src any) error {
+	text, ok := src.(string)
+	if !ok {
+		return fmt.Errorf("a column of text holds a %T", src)
+	}
+	return c.UnmarshalText([]byte(text))
 }
 
 func orEmpty[T any](list []T) []T {

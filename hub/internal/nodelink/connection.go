@@ -205,13 +205,13 @@ func (c *connection) report(ctx context.Context, r *protocol.Report) error {
 
 func (c *connection) ack(ctx context.Context, a *protocol.Ack) error {
 	c.mu.Lock()
-	switch a.GetDocument() {
-	case documentState:
+	switch a.GetDocument() { //nolint:exhaustive // leases leave no mark
+	case protocol.Envelope_STATE:
 		c.acked.Epoch, c.acked.Generation, c.acked.StateSHA256 = a.GetEpoch(), a.GetGeneration(), nil
 		if c.pushedGeneration == a.GetGeneration() {
 			c.acked.StateSHA256 = c.pushedSHA256
 		}
-	case documentBundle:
+	case protocol.Envelope_BUNDLE:
 		c.acked.BundleVersion = a.GetGeneration()
 	}
 	c.mu.Unlock()
@@ -221,19 +221,13 @@ func (c *connection) ack(ctx context.Context, a *protocol.Ack) error {
 // nack handles the refusal of a document. Refused leases count as never pushed: the next sync pushes them again, as it
 // does a state that the node does not hold.
 func (c *connection) nack(ctx context.Context, r *protocol.Nack) error {
-	if r.GetDocument() == documentLeases {
+	if r.GetDocument() == protocol.Envelope_LEASES {
 		c.mu.Lock()
 		c.acked.LeasesSHA256 = nil
 		c.mu.Unlock()
 	}
 	return c.handler.Nack(ctx, c.peer.NodeID, r)
 }
-
-const (
-	documentState  = "state"
-	documentLeases = "leases"
-	documentBundle = "bundle"
-)
 
 // accept starts the streams that the node opens. Each kind has its own places, so that one kind cannot use up
 // another's.
@@ -300,11 +294,11 @@ func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
 }
 
 // fetchErrorReason tells a passing trouble from a refusal.
-func fetchErrorReason(err error) string {
+func fetchErrorReason(err error) protocol.Nack_Reason {
 	if r, ok := errors.AsType[*protocol.RefusalError](err); ok {
 		return r.Reason
 	}
-	return protocol.RefusalUnavailable
+	return protocol.Nack_UNAVAILABLE
 }
 
 // Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.
@@ -348,9 +342,10 @@ func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
 		_ = t.Close()
 		return nil, unreachable(err)
 	}
-	if answer.GetErrorReason() != "" {
+	if answer.GetErrorReason() != 0 {
 		_ = t.Close()
-		return nil, fault.New(fault.Conflict, "node_refused", "The node has nothing to show: "+answer.GetErrorReason()+".",
+		return nil, fault.New(fault.Conflict, "node_refused", "The node has nothing to show: "+answer.GetErrorReason().Text()+
+			".",
 			nil)
 	}
 	_ = stream.SetDeadline(time.Time{})

@@ -171,7 +171,7 @@ func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 		return 0, tx.QueryRow(ctx, `SELECT id, instance_id FROM instance_members`).Scan(&status.MemberId, &status.InstanceId)
 	})
 	counter := uint64(0)
-	report := func(word, reason string) {
+	report := func(word protocol.WorkloadStatus_Status, reason protocol.WorkloadStatus_Reason) {
 		counter++
 		status.Status, status.Reason, status.Detail, status.Restarts = word, reason, fmt.Sprint(counter), uint32(counter)
 		require.NoError(t, h.Nodes.Report(t.Context(), nodelink.Peer{NodeID: n.ID}, l.Welcome.GetSessionNo(),
@@ -184,17 +184,14 @@ func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 	written := func() int {
 		return hubtest.Count(h, `SELECT (SELECT count(*) FROM events) + (SELECT count(*) FROM audit_rows)`)
 	}
-	report("pending", "")
-	report("ready", "")
+	report(protocol.WorkloadStatus_PENDING, 0)
+	report(protocol.WorkloadStatus_READY, 0)
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM app_instances WHERE status = 'running'`))
 	before := written()
 	for range rounds {
-		for _, word := range []string{
-			"pending", "starting", "ready", "degraded", "failed", "stopping", "stopped", "removed",
-			"unheard-of",
-		} {
-			report(word, "")
-			report(word, "crash_loop")
+		for word := range protocol.WorkloadStatus_REMOVED + 2 { // the last is of a newer node
+			report(word, 0)
+			report(word, protocol.WorkloadStatus_CRASH_LOOP)
 			h.Advance(time.Minute)
 		}
 	}

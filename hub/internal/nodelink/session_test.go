@@ -69,7 +69,7 @@ func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
 	other := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
 		PullCredential: &protocol.PullCredentialRequest{Repository: "org/other/app/x"},
 	}})
-	require.Equal(t, protocol.RefusalNotAssigned, other.GetErrorReason(), "a node gets credentials only for what it is "+
+	require.Equal(t, protocol.Nack_NOT_ASSIGNED, other.GetErrorReason(), "a node gets credentials only for what it is "+
 		"to run")
 	bundle := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}})
 	require.True(t, proto.Equal(h.Keys.Bundle().Envelope(), bundle.GetBundle()))
@@ -86,12 +86,12 @@ func TestANodeFetchesOnlyItsOwnParts(t *testing.T) {
 	other := h.Enroll().Connect(hubtest.Hello("i1"))
 	other.ExpectState(0)
 	digest := state.GetParts()[0].GetSha256()
-	require.Equal(t, protocol.RefusalUnknownPart,
+	require.Equal(t, protocol.Nack_UNKNOWN_PART,
 		other.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: digest}}).GetErrorReason())
-	require.Equal(t, protocol.RefusalMalformed,
+	require.Equal(t, protocol.Nack_MALFORMED,
 		other.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PartSha256{PartSha256: []byte("x")}}).
 			GetErrorReason())
-	require.Equal(t, protocol.RefusalMalformed, other.Fetch(&protocol.FetchRequest{}).GetErrorReason())
+	require.Equal(t, protocol.Nack_MALFORMED, other.Fetch(&protocol.FetchRequest{}).GetErrorReason())
 }
 
 func TestANewerConnectionReplacesTheOlder(t *testing.T) {
@@ -241,7 +241,7 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 				continue
 			}
 			if request.GetLogs().GetMemberId() == "" {
-				_ = s.Send(&protocol.TunnelResponse{ErrorReason: "unknown_member"})
+				_ = s.Send(&protocol.TunnelResponse{ErrorReason: protocol.Nack_NOT_ASSIGNED})
 				_ = s.Close()
 				continue
 			}
@@ -289,7 +289,8 @@ func TestRefusalIsVisibleOnTheNodeAndAsEventAndAudit(t *testing.T) {
 	state, _ := l.ExpectState(0)
 	refuse := func() {
 		l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
-			Document: "state", Epoch: 1, Generation: state.GetGeneration() - 1, Reason: protocol.RefusalOlder,
+			Document: protocol.Envelope_STATE, Epoch: 1, Generation: state.GetGeneration() - 1,
+			Reason: protocol.Nack_GENERATION_OLDER,
 			Detail: "generation 0 is older than 1",
 		}}})
 	}
@@ -300,12 +301,12 @@ func TestRefusalIsVisibleOnTheNodeAndAsEventAndAudit(t *testing.T) {
 		return fleet.Refusals(ctx, tx, n.ID, 10)
 	})
 	require.Len(t, refusals, 1, "the same again is no news")
-	require.Equal(t, protocol.RefusalOlder, refusals[0].Reason)
+	require.Equal(t, protocol.Nack_GENERATION_OLDER.Text(), refusals[0].Reason)
 	require.Equal(t, 1,
 		hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.document_refused' AND subject = $1`,
 			n.ID))
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.ID,
-		protocol.RefusalOlder))
+		protocol.Nack_GENERATION_OLDER.Text()))
 	require.Equal(t, state.GetGeneration(), hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
 		return dispatch.NewestGeneration(ctx, tx, n.ID)
 	}), "an old document is no reason for a new state")
@@ -373,7 +374,7 @@ func TestRevocationReachesTheNodeAndEveryStateIsSignedAnew(t *testing.T) {
 	bundle, err := n.Bundle.Succeed(env)
 	require.NoError(t, err)
 	_, err = protocol.VerifyState(firstPush.GetEnvelope(), bundle, n.Identity)
-	require.Equal(t, protocol.RefusalKeyRevoked, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_KEY_REVOKED, protocol.RefusalOf(err))
 	n.Bundle = bundle
 	second, _ := l.ExpectState(0)
 	require.Equal(t, first.GetGeneration()+1, second.GetGeneration())
@@ -408,7 +409,7 @@ func TestANodeThatMissedTwoRotationsOfTheRootIsLedThroughBoth(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, version, n.Bundle.Version())
 		require.NoError(t, l.Control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{
-			Ack: &protocol.Ack{Document: "bundle", Epoch: 1, Generation: version},
+			Ack: &protocol.Ack{Document: protocol.Envelope_BUNDLE, Epoch: 1, Generation: version},
 		}}))
 	}
 	fetched := l.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}, BundleVersion: 1}).

@@ -80,36 +80,39 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		protocol.NewEd25519Signer(n.Key))
 	require.NoError(t, err)
 	for _, c := range []struct {
-		name, reason string
-		env          *protocol.Envelope
+		name   string
+		reason protocol.Nack_Reason
+		env    *protocol.Envelope
 	}{
-		{"a byte of the payload flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+		{"a byte of the payload flipped", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
 			e.Payload[len(e.GetPayload())/2] ^= 1
 		})},
-		{"a byte of the signature flipped", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+		{"a byte of the signature flipped", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
 			e.Signatures[0].Signature[7] ^= 1
 		})},
-		{"signed by another node", protocol.RefusalSignature, stranger.Seal("i1", run(0))[0]},
-		{"another kind of document", protocol.RefusalMalformed, flip(chain[3], func(e *protocol.Envelope) {
+		{"signed by another node", protocol.Nack_SIGNATURE_INVALID, stranger.Seal("i1", run(0))[0]},
+		{"another kind of document", protocol.Nack_MALFORMED, flip(chain[3], func(e *protocol.Envelope) {
 			e.PayloadType = protocol.PayloadState
 		})},
-		{"without a signature", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) { e.Signatures = nil })},
-		{"no envelope", protocol.RefusalMalformed, nil},
-		{"truncated on its way", protocol.RefusalSignature, flip(chain[3], func(e *protocol.Envelope) {
+		{"without a signature", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
+			e.Signatures = nil
+		})},
+		{"no envelope", protocol.Nack_MALFORMED, nil},
+		{"truncated on its way", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
 			e.Payload = e.GetPayload()[:len(e.GetPayload())-9]
 		})},
-		{"truncated before it was signed", protocol.RefusalMalformed, cut},
-		{"of another node", protocol.RefusalWrongNode, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.ID })},
-		{"other content under a posted number", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) {
+		{"truncated before it was signed", protocol.Nack_MALFORMED, cut},
+		{"of another node", protocol.Nack_WRONG_NODE, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.ID })},
+		{"other content under a posted number", protocol.Nack_CHAIN_BROKEN, seal(func(s *protocol.UsageSegment) {
 			s.Number = 3
 		})},
-		{"after another predecessor", protocol.RefusalChainBroken, seal(func(s *protocol.UsageSegment) {
+		{"after another predecessor", protocol.Nack_CHAIN_BROKEN, seal(func(s *protocol.UsageSegment) {
 			s.PreviousSha256[0] ^= 1
 		})},
-		{"far beyond what is missing", usagechain.ReasonOutOfOrder, seal(func(s *protocol.UsageSegment) {
+		{"far beyond what is missing", protocol.Nack_OUT_OF_ORDER, seal(func(s *protocol.UsageSegment) {
 			s.Number += usagechain.MaxAhead + 1
 		})},
-		{"records with a gap", protocol.RefusalMalformed, seal(func(s *protocol.UsageSegment) {
+		{"records with a gap", protocol.Nack_MALFORMED, seal(func(s *protocol.UsageSegment) {
 			s.Records = append(s.Records, proto.CloneOf(s.GetRecords()[0]))
 			s.Records[1].Sequence += 7
 		})},
@@ -123,7 +126,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 			return fleet.Refusals(ctx, tx, n.ID, 1)
 		})
 		require.Equal(t, "usage", last[0].Document, c.name)
-		require.Equal(t, c.reason, last[0].Reason, c.name)
+		require.Equal(t, c.reason.Text(), last[0].Reason, c.name)
 		require.NotEmpty(t, last[0].Detail, c.name)
 	}
 
@@ -149,7 +152,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	require.Equal(t, hubtest.Sha(chain[3].GetPayload()), ack.GetPostedSha256())
 	l.Report(2)
 	again := n.Seal("i2", run(0), run(30))
-	require.Equal(t, protocol.RefusalMalformed, hubtest.Upload(t, stream, again[0]).GetNackReason(),
+	require.Equal(t, protocol.Nack_MALFORMED, hubtest.Upload(t, stream, again[0]).GetNackReason(),
 		"a session carries the segments of one store")
 	renamed := n.Connect(hubtest.Hello("i2"))
 	for _, env := range again {

@@ -59,6 +59,8 @@ func anyValue(r *rand.Rand, kind protoreflect.Kind) protoreflect.Value {
 		return protoreflect.ValueOfBytes(anyOf(r, nil, []byte{0}, make([]byte, 300)))
 	case protoreflect.BoolKind:
 		return protoreflect.ValueOfBool(r.IntN(2) == 0)
+	case protoreflect.EnumKind:
+		return protoreflect.ValueOfEnum(anyOf[protoreflect.EnumNumber](r, 0, 1, 3, 8, 16, 4711, -1, math.MaxInt32))
 	case protoreflect.Int32Kind:
 		return protoreflect.ValueOfInt32(anyOf[int32](r, 0, 1, -1, math.MinInt32, math.MaxInt32))
 	case protoreflect.Uint32Kind:
@@ -191,7 +193,7 @@ func TestProofWithAnImpossibleTimeEndsTheClaimWhenItComes(t *testing.T) {
 			h.Decommission(i.ID)
 			state, _ := l.ExpectState(0)
 			l.Report(state.GetGeneration(), &protocol.WorkloadStatus{
-				MemberId: member, InstanceId: i.ID, Status: "removed", Removal: &protocol.RemovalProof{
+				MemberId: member, InstanceId: i.ID, Status: protocol.WorkloadStatus_REMOVED, Removal: &protocol.RemovalProof{
 					At:     at,
 					Absent: protocol.RemovalKinds(), Incarnation: "i1",
 				},
@@ -213,16 +215,19 @@ func TestTenThousandRefusalsLeaveFewRows(t *testing.T) {
 	state, _ := l.ExpectState(0)
 	events := hubtest.Count(h, `SELECT count(*) FROM events`)
 	for k := range 10_000 {
-		reason := []string{protocol.RefusalOlder, protocol.RefusalConflict, protocol.RefusalTooLarge}[k%3]
+		reason := []protocol.Nack_Reason{
+			protocol.Nack_GENERATION_OLDER, protocol.Nack_GENERATION_CONFLICT,
+			protocol.Nack_TOO_LARGE,
+		}[k%3]
 		require.NoError(t, h.Nodes.Nack(t.Context(), n.ID, &protocol.Nack{
-			Document:   "state",
+			Document:   protocol.Envelope_STATE,
 			Generation: state.GetGeneration() + 1000 + uint64(k), Reason: reason,
 		}))
 	}
 	for k := range 200 {
 		require.NoError(t, h.Nodes.Nack(t.Context(), n.ID, &protocol.Nack{
-			Document: fmt.Sprint("document", k),
-			Reason:   "x",
+			Document: protocol.Envelope_Kind(100 + k),
+			Reason:   4711,
 		}))
 	}
 	require.Equal(t, 3, hubtest.Count(h, `SELECT count(*) FROM node_refusals`))

@@ -71,7 +71,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	h.Advance(10 * time.Minute)
 	second := cloned(t, h, n, first, held, &protocol.WorkloadStatus{
 		MemberId: member, InstanceId: i.ID, Revision: 1,
-		Status: "ready",
+		Status: protocol.WorkloadStatus_READY,
 	})
 
 	// Both are told, each time they dial.
@@ -87,7 +87,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	two := second.connect(held)
 	require.Equal(t, fleet.ReasonIdentityUsedTwice, two.Welcome.GetQuarantineReason())
 	fork := n.Seal("i1", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start, 90)})[0]
-	require.Equal(t, protocol.RefusalChainBroken, hubtest.Upload(t, two.OpenUsage(), fork).GetNackReason())
+	require.Equal(t, protocol.Nack_CHAIN_BROKEN, hubtest.Upload(t, two.OpenUsage(), fork).GetNackReason())
 	second.incarnation = "i2"
 	two = second.connect(held)
 	anew := n.Seal("i2", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start, 90)})[0]
@@ -114,9 +114,12 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	refused := two.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
 		PullCredential: &protocol.PullCredentialRequest{Repository: hubtest.DemoRepo},
 	}})
-	require.Equal(t, protocol.RefusalQuarantined, refused.GetErrorReason())
+	require.Equal(t, protocol.Nack_NODE_QUARANTINED, refused.GetErrorReason())
 	proof := &protocol.RemovalProof{Absent: protocol.RemovalKinds(), Incarnation: "i2"}
-	two.TryReport(newest, &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Status: "removed", Removal: proof})
+	two.TryReport(newest, &protocol.WorkloadStatus{
+		MemberId: member, InstanceId: i.ID,
+		Status: protocol.WorkloadStatus_REMOVED, Removal: proof,
+	})
 	require.NotNil(t, two.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_Bundle{Bundle: true}}).GetBundle(),
 		"the session goes on")
 	require.Equal(t, 0, hubtest.Count(h, `SELECT count(*) FROM instance_members WHERE removed_at IS NOT NULL`),

@@ -22,11 +22,11 @@ func (svc *Service) Fetch(ctx context.Context, nodeID string, request *protocol.
 			return nil, err
 		}
 		if !assigned {
-			return nil, protocol.Refuse(protocol.RefusalNotAssigned, "no workload of this node needs the repository")
+			return nil, protocol.Refuse(protocol.Nack_NOT_ASSIGNED, "no workload of this node needs the repository")
 		}
 		credential, err := svc.Registry.NodeCredential(nodeID, repository, svc.Now())
 		return &protocol.FetchResponse{PullCredential: credential}, err
 	default:
-		return nil, protocol.Refuse(protocol.RefusalMalformed, "the request is unknown")
+		return nil, protocol.Refuse(protocol.Nack_MALFORMED, "the request is unknown")
 	}
 }

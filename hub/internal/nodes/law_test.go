@@ -27,11 +27,11 @@ func TestLaw01WhatIsSentIsSignedAndAddressed(t *testing.T) {
 
 	stranger := h.Enroll()
 	_, err := protocol.VerifyState(push.GetEnvelope(), n.Bundle, stranger.Identity)
-	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_WRONG_NODE, protocol.RefusalOf(err))
 	sameIDOtherKey := stranger.Identity
 	sameIDOtherKey.ID = n.ID
 	_, err = protocol.VerifyState(push.GetEnvelope(), n.Bundle, sameIDOtherKey)
-	require.Equal(t, protocol.RefusalWrongNode, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_WRONG_NODE, protocol.RefusalOf(err))
 
 	w := &protocol.Workload{}
 	require.NoError(t, proto.Unmarshal(push.GetParts()[0], w))
@@ -96,7 +96,7 @@ func TestLaw02NodeWithMoreThanTheHubIsGoneAbove(t *testing.T) {
 	l.Report(43)
 
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
-		Document: "state", Epoch: 1, Generation: 43, Reason: protocol.RefusalConflict,
+		Document: protocol.Envelope_STATE, Epoch: 1, Generation: 43, Reason: protocol.Nack_GENERATION_CONFLICT,
 	}}})
 	state, _ = l.ExpectState(0)
 	require.Equal(t, uint64(44), state.GetGeneration())
@@ -203,11 +203,12 @@ func TestLaw05AChainThatDoesNotFitIsRefusedAndShown(t *testing.T) {
 	fork := n.Seal("i1", []*protocol.UsageRecord{{MemberId: db.NewID(), Meter: protocol.MeterSessionSeconds}}, nil,
 		nil)
 	require.Empty(t, hubtest.Upload(t, stream, good[0]).GetNackReason())
-	require.Equal(t, "chain_broken", hubtest.Upload(t, stream, fork[0]).GetNackReason(),
+	require.Equal(t, protocol.Nack_CHAIN_BROKEN, hubtest.Upload(t, stream, fork[0]).GetNackReason(),
 		"another content under a posted number")
-	require.Equal(t, "chain_broken", hubtest.Upload(t, stream, fork[1]).GetNackReason(), "does not follow what was posted")
+	require.Equal(t, protocol.Nack_CHAIN_BROKEN, hubtest.Upload(t, stream, fork[1]).GetNackReason(),
+		"does not follow what was posted")
 	require.Empty(t, hubtest.Upload(t, stream, good[2]).GetNackReason())
-	require.Equal(t, "chain_broken", hubtest.Upload(t, stream, fork[2]).GetNackReason(),
+	require.Equal(t, protocol.Nack_CHAIN_BROKEN, hubtest.Upload(t, stream, fork[2]).GetNackReason(),
 		"another content under a number beyond "+
 			"the gap")
 	ack := hubtest.Upload(t, stream, good[1])
@@ -219,11 +220,11 @@ func TestLaw05AChainThatDoesNotFitIsRefusedAndShown(t *testing.T) {
 			n.ID))
 
 	other := h.Enroll()
-	require.Equal(t, protocol.RefusalSignature, hubtest.Upload(t, stream, other.Seal("i1", nil)[0]).GetNackReason(),
+	require.Equal(t, protocol.Nack_SIGNATURE_INVALID, hubtest.Upload(t, stream, other.Seal("i1", nil)[0]).GetNackReason(),
 		"signed by another node")
 	stolen := *other
 	stolen.Key = n.Key
-	require.Equal(t, protocol.RefusalWrongNode, hubtest.Upload(t, stream, stolen.Seal("i1", nil)[0]).GetNackReason())
+	require.Equal(t, protocol.Nack_WRONG_NODE, hubtest.Upload(t, stream, stolen.Seal("i1", nil)[0]).GetNackReason())
 }
 
 // TestLaw06MoneyBalancesThroughIntake: whatever comes in, the entries of every posting sum to zero.
@@ -265,8 +266,8 @@ func TestLaw08NodeChangesHaveEventAndAuditRow(t *testing.T) {
 	l := n.Connect(hubtest.Hello("i1"))
 	l.ExpectState(0)
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: &protocol.Nack{
-		Document:   "state",
-		Generation: 9, Reason: protocol.RefusalSignature,
+		Document:   protocol.Envelope_STATE,
+		Generation: 9, Reason: protocol.Nack_SIGNATURE_INVALID,
 	}}})
 	l.Report(1)
 	h.Advance(time.Hour)

@@ -28,21 +28,21 @@ func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
 		parts++
 		state, _ := l.ExpectState(parts)
 		s := &protocol.WorkloadStatus{
-			MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: "failed",
-			Reason: "owner_refused", Detail: "Not here.",
+			MemberId: i.Members[0].ID, InstanceId: i.ID, Revision: 1, Status: protocol.WorkloadStatus_FAILED,
+			Reason: protocol.WorkloadStatus_OWNER_REFUSED, Detail: "Not here.",
 		}
 		require.NoError(t, s.RefuseAsOwner(n.ID, protocol.NewEd25519Signer(by)))
 		l.Report(state.GetGeneration(), s)
 		return h.Instance(i.ID)
 	}
 	forged := refused(stranger)
-	require.Equal(t, instance.ReasonInternal, forged.Lifecycle.Reason)
+	require.Equal(t, protocol.WorkloadStatus_INTERNAL, forged.Lifecycle.Reason)
 	require.Empty(t, forged.Members[0].OwnerRefusal)
 
 	i := refused(n.Key)
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Deploying, Health: instance.HealthUnknown,
-		Reason: instance.ReasonOwnerRefused,
+		Reason: protocol.WorkloadStatus_OWNER_REFUSED,
 	}, i.Lifecycle)
 	m := i.Members[0]
 	require.Equal(t, "Not here.", m.Detail)

@@ -46,13 +46,16 @@ func TestALostNodeThatComesBackIsEmptiedAndHeardOnce(t *testing.T) {
 	l = n.Connect(back)
 	state, _ := l.ExpectState(0)
 	require.Equal(t, uint64(3), state.GetGeneration())
-	l.Report(3, &protocol.WorkloadStatus{MemberId: member, InstanceId: i.ID, Revision: 1, Status: "ready"})
+	l.Report(3, &protocol.WorkloadStatus{
+		MemberId: member, InstanceId: i.ID, Revision: 1,
+		Status: protocol.WorkloadStatus_READY,
+	})
 	got := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (instance.Instance, error) {
 		return instance.Get(ctx, tx, h.Project.ID, i.ID)
 	})
 	require.Equal(t, instance.Lifecycle{
 		Status: instance.Failed, Health: instance.HealthUnhealthy,
-		Reason: instance.ReasonNodeLost,
+		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, got.Lifecycle, "what it says of the member is too late")
 	require.Equal(t, fleet.Lost, h.NodeRow(n.ID).Status(h.Now()))
 	require.NoError(t, h.Dispatcher.Renew(t.Context()))

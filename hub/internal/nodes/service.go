@@ -18,7 +18,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -173,12 +172,12 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 // requireSigned takes a refusal in an owner's name from every status whose signature does not bear it out.
 func requireSigned(statuses []*protocol.WorkloadStatus, peer nodelink.Peer) {
 	for _, s := range statuses {
-		if s.GetReason() != string(instance.ReasonOwnerRefused) {
+		if s.GetReason() != protocol.WorkloadStatus_OWNER_REFUSED {
 			s.OwnerRefusal = nil
 			continue
 		}
 		if _, err := protocol.VerifyOwnerRefusal(s, peer.NodeID, peer.Key); err != nil {
-			s.OwnerRefusal, s.Reason = nil, string(instance.ReasonInternal)
+			s.OwnerRefusal, s.Reason = nil, protocol.WorkloadStatus_INTERNAL
 			s.Detail = "The node says that its owner refuses this, and has not signed that: " + protocol.RefusalDetail(err) + "."
 		}
 	}
@@ -210,10 +209,10 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 	if out.newlyQuarantined {
 		svc.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),
 			slog.String("reason", fleet.ReasonIdentityUsedTwice))
-		svc.Disconnect(nodeID, protocol.RefusalQuarantined)
+		svc.Disconnect(nodeID, codeNodeQuarantined)
 	}
 	if out.quarantined {
-		return fault.New(fault.Conflict, protocol.RefusalQuarantined, "The node is quarantined; its reports do not count.",
+		return fault.New(fault.Conflict, codeNodeQuarantined, "The node is quarantined; its reports do not count.",
 			nil)
 	}
 	svc.reports.Add(ctx, 1)
@@ -232,7 +231,7 @@ func fleetReport(nodeID string, sessionNo uint64, r *protocol.Report) fleet.Repo
 
 // Ack records that a document is on the node's disk.
 func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) error {
-	if a.GetDocument() == fleet.DocumentBundle && a.GetGeneration() < svc.Keys.Bundle().Version() {
+	if a.GetDocument() == protocol.Envelope_BUNDLE && a.GetGeneration() < svc.Keys.Bundle().Version() {
 		// The root changed more than once: the next bundle follows.
 		svc.Dispatcher.Enqueue(nodeID)
 	}
@@ -248,18 +247,20 @@ func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) err
 // Nack records that a node refused a document: an event and the node itself show it to admins.
 func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) error {
 	switch r.GetDocument() {
-	case fleet.DocumentState, fleet.DocumentLeases, fleet.DocumentBundle:
+	case protocol.Envelope_STATE, protocol.Envelope_LEASES, protocol.Envelope_BUNDLE:
+	case protocol.Envelope_KIND_UNSPECIFIED, protocol.Envelope_USAGE:
+		return nil
 	default:
-		return nil // no document that a hub sends
+		return nil // the hub sends no such document
 	}
 	if err := svc.recordRefusal(ctx, nodeID, fleet.Refusal{
-		Document: r.GetDocument(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(), Reason: r.GetReason(),
-		Detail: r.GetDetail(),
+		Document: r.GetDocument().Text(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
+		Reason: r.GetReason().Text(), Detail: r.GetDetail(),
 	}); err != nil {
 		return err
 	}
-	contradicts := r.GetReason() == protocol.RefusalOlder || r.GetReason() == protocol.RefusalConflict
-	if r.GetDocument() != fleet.DocumentState || !contradicts {
+	contradicts := r.GetReason() == protocol.Nack_GENERATION_OLDER || r.GetReason() == protocol.Nack_GENERATION_CONFLICT
+	if r.GetDocument() != protocol.Envelope_STATE || !contradicts {
 		return nil
 	}
 	// The node has other content under the refused number: the newest state here must be above it. A number that was never

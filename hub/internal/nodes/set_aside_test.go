@@ -19,7 +19,7 @@ import (
 
 func provenGone(i instance.Instance) *protocol.WorkloadStatus {
 	return &protocol.WorkloadStatus{
-		MemberId: i.Members[0].ID, InstanceId: i.ID, Status: "removed",
+		MemberId: i.Members[0].ID, InstanceId: i.ID, Status: protocol.WorkloadStatus_REMOVED,
 		Removal: &protocol.RemovalProof{At: timestamppb.Now(), Absent: protocol.RemovalKinds(), Incarnation: "i1"},
 	}
 }
@@ -48,7 +48,7 @@ func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
 	statuses := []*protocol.WorkloadStatus{
 		provenGone(poisoned), provenGone(removed),
 		{
-			MemberId: running.Members[0].ID, Status: "ready", Revision: 1, StartedAt: timestamppb.Now(),
+			MemberId: running.Members[0].ID, Status: protocol.WorkloadStatus_READY, Revision: 1, StartedAt: timestamppb.Now(),
 			ReadyAt: timestamppb.Now(),
 		},
 	}

@@ -21,8 +21,8 @@ import (
 // maxInFlight is how many segments of one stream may wait for their commit: a node that catches up sends several.
 const maxInFlight = 16
 
-// documentUsage is the refused document of a node's last_refusal when the hub refused the node's usage.
-const documentUsage = "usage"
+// codeNodeQuarantined: the node gets nothing new until an admin releases it.
+const codeNodeQuarantined = "node_quarantined"
 
 // ServeUsage posts the segments of a usage stream and acknowledges each in the order of the stream, once it is
 // committed. Up to maxInFlight segments are posted while the next is received, so that they share commits. A segment
@@ -90,40 +90,41 @@ func (svc *Service) ack(ctx context.Context, d *queuedSegment) *protocol.UsageAc
 		return ack
 	}
 	ack.NackReason = nackReason(err)
-	svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason())))
-	if ack.NackReason == protocol.RefusalUnavailable {
+	svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason().Text())))
+	if ack.NackReason == protocol.Nack_UNAVAILABLE {
 		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", d.store.nodeID), slog.Any("error", err))
 		return ack
 	}
 	if err := svc.recordRefusal(ctx, d.store.nodeID, fleet.Refusal{
-		Document: documentUsage, Generation: d.at.Number, Reason: ack.GetNackReason(), Detail: protocol.RefusalDetail(err),
+		Document: protocol.Envelope_USAGE.Text(), Generation: d.at.Number, Reason: ack.GetNackReason().Text(),
+		Detail: protocol.RefusalDetail(err),
 	}); err != nil {
 		svc.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", d.store.nodeID), slog.Any("error", err))
 	}
 	return ack
 }
 
-func nackReason(err error) string {
+func nackReason(err error) protocol.Nack_Reason {
 	if r, ok := errors.AsType[*protocol.RefusalError](err); ok {
 		return r.Reason
 	}
 	if fault.IsPermanent(err) {
-		return protocol.RefusalMalformed
+		return protocol.Nack_MALFORMED
 	}
-	return protocol.RefusalUnavailable
+	return protocol.Nack_UNAVAILABLE
 }
 
 func checkSegment(s *protocol.UsageSegment, of store) error {
 	switch {
 	case s.GetNodeId() != of.nodeID:
-		return protocol.Refuse(protocol.RefusalWrongNode, "the usage segment is of another node")
+		return protocol.Refuse(protocol.Nack_WRONG_NODE, "the usage segment is of another node")
 	case s.GetIncarnation() != of.incarnation:
-		return protocol.Refuse(protocol.RefusalMalformed, "the usage segment is of another incarnation than the session")
+		return protocol.Refuse(protocol.Nack_MALFORMED, "the usage segment is of another incarnation than the session")
 	case s.GetNumber() == 0 || s.GetNumber() > maxNumber:
-		return protocol.Refuse(protocol.RefusalMalformed, "usage segments are numbered from 1")
+		return protocol.Refuse(protocol.Nack_MALFORMED, "usage segments are numbered from 1")
 	case s.GetNumber() == 1 && len(s.GetPreviousSha256()) != 0, s.GetNumber() > 1 &&
 		len(s.GetPreviousSha256()) != sha256.Size:
-		return protocol.Refuse(protocol.RefusalMalformed, "the usage segment does not name the one before it")
+		return protocol.Refuse(protocol.Nack_MALFORMED, "the usage segment does not name the one before it")
 	}
 	return nil
 }

@@ -17,18 +17,18 @@ func TestSegmentIsCheckedBeforeItIsPosted(t *testing.T) {
 	require.NoError(t, checkSegment(good(), store{"n1", "i1"}))
 	for name, c := range map[string]struct {
 		change func(*protocol.UsageSegment)
-		reason string
+		reason protocol.Nack_Reason
 	}{
-		"another node":             {func(s *protocol.UsageSegment) { s.NodeId = "n2" }, protocol.RefusalWrongNode},
-		"no incarnation":           {func(s *protocol.UsageSegment) { s.Incarnation = "" }, protocol.RefusalMalformed},
-		"another incarnation":      {func(s *protocol.UsageSegment) { s.Incarnation = "i2" }, protocol.RefusalMalformed},
-		"number zero":              {func(s *protocol.UsageSegment) { s.Number = 0 }, protocol.RefusalMalformed},
-		"number beyond the column": {func(s *protocol.UsageSegment) { s.Number = 1 << 63 }, protocol.RefusalMalformed},
-		"first with a predecessor": {func(s *protocol.UsageSegment) { s.Number = 1 }, protocol.RefusalMalformed},
-		"second without":           {func(s *protocol.UsageSegment) { s.PreviousSha256 = nil }, protocol.RefusalMalformed},
+		"another node":             {func(s *protocol.UsageSegment) { s.NodeId = "n2" }, protocol.Nack_WRONG_NODE},
+		"no incarnation":           {func(s *protocol.UsageSegment) { s.Incarnation = "" }, protocol.Nack_MALFORMED},
+		"another incarnation":      {func(s *protocol.UsageSegment) { s.Incarnation = "i2" }, protocol.Nack_MALFORMED},
+		"number zero":              {func(s *protocol.UsageSegment) { s.Number = 0 }, protocol.Nack_MALFORMED},
+		"number beyond the column": {func(s *protocol.UsageSegment) { s.Number = 1 << 63 }, protocol.Nack_MALFORMED},
+		"first with a predecessor": {func(s *protocol.UsageSegment) { s.Number = 1 }, protocol.Nack_MALFORMED},
+		"second without":           {func(s *protocol.UsageSegment) { s.PreviousSha256 = nil }, protocol.Nack_MALFORMED},
 		"predecessor of wrong size": {func(s *protocol.UsageSegment) {
 			s.PreviousSha256 = sum[:5]
-		}, protocol.RefusalMalformed},
+		}, protocol.Nack_MALFORMED},
 	} {
 		t.Run(name, func(t *testing.T) {
 			s := good()

@@ -53,7 +53,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	state, push := l.ExpectState(2)
 	leases := h.SignedLeases(l)
 	l.Report(state.GetGeneration(), hubtest.Ready(kept), hubtest.Ready(made), &protocol.WorkloadStatus{
-		MemberId: ended.Members[0].ID, InstanceId: ended.ID, Status: "removed",
+		MemberId: ended.Members[0].ID, InstanceId: ended.ID, Status: protocol.WorkloadStatus_REMOVED,
 		Removal: &protocol.RemovalProof{At: timestamppb.Now(), Absent: protocol.RemovalKinds(), Incarnation: "i1"},
 	})
 	require.NoError(t, l.Conn.Close(0, "the hub is gone"))
@@ -84,7 +84,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	})
 	n.Bundle, err = n.Bundle.Succeed(bundle)
 	require.NoError(t, err)
-	l.Ack("bundle", 0, n.Bundle.Version())
+	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
 	now, compiled := l.ExpectState(2)
 	require.EqualValues(t, 2, now.GetEpoch(), "what was signed before the restore is older than anything since")
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
@@ -224,7 +224,7 @@ func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
 	var err error
 	n.Bundle, err = n.Bundle.Succeed(bundle)
 	require.NoError(t, err)
-	l.Ack("bundle", 0, n.Bundle.Version())
+	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
 	l.ExpectState(1)
 	require.NoError(t, again.Dispatcher.Renew(t.Context()))
 	require.Equal(t, made.Members[0].ID, l.ExpectLeases().GetLeases()[0].GetMemberId())

@@ -349,7 +349,7 @@ func TestDelegationLetsAPublisherSignItsOwnRepositories(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "acme", who.OrgSlug)
 	_, _, err = protocol.VerifyPublisher(env, delegation, keys.Bundle(), start.Add(2*time.Hour))
-	require.Equal(t, protocol.RefusalExpired, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_EXPIRED, protocol.RefusalOf(err))
 
 	for name, c := range map[string]struct {
 		change func(*DelegateOptions)
@@ -401,7 +401,7 @@ func TestRevokedStateKeyIsReplacedAndRefusedByItsName(t *testing.T) {
 	env, err := protocol.SignMessage(protocol.PayloadState, state, old)
 	require.NoError(t, err)
 	_, err = protocol.VerifyState(env, node, me)
-	require.Equal(t, protocol.RefusalKeyRevoked, protocol.RefusalOf(err))
+	require.Equal(t, protocol.Nack_KEY_REVOKED, protocol.RefusalOf(err))
 	env, err = protocol.SignMessage(protocol.PayloadState, state, keys.State())
 	require.NoError(t, err)
 	_, err = protocol.VerifyState(env, node, me)
