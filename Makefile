@@ -43,6 +43,10 @@ FORCE:
 build-failpoint: ## build hub and agent with failpoints into bin/failpoint/, for the tests that kill them
 	@$(GO) build -tags failpoint -ldflags '$(LDFLAGS)' -o $(BIN)/failpoint/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent
 
+.PHONY: demo-app
+demo-app:
+	@$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/demo-app ./deploy/demo/app
+
 .PHONY: demo
 demo: deps build ## bring up a hub and a node that run, meter and bill a real app (APP=demo or jupyter)
 	@$(GO) run ./deploy/demo up --bin $(BIN) --app $(APP)
@@ -81,12 +85,11 @@ unit: ## unit, property and integration tests
 	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: e2e
-e2e: build build-failpoint ## end to end, with the real binaries
-	@$(GO) test -vet=off -p 1 -parallel 3 -timeout 20m $(E2E)
+e2e: build build-failpoint demo-app ## end to end, with the real binaries; each package runs in a sandbox of its own
+	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 20m $(E2E)
 
 .PHONY: release-fixture
-release-fixture: deps build ## record what a version leaves on disk for the upgrade tests (VERSION=<tag or commit>, else the newest tag)
-	@CGO_ENABLED=0 $(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/demo-app ./deploy/demo/app
+release-fixture: deps build demo-app ## record what a version leaves on disk for the upgrade tests (VERSION=<tag or commit>, else the newest tag)
 	@$(GO) run ./e2e/release/record -version '$(VERSION)'
 
 .PHONY: bench
@@ -94,7 +97,7 @@ bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows,
 	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)
 
 .PHONY: kill-points
-kill-points: build build-failpoint ## kill hub and agent at each of their failpoints, REPEATS times (1), and hold the rest against the laws
+kill-points: build build-failpoint demo-app ## kill hub and agent at each of their failpoints, REPEATS times (1), and hold the rest against the laws
 	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v -run TestEverythingResumesAfterAKillAtAnyPoint ./e2e/chaos
 
 .PHONY: race

@@ -2,32 +2,21 @@ package harness
 
 import (
 	"context"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
-
-	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
 )
 
-// preparedHub is a hub that was initialised and started once. A copy of it saves each test the seconds that
-// passphrases, a new database cluster and all migrations take.
-type preparedHub struct {
-	dir         string
-	fingerprint string
-}
-
-// preparedHubDir is no leak of any test: it is made before the first test and removed after the last.
+// preparedHubDir is where the tests of the process make their hub. It is no leak of any test: it is made before the first
+// and removed after the last.
 //
 //nolint:gochecknoglobals // TestMain sets it for the tests of the process
 var preparedHubDir string
@@ -117,44 +106,4 @@ func checkLeaks(m *testing.M) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(preparedHubDir)) }()
 	return m.Run(), nil
-}
-
-// prepareHub makes the hub when the first test asks for it.
-//
-//nolint:gochecknoglobals // one for the tests of the process
-var prepareHub = sync.OnceValues(func() (preparedHub, error) {
-	root, err := sourceRoot()
-	if err != nil {
-		return preparedHub{}, err
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-	defer cancel()
-	c := devcluster.HubConfig{
-		Bin: filepath.Join(root, "bin"), Dir: filepath.Join(preparedHubDir, "hub"), Listen: "127.0.0.1:0",
-		SessionListen: "127.0.0.1:0",
-	}
-	fingerprint, err := devcluster.InitHub(ctx, c, rand.Text(), TrustDomain)
-	if err != nil {
-		return preparedHub{}, err
-	}
-	h, err := devcluster.StartHub(ctx, c)
-	if err != nil {
-		return preparedHub{}, err
-	}
-	return preparedHub{dir: c.Dir, fingerprint: fingerprint}, h.Stop()
-})
-
-// initHub gives a hub of today its directories, as `gpuaas-hub init` and a first start have left them.
-func (w *Testbed) initHub(c devcluster.HubConfig) (fingerprint string) {
-	w.T.Helper()
-	if c.Bin != Binaries(w.T) {
-		fingerprint, err := devcluster.InitHub(w.Ctx, c, rand.Text(), TrustDomain)
-		require.NoError(w.T, err)
-		return fingerprint
-	}
-	made, err := prepareHub()
-	require.NoError(w.T, err)
-	out, err := exec.CommandContext(w.Ctx, "cp", "-a", made.dir+"/data", made.dir+"/keys", c.Dir).CombinedOutput()
-	require.NoError(w.T, err, "%s", out)
-	return made.fingerprint
 }
