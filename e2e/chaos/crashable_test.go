@@ -14,31 +14,30 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
-// crashable is a program that was built with failpoints: it dies at the one that it is armed with, and is started again
-// at once, as systemd would.
+// crashable is a program with failpoints: it crashes at the one that it is armed with, and is restarted at once.
 type crashable struct {
-	// name is how its points begin.
+	// name is the prefix of its points.
 	name string
 	// arms is the file that arms it (package failpoint).
 	arms    string
 	process func() *devcluster.Process
 	start   func() error
-	// point is what it is armed with at the moment; empty once it has died of that.
+	// point is the armed point; empty once it was reached.
 	point string
-	// crashedAt are the points that it has died at in these rounds; deaths counts all.
+	// crashedAt are the points of these rounds at which it has crashed; crashes counts all crashes.
 	crashedAt map[string]bool
 	crashes   int
-	// starting is how long its starts took in all, starts how many there were.
+	// starting is the total time of its starts, starts their number.
 	starting time.Duration
 	starts   int
-	// crashed says that it has died at its point and was not started again yet.
+	// crashed reports whether it has crashed at its point and is not restarted yet.
 	crashed bool
 }
 
-// env is for the program's configuration.
+// env is the program's environment.
 func (m *crashable) env() []string { return []string{"GPUAAS_FAILPOINT=" + m.arms} }
 
-// arm makes the program die at a hit of the point that lies ahead.
+// arm makes the program crash at the given hit of the point.
 func (m *crashable) arm(t testing.TB, point string, hit int) {
 	t.Helper()
 	require.Empty(t, m.point)
@@ -48,7 +47,7 @@ func (m *crashable) arm(t testing.TB, point string, hit int) {
 	require.NoError(t, os.Rename(next, m.arms))
 }
 
-// disarm takes the point back, if the program has not reached it.
+// disarm removes the point, if the program has not reached it.
 func (m *crashable) disarm() error {
 	if err := os.Remove(m.arms); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
@@ -58,7 +57,7 @@ func (m *crashable) disarm() error {
 	return err
 }
 
-// recordCrash takes notice of a death at the point.
+// recordCrash records a crash at the point.
 func (m *crashable) recordCrash() error {
 	said, err := os.ReadFile(m.arms + ".reached")
 	if errors.Is(err, fs.ErrNotExist) {
@@ -68,14 +67,14 @@ func (m *crashable) recordCrash() error {
 		return err
 	}
 	if point, _, _ := strings.Cut(string(said), " "); point != m.point {
-		return fmt.Errorf("%s died at %q, armed with %q", m.name, said, m.point)
+		return fmt.Errorf("%s crashed at %q, armed with %q", m.name, said, m.point)
 	}
 	m.crashedAt[m.point], m.crashed, m.point = true, true, ""
 	m.crashes++
 	return os.Remove(m.arms + ".reached")
 }
 
-// startUntilServing starts the program until it serves. Only a death at its point is no failure.
+// startUntilServing starts the program until it serves; only a crash at its point is no failure.
 func (m *crashable) startUntilServing() error {
 	for {
 		m.crashed = false
@@ -91,7 +90,7 @@ func (m *crashable) startUntilServing() error {
 	}
 }
 
-// restartIfCrashed starts the program again if it has ended.
+// restartIfCrashed restarts the program if it has ended.
 func (m *crashable) restartIfCrashed() error {
 	select {
 	case <-m.process().Exited():
@@ -99,7 +98,7 @@ func (m *crashable) restartIfCrashed() error {
 		return nil
 	}
 	if err := m.recordCrash(); err != nil || !m.crashed {
-		return errors.Join(fmt.Errorf("%s ended by itself:\n%s", m.name, m.process().LogTail(20)), err)
+		return errors.Join(fmt.Errorf("%s ended without a crash point:\n%s", m.name, m.process().LogTail(20)), err)
 	}
 	return m.startUntilServing()
 }

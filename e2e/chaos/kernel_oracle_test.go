@@ -23,16 +23,15 @@ const (
 	kernelPollInterval  = 10 * time.Millisecond
 )
 
-// containerProcess is one container's first process as the kernel knows it: when it was made, when it became what the
-// image says, and when it ended.
+// containerProcess is a container's first process by the kernel: when runc created it, when it executed the image's
+// program, and when it ended.
 type containerProcess struct {
-	born, began, ended time.Time
-	pid                int
+	createdAt, startedAt, endedAt time.Time
+	pid                           int
 }
 
-// kernelOracle watches the containers of one containerd namespace through the kernel alone, so that it goes on seeing
-// while containerd, the agent and the hub are dead: the process ids are what runc wrote into the bundles, the start is
-// the kernel's, the end is when the process's own file descriptor says so.
+// kernelOracle observes the containers of one containerd namespace while containerd, agent and hub are down: process
+// ids are in runc's bundles, starts in /proc, and a pidfd reports the end.
 type kernelOracle struct {
 	bundles string
 	booted  time.Time
@@ -42,12 +41,12 @@ type kernelOracle struct {
 	ends        sync.WaitGroup
 }
 
-// watchKernel begins to watch; it ends with the test.
+// watchKernel starts an oracle that runs until the end of the test.
 func watchKernel(w *harness.Testbed, namespace string) *kernelOracle {
 	w.T.Helper()
 	var up unix.Timespec
 	require.NoError(w.T, unix.ClockGettime(unix.CLOCK_BOOTTIME, &up))
-	wit := &kernelOracle{
+	o := &kernelOracle{
 		bundles: filepath.Join(w.Containerd.Dir, "state", "io.containerd.runtime.v2.task", namespace),
 		booted:  time.Now().Add(-time.Duration(up.Nano())), byContainer: map[string]*containerProcess{},
 	}
@@ -58,7 +57,7 @@ func watchKernel(w *harness.Testbed, namespace string) *kernelOracle {
 		tick := time.NewTicker(kernelPollInterval)
 		defer tick.Stop()
 		for ctx.Err() == nil {
-			wit.poll(ctx)
+			o.poll(ctx)
 			select {
 			case <-ctx.Done():
 			case <-tick.C:
@@ -68,46 +67,46 @@ func watchKernel(w *harness.Testbed, namespace string) *kernelOracle {
 	w.T.Cleanup(func() {
 		cancel()
 		<-done
-		wit.ends.Wait()
+		o.ends.Wait()
 	})
-	return wit
+	return o
 }
 
-func (wit *kernelOracle) poll(ctx context.Context) {
-	bundles, err := os.ReadDir(wit.bundles)
+func (o *kernelOracle) poll(ctx context.Context) {
+	bundles, err := os.ReadDir(o.bundles)
 	if err != nil {
 		return
 	}
 	for _, b := range bundles {
-		wit.mu.Lock()
-		l := wit.byContainer[b.Name()]
-		wit.mu.Unlock()
+		o.mu.Lock()
+		l := o.byContainer[b.Name()]
+		o.mu.Unlock()
 		if l == nil {
-			wit.watchProcess(ctx, b.Name())
+			o.watchProcess(ctx, b.Name())
 		} else {
-			wit.awaitBegin(l)
+			o.noteStart(l)
 		}
 	}
 }
 
-// waitingToBegin is how runc names the process of a container that is made and not started yet.
-const waitingToBegin = "runc:["
+// notStarted begins the name of a process that runc has created and not started yet.
+const notStarted = "runc:["
 
-func (wit *kernelOracle) awaitBegin(l *containerProcess) {
-	wit.mu.Lock()
-	defer wit.mu.Unlock()
-	if !l.began.IsZero() || !l.ended.IsZero() {
+func (o *kernelOracle) noteStart(l *containerProcess) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !l.startedAt.IsZero() || !l.endedAt.IsZero() {
 		return
 	}
 	if name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", l.pid)); err == nil && !bytes.HasPrefix(name,
-		[]byte(waitingToBegin)) {
-		l.began = time.Now()
+		[]byte(notStarted)) {
+		l.startedAt = time.Now()
 	}
 }
 
-// watchProcess begins to watch a container as soon as it has a process.
-func (wit *kernelOracle) watchProcess(ctx context.Context, id string) {
-	text, err := os.ReadFile(filepath.Join(wit.bundles, id, "init.pid"))
+// watchProcess records a container that has a process, and waits for its end.
+func (o *kernelOracle) watchProcess(ctx context.Context, id string) {
+	text, err := os.ReadFile(filepath.Join(o.bundles, id, "init.pid"))
 	if err != nil {
 		return
 	}
@@ -120,41 +119,41 @@ func (wit *kernelOracle) watchProcess(ctx context.Context, id string) {
 		return
 	}
 	ticks, err := devcluster.StartTicks(pid)
-	// Read after the descriptor was opened: only then it is this process's.
+	// The id may be another process's. What is read after the pidfd was opened belongs to the pidfd's process.
 	cgroup, cgroupErr := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
 	if err != nil || cgroupErr != nil || !bytes.Contains(cgroup, []byte(id)) {
 		_ = unix.Close(fd)
 		return
 	}
-	l := &containerProcess{pid: pid, born: wit.booted.Add(time.Duration(ticks) * time.Second / clockTicksPerSecond)}
-	wit.mu.Lock()
-	wit.byContainer[id] = l
-	wit.mu.Unlock()
-	wit.ends.Go(func() {
+	l := &containerProcess{pid: pid, createdAt: o.booted.Add(time.Duration(ticks) * time.Second / clockTicksPerSecond)}
+	o.mu.Lock()
+	o.byContainer[id] = l
+	o.mu.Unlock()
+	o.ends.Go(func() {
 		defer func() { _ = unix.Close(fd) }()
-		wit.awaitEnd(ctx, fd, l)
+		o.awaitEnd(ctx, fd, l)
 	})
 }
 
-func (wit *kernelOracle) awaitEnd(ctx context.Context, fd int, l *containerProcess) {
+func (o *kernelOracle) awaitEnd(ctx context.Context, fd int, l *containerProcess) {
 	for ctx.Err() == nil {
 		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 200)
 		if err != nil || n == 0 {
 			continue
 		}
-		wit.mu.Lock()
-		l.ended = time.Now()
-		wit.mu.Unlock()
+		o.mu.Lock()
+		l.endedAt = time.Now()
+		o.mu.Unlock()
 		return
 	}
 }
 
-// processes are the lives so far.
-func (wit *kernelOracle) processes() map[string]containerProcess {
-	wit.mu.Lock()
-	defer wit.mu.Unlock()
-	out := make(map[string]containerProcess, len(wit.byContainer))
-	for id, l := range wit.byContainer {
+// processes returns the processes so far, by container.
+func (o *kernelOracle) processes() map[string]containerProcess {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make(map[string]containerProcess, len(o.byContainer))
+	for id, l := range o.byContainer {
 		out[id] = *l
 	}
 	return out
@@ -163,18 +162,18 @@ func (wit *kernelOracle) processes() map[string]containerProcess {
 // The kernel oracle agrees with containerd for as long as containerd runs.
 func TestTheKernelOracleAgreesWithContainerd(t *testing.T) {
 	w := harness.NewPlatform(t)
-	wit := watchKernel(w, w.Agent.Config.ContainerdNamespace)
+	o := watchKernel(w, w.Agent.Config.ContainerdNamespace)
 	containers := w.WatchContainerd(w.Agent.Config.ContainerdNamespace)
 	w.Decommission(w.Launch("app"))
 	containers.RunningTime(t)
-	lives := wit.processes()
-	require.Len(t, lives, 1)
-	for id, l := range lives {
+	processes := o.processes()
+	require.Len(t, processes, 1)
+	for id, l := range processes {
 		started, exited := containers.Lifetime(id)
-		require.WithinDuration(t, started, l.born, time.Second, "containerd tells of a start after it")
-		require.False(t, started.Before(l.born.Add(-time.Second/clockTicksPerSecond)))
-		require.False(t, l.began.Before(l.born), "it was the app's only after it was born")
-		require.True(t, l.began.Before(exited), "and before it exited")
-		require.False(t, l.ended.Before(l.began))
+		require.WithinDuration(t, started, l.createdAt, time.Second, "containerd reports the start later")
+		require.False(t, started.Before(l.createdAt.Add(-time.Second/clockTicksPerSecond)))
+		require.False(t, l.startedAt.Before(l.createdAt), "it starts after it is created")
+		require.True(t, l.startedAt.Before(exited), "and before it exits")
+		require.False(t, l.endedAt.Before(l.startedAt))
 	}
 }

@@ -21,15 +21,15 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
-// instanceHistory is what an instance went through, for the reckoning at its end.
+// instanceHistory is what a round did with its instance.
 type instanceHistory struct {
 	id, member string
 	events     []string
-	// uninterrupted says that it ran without a break.
+	// uninterrupted reports whether the instance ran without a break.
 	uninterrupted bool
 }
 
-// rounds leads one instance after the other through its life, until each of the points was reached.
+// rounds takes one instance after the other through its lifecycle, until each of the points was reached.
 func (k *killTest) rounds(which func(point string) bool) {
 	k.T.Helper()
 	k.due, k.armed = nil, map[string]int{}
@@ -45,8 +45,8 @@ func (k *killTest) rounds(which func(point string) bool) {
 	scope := k.Scope()
 	scope.ContainerdAddress, scope.KeepImages, scope.IgnoreFiles = k.Containerd.Address, true, append(scope.IgnoreFiles,
 		k.Dir)
-	// Not the processes: hub and agent come back as others, and what a workload runs shows in its task and its cgroup. Nor
-	// the routes, which go with their links: those of the keeper's bridge come seconds after it.
+	// Processes are left out, because hub and agent are restarted; a workload shows in its task and cgroup. Routes end
+	// with their links, and those of the sentinel's bridge appear seconds later.
 	scope.Kinds = []leakcheck.Kind{
 		leakcheck.Mount, leakcheck.NetNS, leakcheck.Link, leakcheck.Firewall, leakcheck.Sysctl,
 		leakcheck.Cgroup, leakcheck.Containerd, leakcheck.File,
@@ -63,16 +63,16 @@ func (k *killTest) rounds(which func(point string) bool) {
 			}
 			return harness.DifferenceError(leakcheck.Diff(before, after))
 		})
-		k.requireWhole(l)
+		k.requireLaws(l)
 		k.T.Logf("round of %s, %d points to go", time.Since(began).Round(time.Millisecond), len(k.due))
 	}
 }
 
-// round is one life. Steps that no point asks for are left out.
+// round takes one instance through its lifecycle, without the steps that pass no due point.
 func (k *killTest) round() instanceHistory {
 	k.T.Helper()
 	l, version, first := instanceHistory{}, "1.0.0", launch
-	if k.wants(launchNew) {
+	if k.isDue(launchNew) {
 		first, version = launchNew, k.shipNew()
 	}
 	k.step(first, api.AppInstanceStatusRunning, &l, func(ctx context.Context, once api.RequestEditorFn) error {
@@ -86,20 +86,20 @@ func (k *killTest) round() instanceHistory {
 		}
 		return err
 	}, "requested", "deploying", "running")
-	if k.wants(nodeBack) {
-		k.step(nodeBack, api.AppInstanceStatusRunning, &l, nil)
+	if k.isDue(nodeReconnect) {
+		k.step(nodeReconnect, api.AppInstanceStatusRunning, &l, nil)
 	}
-	if k.wants(hubBack) {
-		k.step(hubBack, api.AppInstanceStatusRunning, &l, nil)
+	if k.isDue(hubRestart) {
+		k.step(hubRestart, api.AppInstanceStatusRunning, &l, nil)
 	}
-	if k.wants(upgrade) {
+	if k.isDue(upgrade) {
 		k.step(upgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "2.0.0"), "upgrade_requested", "upgraded")
 	}
-	if k.wants(failedUpgrade) {
+	if k.isDue(failedUpgrade) {
 		k.step(failedUpgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "3.0.0"), "upgrade_requested", "failed",
 			"rolled_back")
 	}
-	if k.wants(stop) || k.wants(start) {
+	if k.isDue(stop) || k.isDue(start) {
 		k.step(stop, api.AppInstanceStatusStopped, &l, func(ctx context.Context, once api.RequestEditorFn) error {
 			_, err := api.Read[api.AppInstance](k.Operator.StopAppInstance(ctx, k.Tenant.Project.ID, l.id, once))
 			return err
@@ -126,7 +126,7 @@ func (k *killTest) upgradeTo(l *instanceHistory, version string) func(context.Co
 	}
 }
 
-// shipNew ships a version whose image nobody has pulled.
+// shipNew ships a version with an image that no node has pulled.
 func (k *killTest) shipNew() string {
 	k.T.Helper()
 	k.shipped++
@@ -148,12 +148,12 @@ func passes(step, point string) bool {
 	return slices.Contains(in, step) || step == launchNew && slices.Contains(in, launch)
 }
 
-// wants reports whether a step would reach a point that is due.
-func (k *killTest) wants(step string) bool {
+// isDue reports whether the step passes a point that is due.
+func (k *killTest) isDue(step string) bool {
 	return slices.ContainsFunc(k.due, func(p string) bool { return slices.Contains(passedIn(p), step) })
 }
 
-// choose takes a due point of the program that the step passes; one that few other steps pass goes first.
+// choose returns a due point of the program that the step passes, preferably one that few other steps pass.
 func (k *killTest) choose(m *crashable, step string) string {
 	best := ""
 	for _, p := range k.due {
@@ -164,8 +164,8 @@ func (k *killTest) choose(m *crashable, step string) string {
 	return best
 }
 
-// step asks for something while hub and agent are armed, waits until they have died of it and have come back, and until
-// the instance is where it should be.
+// step arms hub and agent, asks for the action, and waits until both have crashed, are back, and the instance has the
+// wanted status.
 func (k *killTest) step(name string, want api.AppInstanceStatus, l *instanceHistory, ask func(ctx context.Context,
 	once api.RequestEditorFn) error, events ...string,
 ) {
@@ -177,37 +177,37 @@ func (k *killTest) step(name string, want api.AppInstanceStatus, l *instanceHist
 		if point == "" {
 			continue
 		}
-		if often(point) {
-			hit += k.random.IntN(anyHit)
+		if passedOften(point) {
+			hit += k.random.IntN(maxHit)
 		}
-		k.T.Logf("%s dies in %s at hit %d of %s", m.name, name, hit, point)
+		k.T.Logf("%s crashes in %s at hit %d of %s", m.name, name, hit, point)
 		m.arm(k.T, point, hit)
 		chosen = append(chosen, point)
 	}
 	switch name {
-	case nodeBack:
+	case nodeReconnect:
 		require.NoError(k.T, k.Agent.Kill9())
 		require.NoError(k.T, k.agentProgram.startUntilServing())
-	case hubBack:
+	case hubRestart:
 		require.NoError(k.T, k.Hub.Kill9())
 		require.NoError(k.T, k.hubProgram.startUntilServing())
 	}
 	if ask != nil {
-		k.restartWhile(func(ctx context.Context) error { return insist(ctx, ask) })
+		k.restartWhile(func(ctx context.Context) error { return retryUntilAnswered(ctx, ask) })
 	}
 	l.events = append(l.events, events...)
-	arrived := func(ctx context.Context) error { return k.hasArrived(ctx, l.id, want) }
+	arrived := func(ctx context.Context) error { return k.checkArrived(ctx, l.id, want) }
 	k.until(name+" converges", arrived)
 	k.collectCrashes(chosen)
 	k.until(name+" converges again", arrived)
 	k.T.Logf("%s took %s", name, time.Since(began).Round(time.Millisecond))
 }
 
-// collectCrashes waits a little for points that are not reached yet. Those that stay away are tried again in another
-// step: two deaths at once may keep each other from their points.
+// collectCrashes waits for points that are not reached yet. The others are armed again in another step: of two crashes
+// at once one may prevent the other.
 func (k *killTest) collectCrashes(chosen []string) {
 	k.T.Helper()
-	for late := time.After(lingers); late != nil && k.hubProgram.point+k.agentProgram.point != ""; k.restartCrashed() {
+	for late := time.After(pointWait); late != nil && k.hubProgram.point+k.agentProgram.point != ""; k.restartCrashed() {
 		hub, agent := k.exits()
 		select {
 		case <-hub:
@@ -223,12 +223,12 @@ func (k *killTest) collectCrashes(chosen []string) {
 	})
 	for _, p := range chosen {
 		k.armed[p]++
-		require.False(k.T, slices.Contains(k.due, p) && k.armed[p] == tries, "%s is never reached", p)
+		require.False(k.T, slices.Contains(k.due, p) && k.armed[p] == maxArms, "%s is never reached", p)
 	}
 }
 
-// hasArrived is nil when the instance is where it should be; a running one is healthy and answers.
-func (k *killTest) hasArrived(ctx context.Context, id string, want api.AppInstanceStatus) error {
+// checkArrived returns an error until the instance has the wanted status; a running one must be healthy and answer.
+func (k *killTest) checkArrived(ctx context.Context, id string, want api.AppInstanceStatus) error {
 	i, err := api.Read[api.AppInstance](k.Operator.GetAppInstance(ctx, k.Tenant.Project.ID, id))
 	switch {
 	case err != nil:
@@ -243,8 +243,8 @@ func (k *killTest) hasArrived(ctx context.Context, id string, want api.AppInstan
 	return err
 }
 
-// insist asks under one idempotency key until the hub has answered.
-func insist(ctx context.Context, ask func(ctx context.Context, once api.RequestEditorFn) error) error {
+// retryUntilAnswered repeats a request with one idempotency key until the hub answers.
+func retryUntilAnswered(ctx context.Context, ask func(ctx context.Context, once api.RequestEditorFn) error) error {
 	key := scenario.NewID()
 	for {
 		err := ask(ctx, func(_ context.Context, r *http.Request) error {
@@ -259,11 +259,11 @@ func insist(ctx context.Context, ask func(ctx context.Context, once api.RequestE
 	}
 }
 
-// requireWhole holds an ended instance against the laws: each event once and in order, each posting in balance, and a
-// bill that is what containerd saw.
-func (k *killTest) requireWhole(l instanceHistory) {
+// requireLaws checks an ended instance: each event once and in order, each posting balanced, and a bill that matches
+// what containerd reported.
+func (k *killTest) requireLaws(l instanceHistory) {
 	k.T.Helper()
-	k.until("its events are told", func(ctx context.Context) error {
+	k.until("its events are published", func(ctx context.Context) error {
 		events, err := k.Tenant.Events(ctx, k.Operator, l.id)
 		return harness.Pending(err, len(events) >= len(l.events))
 	})
@@ -281,7 +281,7 @@ func (k *killTest) requireWhole(l instanceHistory) {
 	billed := harness.RequireNoOverlap(k.T, usage)
 	ran, runs := k.oracle.RunsOf(k.T, l.member)
 	seen := big.NewRat(ran.Microseconds(), 1_000_000)
-	// Containerd's events are written some milliseconds after what they tell of.
+	// Containerd writes its events some milliseconds late.
 	slack := big.NewRat(int64(runs), 4)
 	least := new(big.Rat).Sub(seen, new(big.Rat).Add(slack, big.NewRat(int64(runs)*harness.MeteringInterval.Microseconds(),
 		1_000_000)))

@@ -20,12 +20,12 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
-// What a round does, in this order; nodeBack and hubBack kill the whole program while the instance runs.
+// The steps of a round, in this order; nodeReconnect and hubRestart kill the whole program while the instance runs.
 const (
 	launch        = "launch"
-	launchNew     = "launch of an image that the node has not got"
-	nodeBack      = "return of the node"
-	hubBack       = "return of the hub"
+	launchNew     = "launch of an image that the node must pull"
+	nodeReconnect = "reconnect of the node"
+	hubRestart    = "restart of the hub"
 	upgrade       = "upgrade"
 	failedUpgrade = "failed upgrade"
 	stop          = "stop"
@@ -34,19 +34,19 @@ const (
 )
 
 const (
-	// stepLimit bounds one step with the deaths in it; none that passes reaches it.
+	// stepLimit bounds one step with its crashes; a passing step does not reach it.
 	stepLimit = 90 * time.Second
-	// lingers is how long a point that its step has not passed yet may take, before it is tried in another one.
-	lingers = 3 * time.Second
-	// killLimit bounds the whole test, on a machine that does much else.
+	// pointWait is how long to wait for a point after its step, before it is armed in another step.
+	pointWait = 3 * time.Second
+	// killLimit bounds the whole test on a busy machine.
 	killLimit = 15 * time.Minute
-	// tries is how often a point is armed at most: two deaths at once may keep each other from their points.
-	tries = 4
-	// anyHit is up to which hit the points are counted that every step passes many times.
-	anyHit = 4
+	// maxArms bounds how often a point is armed: of two crashes at once one may prevent the other.
+	maxArms = 4
+	// maxHit bounds the hit at which a point crashes that each step passes many times.
+	maxHit = 4
 )
 
-// passedIn says by the beginning of its name in which steps a point is passed.
+// passedIn returns the steps that pass a point, by the prefix of its name.
 func passedIn(point string) []string {
 	starts, ends := []string{launch, upgrade, start}, []string{upgrade, stop, decommission}
 	acts := []string{launch, upgrade, stop, start, decommission}
@@ -54,7 +54,7 @@ func passedIn(point string) []string {
 		prefix string
 		steps  []string
 	}{
-		{"agent/session/", []string{nodeBack}},
+		{"agent/session/", []string{nodeReconnect}},
 		{"agent/accept/", starts},
 		{"agent/leases/", []string{launch}},
 		{"agent/pull/", []string{launchNew}},
@@ -74,12 +74,12 @@ func passedIn(point string) []string {
 		{"agent/retire/", []string{decommission}},
 		{"agent/report/acknowledged", []string{decommission}},
 		{"agent/", acts},
-		{"hub/database/", []string{hubBack}},
+		{"hub/database/", []string{hubRestart}},
 		{"hub/create/", []string{launch}},
 		{"hub/leases/", []string{launch}},
-		{"hub/hello/", []string{nodeBack}},
-		{"hub/session/registered", []string{nodeBack}},
-		{"hub/gone/", []string{nodeBack}},
+		{"hub/hello/", []string{nodeReconnect}},
+		{"hub/session/registered", []string{nodeReconnect}},
+		{"hub/gone/", []string{nodeReconnect}},
 		{"hub/report/freed", []string{decommission}},
 		{"hub/", acts},
 	} {
@@ -90,41 +90,40 @@ func passedIn(point string) []string {
 	return nil
 }
 
-// alone are the points that are passed only while no other instance is on the node.
-func alone(point string) bool {
+// needsEmptyNode reports whether a point is passed only while the node has no other instance.
+func needsEmptyNode(point string) bool {
 	return strings.HasPrefix(point, "agent/share/") || strings.HasPrefix(point, "agent/unshare/")
 }
 
-// enrolls are the points that a node passes once in its life.
+// enrolls reports whether a node passes the point at its enrollment, and never again.
 func enrolls(point string) bool { return strings.Contains(point, "/enroll/") }
 
-// often reports whether every step passes the point many times, so that the hit may be another one each time.
-func often(point string) bool {
+// passedOften reports whether every step passes the point many times, so that the hit may differ.
+func passedOften(point string) bool {
 	return slices.Contains([]string{
 		"agent/state/writing", "agent/state/synced", "agent/action/begun", "agent/action/done",
 		"hub/db/committing", "hub/db/committed",
 	}, point)
 }
 
-// killTest is one run over all points.
+// killTest is a run over all failpoints.
 type killTest struct {
 	*harness.Testbed
 	random *rand.Rand
-	// hubProgram and node are the hub and the agent; mortals those that are started again when they have died.
+	// programs are those that are restarted when they crash: the hub, and the agent once it is enrolled.
 	hubProgram, agentProgram *crashable
 	programs                 []*crashable
-	// due are the points that are still to be reached, and how often each was armed.
+	// due are the points that are still to be reached; armed counts how often each was armed.
 	due    []string
 	armed  map[string]int
 	oracle *harness.ContainerdOracle
-	// shipped counts the versions whose image no node has pulled.
+	// shipped counts the versions with an image of their own.
 	shipped int
 }
 
 // TestEverythingResumesAfterAKillAtAnyPoint kills hub and agent at each of their failpoints while an instance goes
-// through its life, starts them again, and holds everything against the laws: nothing is stuck, lost, doubled or left
-// over. The environment may give the seed (GPUAAS_E2E_SEED), how often each point is reached (GPUAAS_E2E_KILL_REPEATS),
-// and a part of the names of the points to be reached (GPUAAS_E2E_KILL_POINTS).
+// through its lifecycle, restarts them, and checks that nothing is stuck, lost, doubled or left over. GPUAAS_E2E_SEED
+// sets the seed, GPUAAS_E2E_KILL_REPEATS how often each point is reached, GPUAAS_E2E_KILL_POINTS a part of their names.
 func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	seed := uint64(time.Now().UnixNano())
 	if s := os.Getenv("GPUAAS_E2E_SEED"); s != "" {
@@ -134,25 +133,25 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	}
 	t.Logf("GPUAAS_E2E_SEED=%d", seed)
 	k := newKillTest(t, seed)
-	// The first instance caches the image and makes the directories of the first start; what it leaves is the state to
-	// return to.
+	// The first instance caches the image and makes the directories of a first start; the leak checks compare with the
+	// state after it.
 	k.Decommission(k.Launch("first"))
 
-	k.rounds(func(point string) bool { return alone(point) })
-	keeper := k.Launch("keeper")
-	pid := k.PidOf(keeper)
+	k.rounds(func(point string) bool { return needsEmptyNode(point) })
+	sentinel := k.Launch("sentinel")
+	pid := k.PidOf(sentinel)
 	for range k.repeats() {
-		k.rounds(func(point string) bool { return !alone(point) && !enrolls(point) })
+		k.rounds(func(point string) bool { return !needsEmptyNode(point) && !enrolls(point) })
 	}
-	require.Equal(t, pid, k.PidOf(keeper), "the one that nobody touched is the very same process")
-	k.RequireAnswer(keeper)
-	k.Decommission(keeper)
-	k.requireWhole(instanceHistory{id: keeper.ID, member: keeper.Members[0].ID, events: []string{
+	require.Equal(t, pid, k.PidOf(sentinel), "the sentinel was restarted")
+	k.RequireAnswer(sentinel)
+	k.Decommission(sentinel)
+	k.requireLaws(instanceHistory{id: sentinel.ID, member: sentinel.Members[0].ID, events: []string{
 		"requested", "deploying",
 		"running", "decommission_requested", "decommissioned",
 	}, uninterrupted: true})
 	for _, m := range k.programs {
-		t.Logf("%s died %d times at its points; %d starts took %s", m.name, m.crashes, m.starts,
+		t.Logf("%s crashed %d times at its points; %d starts took %s", m.name, m.crashes, m.starts,
 			m.starting.Round(time.Millisecond))
 	}
 }
@@ -166,8 +165,7 @@ func (k *killTest) repeats() int {
 	return n
 }
 
-// newKillTest makes a platform of programs that were built with failpoints. The node's enrollment dies at each of its
-// points.
+// newKillTest makes a platform of programs with failpoints; the node's enrollment is killed at each of its points.
 func newKillTest(t *testing.T, seed uint64) *killTest {
 	t.Helper()
 	k := &killTest{Testbed: harness.New(t), random: rand.New(rand.NewPCG(seed, 0)), armed: map[string]int{}}
@@ -215,8 +213,8 @@ func newKillTest(t *testing.T, seed uint64) *killTest {
 	return k
 }
 
-// enroll enrolls the node and kills both programs at each point of that: a join token makes one node, however often it
-// is shown.
+// enroll enrolls the node and kills both programs at each point of the enrollment: a join token makes one node, however
+// often the agent shows it.
 func (k *killTest) enroll() {
 	k.T.Helper()
 	token, err := scenario.JoinToken(k.Ctx, k.Admin())

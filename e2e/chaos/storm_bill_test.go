@@ -14,18 +14,17 @@ import (
 )
 
 const (
-	// resolution is how far containerd, the kernel and the agent may lie apart, on a busy machine, about when one thing
-	// was.
+	// resolution bounds the differences between the times that containerd, the kernel and the agent note for one event.
 	resolution = 250 * time.Millisecond
-	// checkpointDelay is how late an agent on a busy machine may meter, and note a start that containerd has reported.
+	// checkpointDelay bounds how late an agent on a busy machine samples usage, or notes a start.
 	checkpointDelay = time.Second
-	// reconnectDelay is how long an agent may take until it reaches a containerd that has come back.
+	// reconnectDelay bounds how long an agent takes to reach a restarted containerd.
 	reconnectDelay = time.Second
 	// clockFormat shows times as the logs do.
 	clockFormat = "15:04:05.000"
 )
 
-// outage is a time in which agent or containerd was away.
+// outage is an interval in which the agent or containerd was down.
 type outage struct{ from, to time.Time }
 
 func (s *storm) addUnobserved(o outage) {
@@ -34,31 +33,31 @@ func (s *storm) addUnobserved(o outage) {
 	s.unobserved = append(s.unobserved, o)
 }
 
-// lastCheckpoint is the last time before end by which the agent must have metered the containers: it meters once an
-// interval while containerd is up too. It is zero where it need not have metered at all.
-func lastCheckpoint(blind []outage, end time.Time) (last time.Time) {
-	blind = slices.Clone(blind)
-	slices.SortFunc(blind, func(a, b outage) int { return a.from.Compare(b.from) })
+// lastCheckpoint is the last time before end at which the agent must have sampled usage: it samples once an interval
+// while containerd is up as well. It is zero where the agent need not have sampled at all.
+func lastCheckpoint(unobserved []outage, end time.Time) (last time.Time) {
+	unobserved = slices.Clone(unobserved)
+	slices.SortFunc(unobserved, func(a, b outage) int { return a.from.Compare(b.from) })
 	var from time.Time
-	seeing := func(from, to time.Time) {
+	observed := func(from, to time.Time) {
 		if to.Sub(from) >= reconnectDelay+harness.MeteringInterval+checkpointDelay {
 			last = to.Add(-harness.MeteringInterval - checkpointDelay)
 		}
 	}
-	for _, o := range blind {
+	for _, o := range unobserved {
 		if o.from.After(end) {
 			break
 		}
-		seeing(from, o.from)
+		observed(from, o.from)
 		if o.to.After(from) {
 			from = o.to
 		}
 	}
-	seeing(from, end)
+	observed(from, end)
 	return last
 }
 
-// bill is what the hub posted of one container run.
+// bill is the usage that the hub posted for one container run.
 type bill struct {
 	run      string
 	from, to time.Time
@@ -66,16 +65,15 @@ type bill struct {
 	records  int
 }
 
-// undisturbed reports whether agent and containerd were up all through a run and until the agent must have noted its
+// undisturbed reports whether agent and containerd were up from the start of a run until the agent must have noted its
 // end.
-func undisturbed(blind []outage, l containerProcess) bool {
-	noted := l.ended.Add(reconnectDelay + harness.MeteringInterval + checkpointDelay)
-	return !slices.ContainsFunc(blind, func(o outage) bool { return o.from.Before(noted) && o.to.After(l.born) })
+func undisturbed(unobserved []outage, l containerProcess) bool {
+	noted := l.endedAt.Add(reconnectDelay + harness.MeteringInterval + checkpointDelay)
+	return !slices.ContainsFunc(unobserved, func(o outage) bool { return o.from.Before(noted) && o.to.After(l.createdAt) })
 }
 
-// requireBills compares what was posted with what containerd reported and the kernel saw. No run is billed for longer
-// than it lived, or for less than until its last checkpoint; no second is billed twice; the money is exactly the price
-// of the seconds.
+// requireBills compares posted usage with the oracles. No run is billed for longer than it existed or for less than
+// until its last checkpoint, no second is billed twice, and the debit is exactly the price of the seconds.
 func (s *storm) requireBills() {
 	s.T.Helper()
 	db := s.Database()
@@ -87,109 +85,110 @@ func (s *storm) requireBills() {
 		return b, err
 	})
 	require.NoError(s.T, err)
-	lives := s.kernelOracle.processes()
+	processes := s.kernelOracle.processes()
 	billed := map[string]bill{}
 	var over, under time.Duration
 	for _, b := range bills {
 		billed[b.run] = b
-		require.Equal(s.T, b.to.Sub(b.from).Microseconds(), b.micros, "run %s: neither a gap nor an overlap", b.run)
-		l, known := lives[b.run]
+		require.Equal(s.T, b.to.Sub(b.from).Microseconds(), b.micros, "run %s has a gap or an overlap", b.run)
+		l, known := processes[b.run]
 		if !known {
 			continue // before the storm
 		}
-		require.False(s.T, l.ended.IsZero(), "run %s has not ended", b.run)
+		require.False(s.T, l.endedAt.IsZero(), "run %s has not ended", b.run)
 		most, least := s.observedBounds(b.run, l)
 		over, under = max(over, b.to.Sub(b.from)-most), max(under, least-b.to.Sub(b.from))
 	}
-	unbilled, missed := s.unbilled(lives, billed)
-	s.T.Logf("%d runs seen, %d billed; at most %s more than they lived, at most %s less than was to be seen of them; %d "+
-		"runs without a bill",
-		len(lives), len(bills), over.Round(time.Millisecond), max(under, missed).Round(time.Millisecond), unbilled)
-	require.LessOrEqual(s.T, over, resolution, "billed for longer than it lived")
-	require.LessOrEqual(s.T, under, checkpointDelay, "billed for less than was to be seen of it")
-	require.LessOrEqual(s.T, missed, checkpointDelay, "not billed at all, though it was to be seen")
-	s.requireOneCopy(lives)
-	s.requireRuns(lives)
+	unbilled, missed := s.unbilled(processes, billed)
+	s.T.Logf("%d runs, %d billed; at most %s too much, at most %s too little; %d runs without a bill",
+		len(processes), len(bills), over.Round(time.Millisecond), max(under, missed).Round(time.Millisecond), unbilled)
+	require.LessOrEqual(s.T, over, resolution, "billed for longer than the run")
+	require.LessOrEqual(s.T, under, checkpointDelay, "billed for less than the agent observed")
+	require.LessOrEqual(s.T, missed, checkpointDelay, "observed and not billed at all")
+	s.requireOneCopy(processes)
+	s.requireRuns(processes)
 	s.requireMoney(db)
 }
 
-// observedBounds is how long a run lived at most, and how long the node must have seen it live at least. Two saw its
-// end, and neither too early: the kernel told its oracle, and containerd, where it lived, told what the shim noted as
-// it got to it, or when itself it found the shim's process gone after a restart. The bill may reach to the later, and
-// must have been made as of the earlier.
+// observedBounds returns the longest and the shortest time that a run may be billed for. Kernel and containerd may note
+// different ends: a bill may reach to the later one and must reach to the last checkpoint before the earlier one.
 func (s *storm) observedBounds(run string, l containerProcess) (most, least time.Duration) {
-	start, told := s.containerdOracle.Lifetime(run)
-	first, last := l.ended, l.ended
+	start, reported := s.containerdOracle.Lifetime(run)
+	first, last := l.endedAt, l.endedAt
 	if start.IsZero() {
-		start = l.began
+		start = l.startedAt
 	}
-	if !told.IsZero() {
-		if apart := told.Sub(l.ended).Abs(); apart > resolution {
-			s.T.Logf("the end of %s: %s by containerd, %s by the kernel", run, told.Format(clockFormat),
-				l.ended.Format(clockFormat))
+	if !reported.IsZero() {
+		if apart := reported.Sub(l.endedAt).Abs(); apart > resolution {
+			s.T.Logf("the end of %s: %s by containerd, %s by the kernel", run, reported.Format(clockFormat),
+				l.endedAt.Format(clockFormat))
 		}
-		first, last = slices.MinFunc([]time.Time{first, told}, time.Time.Compare), slices.MaxFunc([]time.Time{last, told},
-			time.Time.Compare)
+		if reported.Before(first) {
+			first = reported
+		}
+		if reported.After(last) {
+			last = reported
+		}
 	}
 	if start.IsZero() {
-		return last.Sub(l.born), 0 // made, and taken away before anything ran in it
+		return last.Sub(l.createdAt), 0 // removed before its process was started
 	}
 	if undisturbed(s.unobserved, l) {
-		return last.Sub(l.born), first.Sub(start)
+		return last.Sub(l.createdAt), first.Sub(start)
 	}
-	return last.Sub(l.born), lastCheckpoint(s.unobserved, first).Sub(start)
+	return last.Sub(l.createdAt), lastCheckpoint(s.unobserved, first).Sub(start)
 }
 
-// unbilled counts the runs that are on no bill, and how long the node must have seen one of them live.
-func (s *storm) unbilled(lives map[string]containerProcess, billed map[string]bill) (n int, missed time.Duration) {
-	for run, l := range lives {
+// unbilled counts the runs without a bill; missed is the longest time that such a run must have been observed.
+func (s *storm) unbilled(processes map[string]containerProcess, billed map[string]bill) (n int, missed time.Duration) {
+	for run, l := range processes {
 		if _, has := billed[run]; !has {
 			_, least := s.observedBounds(run, l)
 			n, missed = n+1, max(missed, least)
-			require.True(s.T, l.began.IsZero() || !undisturbed(s.unobserved, l), "run %s ran and is on no bill, and nothing "+
-				"was away",
+			require.True(s.T, l.startedAt.IsZero() || !undisturbed(s.unobserved, l), "run %s has no bill, and there was no "+
+				"outage",
 				run)
-			s.T.Logf("run %s is on no bill: made at %s, ran from %s, ended at %s", run, l.born.Format(clockFormat),
-				l.began.Format(clockFormat), l.ended.Format(clockFormat))
+			s.T.Logf("run %s has no bill: created at %s, started at %s, ended at %s", run, l.createdAt.Format(clockFormat),
+				l.startedAt.Format(clockFormat), l.endedAt.Format(clockFormat))
 		}
 	}
 	return n, missed
 }
 
-// requireOneCopy holds law 14: of two containers of a member one was over before the other began.
-func (s *storm) requireOneCopy(lives map[string]containerProcess) {
+// requireOneCopy asserts law 14: a member's containers never overlap.
+func (s *storm) requireOneCopy(processes map[string]containerProcess) {
 	s.T.Helper()
 	byMember := map[string][]containerProcess{}
-	for run, l := range lives {
+	for run, l := range processes {
 		byMember[harness.MemberOf(run)] = append(byMember[harness.MemberOf(run)], l)
 	}
 	for member, list := range byMember {
-		slices.SortFunc(list, func(a, b containerProcess) int { return a.born.Compare(b.born) })
+		slices.SortFunc(list, func(a, b containerProcess) int { return a.createdAt.Compare(b.createdAt) })
 		for n := 1; n < len(list); n++ {
 			// The kernel counts starts in hundredths of a second.
-			require.False(s.T, list[n].born.Before(list[n-1].ended.Add(-time.Second/clockTicksPerSecond)),
+			require.False(s.T, list[n].createdAt.Before(list[n-1].endedAt.Add(-time.Second/clockTicksPerSecond)),
 				"two containers of member %s at once", member)
 		}
 	}
 }
 
-// requireRuns holds that nothing that ran was started anew for no reason.
-func (s *storm) requireRuns(lives map[string]containerProcess) {
+// requireRuns asserts that each member ran at least as often as its client asked for, and logs the other starts.
+func (s *storm) requireRuns(processes map[string]containerProcess) {
 	s.T.Helper()
 	seen := map[string]int{}
-	for run := range lives {
+	for run := range processes {
 		seen[harness.MemberOf(run)]++
 	}
 	extra := 0
-	for _, l := range s.lives {
+	for _, l := range s.lifecycles {
 		require.GreaterOrEqual(s.T, seen[l.member], l.runs, "instance %s", l.id)
 		extra += seen[l.member] - l.runs
 	}
-	s.T.Logf("%d runs more than were asked for: starts that were cut short", extra)
+	s.T.Logf("%d more runs than requested: starts that a kill interrupted", extra)
 }
 
-// requireMoney holds that the debit is exactly the price of the seconds, which is a billionth of a dollar a
-// microsecond, that every posting balances and that the wallet lacks what was debited and nothing else.
+// requireMoney asserts that the debit is exactly the price of the usage, a billionth of a dollar a microsecond, that
+// each posting balances, and that the wallet lacks the debit and nothing else.
 func (s *storm) requireMoney(db *pgx.Conn) {
 	s.T.Helper()
 	sums := func(query string) map[string]int64 {
@@ -230,7 +229,7 @@ func (s *storm) requireMoney(db *pgx.Conn) {
 	require.Equal(s.T, map[string]int64{"USD": 10_000_000_000_000 - total}, wallet)
 }
 
-// showSubject logs all that the hub has of a bill that is wrong.
+// showSubject logs the hub's rows of a wrong bill.
 func (s *storm) showSubject(db *pgx.Conn, subject string) {
 	s.T.Helper()
 	for _, table := range []string{
@@ -248,17 +247,17 @@ func (s *storm) showSubject(db *pgx.Conn, subject string) {
 	}
 }
 
-// The last checkpoint is an interval before the end, or before an outage that the end follows too closely.
 func TestACheckpointIsExpectedOnlyWhileTheNodeObservesItsContainers(t *testing.T) {
 	at := func(seconds float64) time.Time {
 		return time.Unix(1_000, 0).Add(time.Duration(seconds * float64(time.Second)))
 	}
 	owed := harness.MeteringInterval + checkpointDelay
-	blind := []outage{{at(20), at(25)}, {at(10), at(12)}, {at(11), at(13)}, {at(26), at(27)}}
-	require.Equal(t, at(9).Add(-owed), lastCheckpoint(blind, at(9)), "nothing was away")
-	require.Equal(t, at(10).Add(-owed), lastCheckpoint(blind, at(11)), "it ended unseen")
-	require.Equal(t, at(10).Add(-owed), lastCheckpoint(blind, at(14)), "there was no time to meter yet")
-	require.Equal(t, at(19).Add(-owed), lastCheckpoint(blind, at(19)))
-	require.Equal(t, at(20).Add(-owed), lastCheckpoint(blind, at(28)), "what is up for a second only is not metered")
+	unobserved := []outage{{at(20), at(25)}, {at(10), at(12)}, {at(11), at(13)}, {at(26), at(27)}}
+	require.Equal(t, at(9).Add(-owed), lastCheckpoint(unobserved, at(9)), "nothing was away")
+	require.Equal(t, at(10).Add(-owed), lastCheckpoint(unobserved, at(11)), "it ended in an outage")
+	require.Equal(t, at(10).Add(-owed), lastCheckpoint(unobserved, at(14)), "there was no time to meter yet")
+	require.Equal(t, at(19).Add(-owed), lastCheckpoint(unobserved, at(19)))
+	require.Equal(t, at(20).Add(-owed), lastCheckpoint(unobserved, at(28)), "a second between outages is too short to "+
+		"sample")
 	require.True(t, lastCheckpoint([]outage{{time.Time{}, at(1)}}, at(2)).IsZero())
 }

@@ -16,16 +16,16 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// lifecycle is one instance's whole life, as it was asked for.
+// lifecycle is what a client has asked of one instance.
 type lifecycle struct {
 	id     string
 	member string
-	// events are what must have happened, each once; runs how many containers did.
+	// events are the events that must have happened once each, runs the number of container runs.
 	events []string
 	runs   int
 }
 
-// work lives one life after the other until the storm is over.
+// work takes one instance after the other through its lifecycle until the faults are over.
 func (s *storm) work(ctx context.Context, over <-chan struct{}, number int, hub *client.Hub) error {
 	random := rand.New(rand.NewPCG(s.plan.seed, uint64(number)+100))
 	for n := 0; ; n++ {
@@ -35,17 +35,16 @@ func (s *storm) work(ctx context.Context, over <-chan struct{}, number int, hub 
 		default:
 		}
 		l := &stormClient{s: s, ctx: ctx, hub: hub}
-		if err := l.runLifecycle(random, fmt.Sprintf("life-%d-%d", number, n)); err != nil {
-			return fmt.Errorf("life %d of worker %d (%s): %w", n, number, l.id, err)
+		if err := l.runLifecycle(random, fmt.Sprintf("instance-%d-%d", number, n)); err != nil {
+			return fmt.Errorf("instance %d of worker %d (%s): %w", n, number, l.id, err)
 		}
 		s.mu.Lock()
-		s.lives = append(s.lives, l.lifecycle)
+		s.lifecycles = append(s.lifecycles, l.lifecycle)
 		s.mu.Unlock()
 	}
 }
 
-// stormClient is a client that takes one instance through its life. It repeats what did not come through, with the same
-// key, as a real one does.
+// stormClient takes one instance through its lifecycle. It repeats unanswered requests with the same idempotency key.
 type stormClient struct {
 	lifecycle
 	s   *storm
@@ -53,10 +52,11 @@ type stormClient struct {
 	hub *client.Hub
 }
 
-// runLifecycle creates, uses, perhaps stops and starts, perhaps upgrades and rolls back, and decommissions.
+// runLifecycle creates, calls and decommissions an instance; at random it also stops and starts it, or upgrades it and
+// rolls it back.
 func (l *stormClient) runLifecycle(random *rand.Rand, name string) error {
 	project := l.s.Tenant.Project.ID
-	i, err := again[client.AppInstance](l, func(key client.RequestEditorFn) (*http.Response, error) {
+	i, err := callUntilAnswered[client.AppInstance](l, func(key client.RequestEditorFn) (*http.Response, error) {
 		return l.hub.CreateAppInstance(l.ctx, project, client.AppInstanceCreate{
 			AppSlug: harness.AppSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
 				AllocationIds: []string{l.s.Allocation.ID},
@@ -68,7 +68,7 @@ func (l *stormClient) runLifecycle(random *rand.Rand, name string) error {
 	}
 	l.id, l.member = i.ID, i.Members[0].ID
 	l.events = []string{"requested", "deploying", "running"}
-	if err := l.serves(harness.FirstGreeting); err != nil {
+	if err := l.checkServing(harness.FirstGreeting); err != nil {
 		return err
 	}
 	if random.IntN(3) == 0 {
@@ -107,7 +107,7 @@ func (l *stormClient) stopAndStart() error {
 		return err
 	}
 	l.events = append(l.events, "stop_requested", "stopped", "start_requested", "running")
-	return l.serves(harness.FirstGreeting)
+	return l.checkServing(harness.FirstGreeting)
 }
 
 func (l *stormClient) upgradeAndRollBack() error {
@@ -118,7 +118,7 @@ func (l *stormClient) upgradeAndRollBack() error {
 		return err
 	}
 	l.events = append(l.events, "upgrade_requested", "upgraded")
-	if err := l.serves(harness.SecondGreeting); err != nil {
+	if err := l.checkServing(harness.SecondGreeting); err != nil {
 		return err
 	}
 	if err := l.act("rollback", func(key client.RequestEditorFn) (*http.Response, error) {
@@ -127,11 +127,11 @@ func (l *stormClient) upgradeAndRollBack() error {
 		return err
 	}
 	l.events = append(l.events, "rollback_requested", "rolled_back")
-	return l.serves(harness.FirstGreeting)
+	return l.checkServing(harness.FirstGreeting)
 }
 
-// serves waits until the instance runs, and calls it: what is said to run answers.
-func (l *stormClient) serves(greeting string) error {
+// checkServing waits until the instance runs, and checks the app's answer.
+func (l *stormClient) checkServing(greeting string) error {
 	i, err := l.await(client.AppInstanceStatusRunning)
 	if err != nil {
 		return err
@@ -148,7 +148,7 @@ func (l *stormClient) serves(greeting string) error {
 }
 
 func (l *stormClient) act(what string, call func(key client.RequestEditorFn) (*http.Response, error)) error {
-	if _, err := again[client.AppInstance](l, call); err != nil {
+	if _, err := callUntilAnswered[client.AppInstance](l, call); err != nil {
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
@@ -157,17 +157,18 @@ func (l *stormClient) act(what string, call func(key client.RequestEditorFn) (*h
 func (l *stormClient) await(status client.AppInstanceStatus) (client.AppInstance, error) {
 	for {
 		i, err := l.hub.WaitInstance(l.ctx, l.s.Tenant.Project.ID, l.id, status, nil)
-		if err == nil || !isPassing(err) || !pause(l.ctx, retryPause) {
+		if err == nil || !isTransient(err) || !pause(l.ctx, retryPause) {
 			return i, err
 		}
 	}
 }
 
-// retryPause is how long a client waits before it repeats a call whose own retries all failed.
+// retryPause is the pause after a call whose own retries have all failed.
 const retryPause = 200 * time.Millisecond
 
-// again repeats a call with one idempotency key until there is an answer.
-func again[T any](l *stormClient, call func(key client.RequestEditorFn) (*http.Response, error)) (T, error) {
+// callUntilAnswered repeats a call with one idempotency key until the hub answers.
+func callUntilAnswered[T any](l *stormClient,
+	call func(key client.RequestEditorFn) (*http.Response, error)) (T, error) {
 	id := scenario.NewID()
 	key := func(_ context.Context, r *http.Request) error {
 		r.Header.Set("X-Idempotency-Key", id)
@@ -175,14 +176,14 @@ func again[T any](l *stormClient, call func(key client.RequestEditorFn) (*http.R
 	}
 	for {
 		v, err := client.Read[T](call(key))
-		if err == nil || !isPassing(err) || !pause(l.ctx, retryPause) {
+		if err == nil || !isTransient(err) || !pause(l.ctx, retryPause) {
 			return v, err
 		}
 	}
 }
 
-// isPassing tells what a hub that is being started again explains from everything else.
-func isPassing(err error) bool {
+// isTransient reports whether a restart of the hub explains the error.
+func isTransient(err error) bool {
 	if _, is := errors.AsType[*client.UnreachableError](err); is {
 		return true
 	}

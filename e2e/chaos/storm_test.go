@@ -32,12 +32,12 @@ const (
 	stormLimit = 20 * time.Minute
 )
 
-// stormPlan is how hard it blows. A longer one is a matter of the environment.
+// stormPlan says how many faults are injected. The environment may ask for more.
 type stormPlan struct {
 	seed uint64
-	// kills is how often each is killed at least, lifecycles how many finish at least meanwhile.
+	// kills is how often each program is killed at least, lifecycles how many instances finish at least meanwhile.
 	kills, lifecycles int
-	// pause is the longest time between two kills, restart what a supervisor waits before it starts a program again.
+	// pause is the longest time between two kills, restart the supervisors' pause before a program is started again.
 	pause, restart time.Duration
 }
 
@@ -62,9 +62,8 @@ func planOfStorm(t *testing.T) stormPlan {
 	return p
 }
 
-// Law 13, under everything that can be killed: hub, its PostgreSQL, containerd's daemon and the agent, in random order,
-// while app instances go through their whole lives. All of it converges; each step happened once; every second is
-// billed once, and none that containerd and the kernel did not see.
+// Law 13: hub, PostgreSQL, containerd and agent are killed in random order while clients take instances through their
+// lifecycle. Everything converges, each step happens once, and each second that the oracles saw is billed once.
 func TestLaw13EverythingResumesThroughAStormOfKills(t *testing.T) {
 	plan := planOfStorm(t)
 	s := newStorm(t, plan)
@@ -73,10 +72,10 @@ func TestLaw13EverythingResumesThroughAStormOfKills(t *testing.T) {
 	s.endSentinel()
 	s.awaitFinalBills()
 	s.requireBills()
-	s.requireNothingBroke()
+	s.requireNoPanic()
 }
 
-// storm is a world in which programs are killed and started again while workers use it.
+// storm is a platform whose programs are killed and restarted while workers use it.
 type storm struct {
 	*harness.Testbed
 	plan             stormPlan
@@ -86,15 +85,15 @@ type storm struct {
 	kernelOracle     *kernelOracle
 	lastKill         time.Time
 	supervise        sync.WaitGroup
-	// supervision is how long the supervisors work.
+	// supervision ends the supervisors.
 	supervision context.Context
-	// sentinel runs all the time, and nobody touches it; keeperPID is its process.
+	// sentinel runs through the whole test and no client changes it; sentinelPID is its process.
 	sentinel    client.AppInstance
 	sentinelPID uint32
 
-	mu    sync.Mutex
-	lives []lifecycle
-	// unobserved are the times in which agent or containerd was down, and the node could not meter.
+	mu         sync.Mutex
+	lifecycles []lifecycle
+	// unobserved are the intervals in which the node could not sample usage.
 	unobserved []outage
 }
 
@@ -109,13 +108,13 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 	c.ExtraArgs = []string{"--resync", stormResync.String(), "--lease-duration", "1h"}
 	w.StartHub(c)
 	s := &storm{Testbed: w, plan: plan}
-	reign, abdicate := context.WithCancel(w.Ctx)
-	s.supervision = reign
+	supervision, stopSupervision := context.WithCancel(w.Ctx)
+	s.supervision = supervision
 	var err error
 	w.Tenant, err = scenario.NewTenant(w.Ctx, w.Hub, filepath.Join(w.Dir, "tenant-acme"), "acme", "10000")
 	require.NoError(t, err)
 	for n := range stormWorkers {
-		// One account each: the hub bounds how often one may ask.
+		// The hub limits requests by caller, so each worker has an account of its own.
 		hub, err := w.Tenant.ServiceAccount(w.Ctx, fmt.Sprintf("worker-%d", n), client.ServiceAccountRoleAppOperator)
 		require.NoError(t, err)
 		s.workers = append(s.workers, hub)
@@ -130,20 +129,20 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 	shipSmallApp(w)
 	w.Allocation, err = w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, w.Agent.Ready.NodeID, 2, 2048)
 	require.NoError(t, err)
-	// The image is fetched before the storm: a registry that is away is not what this is about.
+	// The image is pulled before the first kill: this test is not about registries.
 	w.Decommission(w.Launch("first"))
 	s.containerdOracle, s.kernelOracle = w.WatchContainerd(conf.ContainerdNamespace),
 		watchKernel(w, conf.ContainerdNamespace)
 	t.Cleanup(func() {
-		// Before anything is taken down: nobody is to start it again.
-		abdicate()
+		// The supervisors end before the programs are stopped.
+		stopSupervision()
 		s.supervise.Wait()
 	})
 	s.targets = []*target{s.hubTarget(), s.databaseTarget(), s.containerdTarget(), s.agentTarget()}
 	return s
 }
 
-// shipSmallApp ships two versions of the app that take little of a node.
+// shipSmallApp ships two versions of the app with small limits, so that all workers' instances fit.
 func shipSmallApp(w *harness.Testbed) {
 	w.T.Helper()
 	var err error
@@ -159,7 +158,7 @@ func shipSmallApp(w *harness.Testbed) {
 type target struct {
 	name string
 	kill func() error
-	// isUp says whether there is something to kill; it is asked until then.
+	// isUp reports whether there is a process to kill.
 	isUp  func() bool
 	kills int
 }
@@ -290,7 +289,7 @@ func (s *storm) databaseTarget() *target {
 		if err != nil {
 			return 0
 		}
-		// The file of one that was killed stays; its number may be anyone's.
+		// The file of a killed server stays, and its process id may be another's.
 		if cwd, err := os.Readlink(fmt.Sprintf("/proc/%d/cwd", pid)); err != nil || cwd != data {
 			return 0
 		}
@@ -304,8 +303,8 @@ func (s *storm) databaseTarget() *target {
 	}}
 }
 
-// injectFaults kills in random order, round after round, until each was killed often enough and enough lives are over;
-// then every program is up again, and the workers end the lives that they are in.
+// injectFaults runs the workers and kills the targets in random order, until the plan's numbers are reached. It returns
+// when every program is up again and the workers have ended their lifecycles.
 func (s *storm) injectFaults() {
 	s.T.Helper()
 	began := time.Now()
@@ -333,33 +332,33 @@ func (s *storm) injectFaults() {
 	for _, v := range s.targets {
 		counts = append(counts, fmt.Sprintf("%s %d", v.name, v.kills))
 	}
-	s.T.Logf("killed %s in %s; %d lives over meanwhile, %d in all, the last %s after the last kill",
+	s.T.Logf("killed %s in %s; %d lifecycles over meanwhile, %d in all, the last %s after the last kill",
 		strings.Join(counts, ", "), s.lastKill.Sub(began).Round(time.Second), meanwhile, s.finished(),
 		took.Round(100*time.Millisecond))
 	require.Less(s.T, took, stormBound, "law 13's bound")
 }
 
-// launchSentinel starts an instance that is left alone until the storm is over.
+// launchSentinel starts the instance that must survive all kills.
 func (s *storm) launchSentinel() {
 	s.T.Helper()
-	s.sentinel = s.Launch("keeper")
+	s.sentinel = s.Launch("sentinel")
 	s.sentinelPID = s.PidOf(s.sentinel)
 }
 
-// endSentinel holds law 4: what nobody touched answers, and is the very same process as before a hundred deaths.
+// endSentinel asserts law 4: the sentinel answers, and its process is still the same.
 func (s *storm) endSentinel() {
 	s.T.Helper()
 	s.RequireAnswer(s.sentinel)
-	require.Equal(s.T, s.sentinelPID, s.PidOf(s.sentinel), "what nobody touched is another process")
+	require.Equal(s.T, s.sentinelPID, s.PidOf(s.sentinel), "the sentinel was restarted")
 	s.Decommission(s.sentinel)
-	s.lives = append(s.lives, lifecycle{
+	s.lifecycles = append(s.lifecycles, lifecycle{
 		id: s.sentinel.ID, member: s.sentinel.Members[0].ID, runs: 1,
 		events: []string{"requested", "deploying", "running", "decommission_requested", "decommissioned"},
 	})
 }
 
-// killTarget kills as soon as there is something to kill, and no sooner than the lives keep up: kills that nothing
-// happens between show nothing.
+// killTarget waits until the target is up and enough lifecycles have finished since the last kill: kills without work
+// between them test nothing.
 func (s *storm) killTarget(ctx context.Context, v *target) {
 	for !v.isUp() || s.finished()*s.plan.kills < s.plan.lifecycles*min(v.kills, s.plan.kills) {
 		if !pause(ctx, 20*time.Millisecond) {
@@ -370,7 +369,7 @@ func (s *storm) killTarget(ctx context.Context, v *target) {
 		s.T.Errorf("kill %s: %v", v.name, err)
 	}
 	v.kills++
-	s.T.Logf("%s: %s killed, %d lives over", time.Now().Format(clockFormat), v.name, s.finished())
+	s.T.Logf("%s: %s killed, %d lifecycles over", time.Now().Format(clockFormat), v.name, s.finished())
 }
 
 func (s *storm) killsLeft() (left int) {
@@ -383,10 +382,10 @@ func (s *storm) killsLeft() (left int) {
 func (s *storm) finished() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return len(s.lives)
+	return len(s.lifecycles)
 }
 
-// awaitFinalBills waits until every bill is final, within law 13's bound, and holds the instances and their events.
+// awaitFinalBills waits until every bill is final, within law 13's bound, and checks the instances and their events.
 func (s *storm) awaitFinalBills() {
 	s.T.Helper()
 	db := s.Database()
@@ -407,13 +406,13 @@ func (s *storm) awaitFinalBills() {
 	require.NoError(s.T, db.QueryRow(s.Ctx, `SELECT count(*) FROM app_instances WHERE status <> 'decommissioned'`).Scan(
 		&stuck))
 	require.Zero(s.T, stuck, "instances that are stuck")
-	for _, l := range s.lives {
+	for _, l := range s.lifecycles {
 		require.Equal(s.T, l.events, s.EventTypes(l.id), "each step of %s once", l.id)
 	}
 }
 
-// requireNothingBroke holds that no program ended by a fault of its own.
-func (s *storm) requireNothingBroke() {
+// requireNoPanic asserts that neither hub nor agent has panicked.
+func (s *storm) requireNoPanic() {
 	s.T.Helper()
 	for _, log := range []string{s.Hub.LogPath, s.Agent.LogPath} {
 		text, err := os.ReadFile(log)
