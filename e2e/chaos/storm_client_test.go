@@ -167,8 +167,8 @@ func (l *stormClient) await(status client.AppInstanceStatus) (client.AppInstance
 const retryPause = 200 * time.Millisecond
 
 // callUntilAnswered repeats a call with one idempotency key until the hub answers.
-func callUntilAnswered[T any](l *stormClient,
-	call func(key client.RequestEditorFn) (*http.Response, error)) (T, error) {
+func callUntilAnswered[T any](l *stormClient, call func(key client.RequestEditorFn) (*http.Response, error),
+) (T, error) {
 	id := scenario.NewID()
 	key := func(_ context.Context, r *http.Request) error {
 		r.Header.Set("X-Idempotency-Key", id)

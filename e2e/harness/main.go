@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
 )
 
-// preparedHubDir is where the tests of the process make their hub. It is no leak of any test: it is made before the first
-// and removed after the last.
+// preparedHubDir is where the tests of the process make their hub. It is made before the first test and removed after
+// the last, so it is no leak of any test.
 //
 //nolint:gochecknoglobals // TestMain sets it for the tests of the process
 var preparedHubDir string
