@@ -1,6 +1,6 @@
 // Package usagechain checks that a node's usage segments form one chain: each names the digest of the one before it and
 // continues its record numbers. It mirrors agent/spool, is pure, and is the only place that tells new usage from usage
-// that was posted before. hub/internal/nodes keeps the watermarks.
+// that was posted before. hub/internal/ledger keeps the watermarks.
 package usagechain
 
 import (

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/backup"
 	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
@@ -105,12 +105,12 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	}); err != nil {
 		return backup.Made{}, err
 	}
-	var marks []nodes.PostedUsage
+	var ends []ledger.ChainEnd
 	made, err := backup.Make(ctx, backup.Source{
 		ID: id, DB: d, DataDir: c.dataDir, RegistryDir: c.registryDir, HubID: keys.HubID(), Release: daemon.Version(),
 		WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
 		Look: func(ctx context.Context, tx db.Tx) (err error) {
-			marks, err = nodes.SelectPosted(ctx, tx)
+			ends, err = ledger.ChainEnds(ctx, tx)
 			return err
 		},
 	}, path)
@@ -119,7 +119,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	}
 	return made, recovery.RecordBackup(ctx, d, backuprecord.Record{
 		ID: made.ID, TakenAt: made.TakenAt, SizeBytes: made.SizeBytes, At: time.Now().UTC().Truncate(time.Microsecond),
-	}, func(ctx context.Context, tx db.Tx) error { return nodes.RecordArchived(ctx, tx, marks) })
+	}, func(ctx context.Context, tx db.Tx) error { return ledger.SetArchived(ctx, tx, ends) })
 }
 
 // restoreFlags are what `restore` can be told beside where the hub is to be.

@@ -67,14 +67,14 @@ func (w *world) fleetNode() (n fleet.Node) {
 func (w *world) uses(member string, from, to time.Time, sequence uint64, final bool) {
 	w.t.Helper()
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		segment, err := ledger.ReadSegment(w.node, "i1", &protocol.UsageSegment{
+		segment, err := ledger.ReadSegment(billing.Store{NodeID: w.node, Incarnation: "i1"}, &protocol.UsageSegment{
 			Number: sequence,
 			Records: []*protocol.UsageRecord{{
 				Sequence: sequence, MemberId: member, RunId: "r1", Meter: protocol.MeterSessionSeconds,
 				Quantity: to.Sub(from).Microseconds(),
 				LeaseNo:  1, Revision: 1, StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(to), Final: final,
 			}},
-		})
+		}, []byte{})
 		if err != nil {
 			return err
 		}

@@ -41,6 +41,17 @@ func RunTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, err
 	return run(ctx, d, pgx.TxOptions{IsoLevel: pgx.Serializable, AccessMode: pgx.ReadWrite}, fn)
 }
 
+// LockTx runs fn in one READ COMMITTED transaction and commits it; on CockroachDB it is RunTx. fn must lock the rows
+// that its decisions rest on (SELECT … FOR UPDATE, in one order) before it reads what they guard. It then waits for
+// another transaction where RunTx would start afresh, and conflicts with none that changes other rows.
+func LockTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {
+	opts := pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}
+	if d.engine == CockroachDB {
+		opts.IsoLevel = pgx.Serializable
+	}
+	return run(ctx, d, opts, fn)
+}
+
 // ReadTx runs fn over one consistent snapshot that fn cannot change. On PostgreSQL it is REPEATABLE READ, so that a
 // listing never makes a writer start afresh.
 func ReadTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, error) {

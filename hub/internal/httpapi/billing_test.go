@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -26,21 +27,24 @@ func (h *house) runFor(t *testing.T, orgID, projectID string, d time.Duration) (
 		CorrelationID: "run-1", OpenedAt: now,
 	}
 	h.wait(d)
-	seg, err := ledger.ReadSegment(node, "i", &protocol.UsageSegment{Records: []*protocol.UsageRecord{{
-		Sequence: 1, MemberId: s.ID, Meter: protocol.MeterSessionSeconds, Quantity: d.Microseconds(), RunId: "r", LeaseNo: 1,
-		StartedAt: timestamppb.New(now), EndedAt: timestamppb.New(now.Add(d)),
-	}}})
+	seg, err := ledger.ReadSegment(billing.Store{NodeID: node, Incarnation: "i"}, &protocol.UsageSegment{
+		Number: 1,
+		Records: []*protocol.UsageRecord{{
+			Sequence: 1, MemberId: s.ID, Meter: protocol.MeterSessionSeconds, Quantity: d.Microseconds(), RunId: "r", LeaseNo: 1,
+			StartedAt: timestamppb.New(now), EndedAt: timestamppb.New(now.Add(d)),
+		}},
+	}, []byte{1})
 	require.NoError(t, err)
-	_, err = db.RunTx(t.Context(), h.d, func(tx db.Tx) (int, error) {
+	_, err = db.RunTx(t.Context(), h.d, func(tx db.Tx) ([]ledger.Posted, error) {
 		ctx := t.Context()
 		if err := ledger.OpenSubject(ctx, tx, s); err != nil {
-			return 0, err
+			return nil, err
 		}
 		if _, err := ledger.IssueLease(ctx, tx, ledger.LeaseRequest{
 			SubjectID: s.ID, NodeID: node, Now: now,
 			Duration: time.Hour,
 		}); err != nil {
-			return 0, err
+			return nil, err
 		}
 		return ledger.PostUsage(ctx, tx, now.Add(d), seg)
 	})

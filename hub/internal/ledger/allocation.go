@@ -127,7 +127,7 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	row := usageRow{
 		subject: &s, accepted: span.Length(),
 		Record: &billing.Record{
-			Store: store{NodeID: s.NodeID}, Meter: MeterAllocationSeconds, Quantity: span.Length(), Span: span,
+			Store: billing.Store{NodeID: s.NodeID}, Meter: MeterAllocationSeconds, Quantity: span.Length(), Span: span,
 		},
 	}
 	hours := map[billing.AccrualKey]hourRow{}

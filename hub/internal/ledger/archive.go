@@ -15,6 +15,7 @@ import (
 	"github.com/klauspost/compress/zstd"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -39,17 +40,17 @@ type SignedSegment struct {
 
 // keepSegments writes the signed segments to the slot.
 func keepSegments(ctx context.Context, tx db.Tx, slot Slot, segments []Segment) error {
-	signed := slices.DeleteFunc(slices.Clone(segments), func(s Segment) bool { return s.envelope == nil })
+	signed := slices.DeleteFunc(slices.Clone(segments), func(s Segment) bool { return s.Envelope == nil })
 	if len(signed) == 0 {
 		return nil
 	}
 	return db.CopyRows(ctx, tx, `COPY usage_segments_`+slot.number()+
 		` (node_id, incarnation, number, envelope) FROM STDIN BINARY`, signed,
 		func(w *db.Row, s *Segment) {
-			w.UUID(id(s.store.NodeID))
-			w.Text(s.store.Incarnation)
-			w.Int8(int64(s.number))
-			w.Bytes(s.envelope)
+			w.UUID(id(s.Store.NodeID))
+			w.Text(s.Store.Incarnation)
+			w.Int8(int64(s.Link.Number))
+			w.Bytes(s.Envelope)
 		})
 }
 
@@ -101,7 +102,7 @@ func lastArchived(ctx context.Context, tx db.Tx, s Slot) (node pgtype.UUID, inca
 
 // foundSegment is a segment of a slot without its envelope.
 type foundSegment struct {
-	store  store
+	store  billing.Store
 	number int64
 	bytes  int64
 }

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"maps"
 	"slices"
 	"time"
 
@@ -38,14 +37,8 @@ type usageRow struct {
 func loadBatch(ctx context.Context, tx db.Tx, records []*billing.Record, now time.Time) (*batch, error) {
 	b := &batch{now: now, book: billing.NewBook(), holds: map[string]hold{}}
 	var err error
-	if b.subjects, err = subjectsByID(ctx, tx, namedMembers(records)); err != nil {
+	if err = b.loadMembers(ctx, tx, records); err != nil {
 		return nil, err
-	}
-	for id, s := range b.subjects {
-		if s.Kind == Member {
-			m := s.member()
-			b.book.Members[id] = &m
-		}
 	}
 	reach := b.book.Prepare(records)
 	members, spans := make([]*subject, len(reach)), make([]rating.Interval, len(reach))
@@ -71,20 +64,43 @@ func loadBatch(ctx context.Context, tx db.Tx, records []*billing.Record, now tim
 	return b, err
 }
 
-// namedMembers are the ids that records name, as far as they are ids at all.
-func namedMembers(records []*billing.Record) []string {
-	named, last := map[string]bool{}, ""
+// loadMembers locks the members that records of their own nodes name: their row guards all that is stored of them, so
+// that nothing of it is read before. What another node's records name is only read, to give its reason for suspense.
+func (b *batch) loadMembers(ctx context.Context, tx db.Tx, records []*billing.Record) (err error) {
+	type naming struct{ nodeID, memberID string }
+	named := map[naming]bool{}
+	var last naming
 	for _, r := range records {
-		if r.MemberID == last {
-			continue
+		n := naming{r.Store.NodeID, r.MemberID}
+		if n != last && db.IsID(n.memberID) {
+			named[n] = true
 		}
-		last = r.MemberID
-		if _, known := named[r.MemberID]; !known {
-			named[r.MemberID] = db.IsID(r.MemberID)
+		last = n
+	}
+	var nodes, ids []string
+	for n := range named {
+		nodes, ids = append(nodes, n.nodeID), append(ids, n.memberID)
+	}
+	if b.subjects, err = lockMembers(ctx, tx, nodes, ids); err != nil {
+		return err
+	}
+	ids = slices.DeleteFunc(ids, func(id string) bool { return b.subjects[id] != nil })
+	others, err := subjectsByID(ctx, tx, ids)
+	if err != nil {
+		return err
+	}
+	for id, s := range others {
+		// One of its own node that was not there to be locked has come since: it has no usage yet.
+		if s.Kind == Member && !named[naming{s.NodeID, id}] {
+			m := s.member()
+			b.book.Members[id] = &m
 		}
 	}
-	maps.DeleteFunc(named, func(_ string, isID bool) bool { return !isID })
-	return slices.Sorted(maps.Keys(named))
+	for id, s := range b.subjects {
+		m := s.member()
+		b.book.Members[id] = &m
+	}
+	return nil
 }
 
 func (b *batch) loadLeases(ctx context.Context, tx db.Tx, members []*subject, reach []rating.Interval) error {

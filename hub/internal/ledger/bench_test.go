@@ -12,8 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// BenchmarkPostUsage bills batches as intake makes them when nodes catch up, eight segments of each of 34 nodes with 20
-// members and two prices, and reports records a second.
+// BenchmarkPostUsage bills batches as the hub makes them when nodes catch up, eight segments of each of 34 nodes with
+// 20 members and two prices, and reports records a second.
 func BenchmarkPostUsage(b *testing.B) {
 	const nodes, members, segments = 34, 20, 8
 	w := newWorld(b)
@@ -24,6 +24,7 @@ func BenchmarkPostUsage(b *testing.B) {
 		id   string
 		subs []ledger.Subject
 		seq  uint64
+		segs uint64
 	}
 	var all []*machine
 	for range nodes {
@@ -40,33 +41,34 @@ func BenchmarkPostUsage(b *testing.B) {
 		all = append(all, m)
 	}
 	now := noon.Add(7 * 24 * time.Hour)
-	posted, beat := 0, 0
+	posted, interval := 0, 0
 	for b.Loop() {
 		var batch []ledger.Segment
 		for n := range segments {
-			from, to := float64(30*(beat+n)), float64(30*(beat+n)+30)
+			from, to := float64(30*(interval+n)), float64(30*(interval+n)+30)
 			for _, m := range all {
-				seg := &protocol.UsageSegment{}
+				var records []*protocol.UsageRecord
 				for _, s := range m.subs {
 					for _, meter := range []string{
 						protocol.MeterSessionSeconds, protocol.MeterCPUSeconds,
 						protocol.MeterMemoryByteSeconds,
 					} {
 						m.seq++
-						seg.Records = append(seg.Records, record(m.seq, s, meter, from, to, 30_000_000))
+						records = append(records, record(m.seq, s, meter, from, to, 30_000_000))
 					}
 				}
-				read, err := ledger.ReadSegment(m.id, incarnation, seg)
+				m.segs++
+				read, err := segmentOf(m.id, incarnation, m.segs, records...)
 				require.NoError(b, err)
 				batch = append(batch, read)
 			}
 		}
-		beat += segments
-		n, err := db.RunTx(b.Context(), w.d, func(tx db.Tx) (int, error) {
+		interval += segments
+		_, err := db.LockTx(b.Context(), w.d, func(tx db.Tx) ([]ledger.Posted, error) {
 			return ledger.PostUsage(b.Context(), tx, now, batch...)
 		})
 		require.NoError(b, err)
-		posted += n
+		posted += nodes * members * segments * 3
 	}
 	b.ReportMetric(float64(posted)/b.Elapsed().Seconds(), "records/s")
 }

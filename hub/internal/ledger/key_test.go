@@ -23,11 +23,8 @@ func TestKeysOfUsagePostingBeginWithNodeOrOrg(t *testing.T) {
 	w.lease(s, billing.MaxLease)
 	w.now = at(60)
 	require.True(t, w.post(w.session(s, 0, 30)))
-	read, err := ledger.ReadSegment(s.NodeID, incarnation, &protocol.UsageSegment{
-		Number: 2,
-		// More than its time: a part of it is in suspense.
-		Records: []*protocol.UsageRecord{record(2, s, protocol.MeterSessionSeconds, 30, 60, 40_000_000)},
-	})
+	// More than its time: a part of it is in suspense.
+	read, err := segmentOf(s.NodeID, incarnation, 2, record(2, s, protocol.MeterSessionSeconds, 30, 60, 40_000_000))
 	require.NoError(t, err)
 	must(w, func(ctx context.Context, tx db.Tx) (int, error) {
 		before, err := touched(ctx, tx)
@@ -45,12 +42,14 @@ func TestKeysOfUsagePostingBeginWithNodeOrOrg(t *testing.T) {
 			switch name {
 			case "subjects": // found by the member that a record names, and changed in place
 			case "usage_slots": // eight rows, of which one changes every four hours
+			case "backups": // whether there is any
 			default:
 				require.Contains(t, []string{"node_id", "org_id"}, table.firstColumn, name)
 			}
 		}
 		for _, name := range []string{
-			"usage_coverage", "usage_hours", "pending_postings", "holds", "leases", "suspense_totals", "suspense_records",
+			"usage_watermarks", "usage_coverage", "usage_hours", "pending_postings", "holds", "leases", "suspense_totals",
+			"suspense_records",
 		} {
 			require.True(t, names[name], "%s is read or changed", name)
 		}

@@ -59,6 +59,9 @@ func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 func (w *world) claimAnything(rng *rand.Rand, of []ledger.Subject) {
 	w.t.Helper()
 	now := w.now.Sub(noon).Seconds()
+	incarnation := fmt.Sprint("i", rng.IntN(3))
+	sequence := uint64(number(w, `SELECT coalesce(max(last_record), 0) FROM usage_watermarks WHERE incarnation = $1`,
+		incarnation))
 	var records []*protocol.UsageRecord
 	for range 6 {
 		s := of[rng.IntN(len(of))]
@@ -66,10 +69,12 @@ func (w *world) claimAnything(rng *rand.Rand, of []ledger.Subject) {
 		to := from + float64(rng.IntN(10_800))
 		r := w.session(s, from, to)
 		r.Quantity *= int64(1 + rng.IntN(3))
+		sequence++
+		r.Sequence = sequence
 		r.RunId = fmt.Sprint("r", rng.IntN(3))
 		records = append(records, r)
 	}
 	must(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-		return postUsage(ctx, tx, w.node, fmt.Sprint("i", rng.IntN(3)), records, w.now)
+		return postUsage(ctx, tx, w.node, incarnation, records, w.now)
 	})
 }

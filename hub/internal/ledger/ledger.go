@@ -4,8 +4,8 @@
 //
 // Invariants, each with a test: the legs of every posting sum to zero per currency; journal, usage, suspense and price
 // rows never change; a posting's key is unique; a wallet moves only when a hold opens, grows, shrinks or closes and
-// when credit is granted; what is collected never exceeds the hold, the rest is written off in the open; a record is
-// charged once, by its (node, incarnation, sequence), and a stretch of a subject's time is charged once, whatever the
+// when credit is granted; what is collected never exceeds the hold, the rest is written off in the open; a segment is
+// posted once, by its place in the chain of its store, and a stretch of a subject's time is charged once, whatever the
 // node calls it. Usage draws on its hold when it arrives and is in the journal within a posting interval: a hold's
 // account, less its pending postings, is the hold.
 package ledger
@@ -204,14 +204,10 @@ func settleFinal(ctx context.Context, tx db.Tx, s subject, now time.Time) error 
 	if s.closedAt.IsZero() || s.final.Incarnation == "" {
 		return nil
 	}
-	of := store{NodeID: s.NodeID, Incarnation: s.final.Incarnation}
-	posted, err := sequencesOf(ctx, tx, []store{of})
-	if err != nil {
+	of := billing.Store{NodeID: s.NodeID, Incarnation: s.final.Incarnation}
+	posted, err := Watermarks(ctx, tx, of)
+	if err != nil || !s.final.Posted(int64(posted[of].LastRecord)) {
 		return err
-	}
-	ranges := posted[of]
-	if len(ranges) == 0 || ranges[0].from != 1 || !s.final.Posted(ranges[0].to) {
-		return nil
 	}
 	return settle(ctx, tx, s, now)
 }

@@ -1,7 +1,10 @@
 package ledger_test
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
 	"fmt"
 	"math"
 	"testing"
@@ -10,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -154,16 +158,37 @@ func (w *world) post(records ...*protocol.UsageRecord) bool {
 	return posted
 }
 
-// postUsage posts one segment and reports whether anything in it was new.
+// postUsage posts each record as a segment of its own, with the record's number, so that a test may post any records in
+// any order. It reports whether any of them was new.
 func postUsage(ctx context.Context, tx db.Tx, nodeID, incarnation string, records []*protocol.UsageRecord,
 	now time.Time,
-) (bool, error) {
-	seg, err := ledger.ReadSegment(nodeID, incarnation, &protocol.UsageSegment{Records: records})
-	if err != nil {
-		return false, err
+) (isNew bool, err error) {
+	segments := make([]ledger.Segment, len(records))
+	for i, r := range records {
+		if segments[i], err = segmentOf(nodeID, incarnation, r.GetSequence(), r); err != nil {
+			return false, err
+		}
 	}
-	n, err := ledger.PostUsage(ctx, tx, now, seg)
-	return n > 0, err
+	results, err := ledger.PostUsage(ctx, tx, now, segments...)
+	for _, r := range results {
+		isNew = isNew || r.New
+		err = cmp.Or(err, r.Err)
+	}
+	return isNew, err
+}
+
+// segmentOf is the segment of a chain in which the digest of each is that of its number.
+func segmentOf(nodeID, incarnation string, number uint64, records ...*protocol.UsageRecord) (ledger.Segment, error) {
+	seg := &protocol.UsageSegment{Number: number, Records: records}
+	if number > 1 {
+		seg.PreviousSha256 = digestOf(number - 1)
+	}
+	return ledger.ReadSegment(billing.Store{NodeID: nodeID, Incarnation: incarnation}, seg, digestOf(number))
+}
+
+func digestOf(number uint64) []byte {
+	sum := sha256.Sum256(binary.BigEndian.AppendUint64(nil, number))
+	return sum[:]
 }
 
 func (w *world) close(s ledger.Subject, when time.Time) {

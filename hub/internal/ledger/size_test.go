@@ -86,9 +86,10 @@ func (s *sealer) next(t testing.TB) ledger.Segment {
 	s.previous = sum[:]
 	raw, err := proto.Marshal(env)
 	require.NoError(t, err)
-	read, err := ledger.ReadSegment(s.nodeID, seg.GetIncarnation(), seg)
+	read, err := ledger.ReadSegment(billing.Store{NodeID: s.nodeID, Incarnation: seg.GetIncarnation()}, seg, s.previous)
 	require.NoError(t, err)
-	return read.Signed(raw)
+	read.Envelope = raw
+	return read
 }
 
 // TestAYearOfUsageFitsOnADisk posts a slot of four nodes with ten members and three meters each, measures what a record
@@ -112,7 +113,9 @@ func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 				batch = append(batch, s.next(t))
 			}
 		}
-		must(w, func(ctx context.Context, tx db.Tx) (int, error) { return ledger.PostUsage(ctx, tx, w.now, batch...) })
+		must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Posted, error) {
+			return ledger.PostUsage(ctx, tx, w.now, batch...)
+		})
 	}
 	const records = nodes * members * 3 * cuts
 	require.EqualValues(t, records, number(w, `SELECT count(*) FROM usage_recent`))
@@ -204,7 +207,7 @@ func TestArchivedSegmentsAreCheckedWhenTheyAreUnpacked(t *testing.T) {
 	s := newSealer(w, 1, noon)
 	w.now = noon.Add(time.Hour)
 	batch := []ledger.Segment{s.next(t), s.next(t)}
-	must(w, func(ctx context.Context, tx db.Tx) (int, error) {
+	must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Posted, error) {
 		return ledger.PostUsage(ctx, tx, w.now, batch...)
 	})
 	slot := ledger.Slot{No: 0, From: noon, To: noon.Add(4 * time.Hour)}

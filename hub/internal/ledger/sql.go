@@ -103,8 +103,22 @@ func lockSubject(ctx context.Context, tx db.Tx, id string) (subject, error) {
 	return s, err
 }
 
+// lockMembers locks the members that are on the given nodes, in one order; ids and nodes are pairs.
+func lockMembers(ctx context.Context, tx db.Tx, nodes, ids []string) (map[string]*subject, error) {
+	return subjectMap(collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
+		JOIN unnest($1::uuid[], $2::uuid[]) AS x(member, node) ON id = x.member AND node_id = x.node
+		WHERE kind = 'member' ORDER BY id FOR UPDATE OF subjects`, uuids(ids), uuids(nodes)))
+}
+
 func subjectsByID(ctx context.Context, tx db.Tx, ids []string) (map[string]*subject, error) {
-	rows, err := collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects WHERE id = ANY($1::uuid[])`, ids)
+	if len(ids) == 0 {
+		return nil, nil
+	}
+	return subjectMap(collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
+		WHERE id = ANY($1::uuid[])`, uuids(ids)))
+}
+
+func subjectMap(rows []subject, err error) (map[string]*subject, error) {
 	out := make(map[string]*subject, len(rows))
 	for i := range rows {
 		out[rows[i].ID] = &rows[i]

@@ -142,11 +142,8 @@ func TestAnotherIncarnationBillsNoSecondAgain(t *testing.T) {
 func TestBrokenNumberingIsRefusedForGood(t *testing.T) {
 	w := newWorld(t)
 	s := w.member()
-	_, err := run(w, func(ctx context.Context, tx db.Tx) (bool, error) {
-		return postUsage(ctx, tx, w.node, incarnation, []*protocol.UsageRecord{
-			record(1, s, protocol.MeterSessionSeconds, 0, 1, 1e6), record(3, s, protocol.MeterSessionSeconds, 1, 2, 1e6),
-		}, w.now)
-	})
+	_, err := segmentOf(w.node, incarnation, 1,
+		record(1, s, protocol.MeterSessionSeconds, 0, 1, 1e6), record(3, s, protocol.MeterSessionSeconds, 1, 2, 1e6))
 	require.Equal(t, "segment_numbering", faultCode(err))
 }
 
@@ -348,42 +345,29 @@ func TestUsageInSliversIsInSuspense(t *testing.T) {
 	w.checkInvariants()
 }
 
-// Whatever numbers a node chooses, the ranges of its posted numbers are one up to its chain's mark and one for each
-// segment beyond it.
-func TestNumbersUpToTheMarkAreOneRange(t *testing.T) {
+// In whatever order segments come, what is kept of a chain is the last record without a gap and the segments beyond it.
+func TestChainKeepsOnlyWhatIsBeyondAGap(t *testing.T) {
 	w := newWorld(t)
 	s := w.member()
-	post := func(first, last, mark uint64) {
-		var records []*protocol.UsageRecord
-		for n := first; n <= last; n++ {
-			records = append(records, record(n, s, protocol.MeterSessionSeconds, float64(n), float64(n)+1, 1_000_000))
-		}
-		seg, err := ledger.ReadSegment(w.node, incarnation, &protocol.UsageSegment{Records: records})
-		require.NoError(t, err)
-		gotFirst, gotLast := seg.Numbers()
-		require.Equal(t, []uint64{first, last}, []uint64{gotFirst, gotLast})
-		require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error {
-			_, err := ledger.PostUsage(ctx, tx, w.now, seg.Passed(mark))
-			return err
-		}))
+	post := func(n uint64) {
+		w.post(record(n, s, protocol.MeterSessionSeconds, float64(n), float64(n)+1, 1_000_000))
 	}
-	ranges := func() [][2]int64 {
-		return query(w, `SELECT from_sequence, to_sequence FROM usage_sequences ORDER BY 1`,
-			func(scan func(...any) error) (r [2]int64, err error) {
-				err = scan(&r[0], &r[1])
-				return r, err
-			})
+	kept := func() [2]int64 {
+		return [2]int64{
+			number(w, `SELECT last_record FROM usage_watermarks`), number(w, `SELECT count(*) FROM usage_ahead`),
+		}
 	}
 	for n := uint64(1); n < 20; n += 2 {
-		post(n, n, n)
-		require.Equal(t, [][2]int64{{1, int64(n)}}, ranges())
+		post(n)
 	}
-	post(30, 33, 19)
-	post(40, 40, 19)
-	require.Equal(t, [][2]int64{{1, 19}, {30, 33}, {40, 40}}, ranges())
-	post(36, 36, 40)
-	require.Equal(t, [][2]int64{{1, 40}}, ranges())
-	require.EqualValues(t, 10+4+1+1, number(w, `SELECT count(*) FROM suspense_records`)+
+	require.Equal(t, [2]int64{1, 9}, kept())
+	for n := uint64(18); n > 2; n -= 2 {
+		post(n)
+	}
+	require.Equal(t, [2]int64{1, 17}, kept())
+	post(2)
+	require.Equal(t, [2]int64{19, 0}, kept())
+	require.EqualValues(t, 19, number(w, `SELECT count(*) FROM suspense_records`)+
 		number(w, `SELECT count(*) FROM usage_recent`), "each record once")
 }
 
@@ -426,15 +410,17 @@ func TestSuspenseBeyondANodesBudgetLeavesSumsOnly(t *testing.T) {
 			from := -float64(first)*10 - float64(k)*10 - 10
 			records = append(records, record(first+uint64(k), s, protocol.MeterSessionSeconds, from, from+10, 10_000_000))
 		}
-		seg, err := ledger.ReadSegment(s.NodeID, incarnation, &protocol.UsageSegment{Records: records})
+		seg, err := segmentOf(s.NodeID, incarnation, first/5+1, records...)
 		require.NoError(t, err)
 		return seg
 	}
 	post := func(segments ...ledger.Segment) {
-		posted := must(w, func(ctx context.Context, tx db.Tx) (int, error) {
+		for _, posted := range must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Posted, error) {
 			return ledger.PostUsage(ctx, tx, w.now, segments...)
-		})
-		require.Equal(t, 5*len(segments), posted)
+		}) {
+			require.NoError(t, posted.Err)
+			require.True(t, posted.New)
+		}
 	}
 	post(before(s, 1), before(neighbour, 1))
 	require.EqualValues(t, 2, rows(w.node))

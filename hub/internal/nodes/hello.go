@@ -8,10 +8,12 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -22,7 +24,7 @@ import (
 // openedSession is the result of a hello.
 type openedSession struct {
 	fleet.ConnectResult
-	posted watermark
+	posted ledger.Watermark
 	// requestUpload asks the node for its accepted state.
 	requestUpload bool
 	members       int
@@ -56,7 +58,7 @@ func (svc *Service) OpenSession(ctx context.Context, peer nodelink.Peer, hello *
 		SessionNo:          o.SessionNo,
 		NewIncarnation:     o.StoreBehind,
 		PostedSegment:      o.posted.Number,
-		ArchivedSegment:    o.posted.prunable(),
+		ArchivedSegment:    o.posted.Prunable(),
 		PostedSha256:       o.posted.SHA256,
 		RequestStateUpload: o.requestUpload,
 		QuarantineReason:   o.Node.QuarantineReason,
@@ -74,11 +76,11 @@ func (svc *Service) openSessions(ctx context.Context, tx db.Tx, requests []*requ
 	if err != nil {
 		return nil, err
 	}
-	stores := make([]store, len(requests))
+	stores := make([]billing.Store, len(requests))
 	for n, r := range requests {
-		stores[n] = store{r.peer.NodeID, r.hello.GetIncarnation()}
+		stores[n] = billing.Store{NodeID: r.peer.NodeID, Incarnation: r.hello.GetIncarnation()}
 	}
-	watermarks, err := watermarksOf(ctx, tx, stores)
+	watermarks, err := ledger.Watermarks(ctx, tx, stores...)
 	if err != nil {
 		return nil, err
 	}

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -139,8 +141,9 @@ func owesUsage(ctx context.Context, tx db.Tx, nodeID string, resync fleet.Resync
 	if resync.Status == fleet.InSync {
 		return false, nil
 	}
-	posted, err := watermarkOf(ctx, tx, nodeID, resync.OwedIncarnation)
-	if err != nil || resync.Status == fleet.AwaitingResync || posted.Number < resync.OwedSegment {
+	owed := billing.Store{NodeID: nodeID, Incarnation: resync.OwedIncarnation}
+	posted, err := ledger.Watermarks(ctx, tx, owed)
+	if err != nil || resync.Status == fleet.AwaitingResync || posted[owed].Number < resync.OwedSegment {
 		return true, err
 	}
 	return false, fleet.UsageComplete(ctx, tx, nodeID)

@@ -1,12 +1,12 @@
 package nodes
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
@@ -34,80 +34,61 @@ func isUnpostable(ctx context.Context, err error) bool {
 // setAsideUnpostable sets aside what of a batch cannot be posted, each store's segments in one transaction: a node that
 // sends only such costs the others of its batch little more than one that sends good ones.
 func (svc *Service) setAsideUnpostable(ctx context.Context, batch []*queuedSegment) {
-	var stores []store
-	unpostable := map[store][]*queuedSegment{}
+	var stores []billing.Store
+	unpostable := map[billing.Store][]*queuedSegment{}
 	for _, d := range batch {
 		if isUnpostable(ctx, d.err) {
-			if unpostable[d.store] == nil {
-				stores = append(stores, d.store)
+			if unpostable[d.Store] == nil {
+				stores = append(stores, d.Store)
 			}
-			unpostable[d.store] = append(unpostable[d.store], d)
+			unpostable[d.Store] = append(unpostable[d.Store], d)
 		}
 	}
 	for _, s := range stores {
-		svc.setAside(ctx, s, unpostable[s])
+		svc.setAside(ctx, unpostable[s])
 	}
 }
 
 // setAside keeps segments of one store that cannot be posted, as their node signed them, advances the watermark over
 // them and leaves findings.
-func (svc *Service) setAside(ctx context.Context, of store, segments []*queuedSegment) {
+func (svc *Service) setAside(ctx context.Context, batch []*queuedSegment) {
 	now := svc.Now().Truncate(time.Microsecond)
-	results := make([]error, len(segments))
-	var reached watermark
-	err := command.SetAllAside(ctx, svc.DB, svc.Log, segments[0].err, now, func(ctx context.Context,
+	var results []ledger.Posted
+	err := command.SetAllAside(ctx, svc.DB, svc.Log, batch[0].err, now, func(ctx context.Context,
 		tx db.Tx,
 	) (out []finding.Finding, err error) {
-		stores := []store{of}
-		chains, err := lockWatermarks(ctx, tx, stores, now)
-		if err != nil {
+		if results, err = ledger.SkipUsage(ctx, tx, now, segmentsOf(batch)...); err != nil {
 			return nil, err
 		}
-		if err := loadAhead(ctx, tx, stores, chains); err != nil {
-			return nil, err
-		}
-		c := chains[of]
-		var skipped []ledger.Segment
-		for n, d := range segments {
-			var isNew bool
-			if isNew, results[n] = c.acceptSetAside(d.at); !isNew {
+		for n, d := range batch {
+			if !results[n].New {
 				continue
 			}
-			skipped = append(skipped, d.usage)
 			f, err := insertSetAside(ctx, tx, d, now)
 			if err != nil {
 				return nil, err
 			}
 			out = append(out, f)
 		}
-		for n := range skipped {
-			skipped[n] = skipped[n].Passed(c.watermark.LastRecord)
-		}
-		if err := ledger.SkipUsage(ctx, tx, skipped...); err != nil {
-			return nil, err
-		}
-		reached = c.watermark
-		return out, saveChains(ctx, tx, stores, chains, now)
+		return out, nil
 	})
-	for n, d := range segments {
-		d.posted, d.err = reached, cmp.Or(err, results[n])
-	}
+	setResults(batch, results, err)
 }
 
 // insertSetAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store
 // and all such share it: a node may send as many as it likes.
 func insertSetAside(ctx context.Context, tx db.Tx, d *queuedSegment, now time.Time) (finding.Finding, error) {
 	f := finding.Finding{
-		NodeID: d.store.nodeID, Kind: finding.Usage, ResourceType: "usage_segment",
-		ResourceID: fmt.Sprintf("%s/%d", d.store.incarnation, d.at.Number), Detail: d.err.Error(),
+		NodeID: d.Store.NodeID, Kind: finding.Usage, ResourceType: "usage_segment",
+		ResourceID: fmt.Sprintf("%s/%d", d.Store.Incarnation, d.Link.Number), Detail: d.err.Error(),
 	}
 	tag, err := tx.Exec(ctx, `INSERT INTO usage_set_aside (node_id, incarnation, number, envelope, cause, set_aside_at)
 		SELECT $1::uuid, $2::text, $3::int8, $4::bytea, $5::text, $6::timestamptz WHERE (SELECT count(*) FROM usage_set_aside
 		WHERE node_id = $1::uuid) < $7::int8
 		ON CONFLICT (node_id, incarnation, number) DO NOTHING`,
-		d.store.nodeID, d.store.incarnation, int64(d.at.Number), d.signed, d.err.Error(), now, maxSetAside)
+		d.Store.NodeID, d.Store.Incarnation, int64(d.Link.Number), d.Envelope, d.err.Error(), now, maxSetAside)
 	if err == nil && tag.RowsAffected() == 0 {
-		f.ResourceID = d.store.incarnation
+		f.ResourceID = d.Store.Incarnation
 	}
 	return f, err
 }

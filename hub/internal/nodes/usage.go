@@ -9,9 +9,9 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/metric"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
-	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/groupcommit"
@@ -59,7 +59,8 @@ func (svc *Service) ServeUsage(ctx context.Context, peer nodelink.Peer, incarnat
 func (svc *Service) enqueue(ctx context.Context, upload *protocol.UsageUpload, peer nodelink.Peer, incarnation string,
 ) *queuedSegment {
 	verified, err := protocol.VerifySegment(upload.GetSegment(), peer.Key)
-	d := &queuedSegment{store: store{peer.NodeID, incarnation}, done: make(chan struct{})}
+	d := &queuedSegment{done: make(chan struct{})}
+	d.Store = billing.Store{NodeID: peer.NodeID, Incarnation: incarnation}
 	if err == nil {
 		err = d.parse(verified)
 	}
@@ -85,21 +86,21 @@ func (svc *Service) ack(ctx context.Context, d *queuedSegment) *protocol.UsageAc
 	}
 	if err == nil {
 		failpoint.Hit("hub/usage/committed")
-		ack.PostedSegment, ack.ArchivedSegment, ack.PostedSha256 = d.posted.Number, d.posted.prunable(), d.posted.SHA256
+		ack.PostedSegment, ack.ArchivedSegment, ack.PostedSha256 = d.posted.Number, d.posted.Prunable(), d.posted.SHA256
 		svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", "posted")))
 		return ack
 	}
 	ack.NackReason = nackReason(err)
 	svc.segments.Add(ctx, 1, metric.WithAttributes(attribute.String("outcome", ack.GetNackReason().Text())))
 	if ack.NackReason == protocol.Nack_UNAVAILABLE {
-		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", d.store.nodeID), slog.Any("error", err))
+		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", d.Store.NodeID), slog.Any("error", err))
 		return ack
 	}
-	if err := svc.recordRefusal(ctx, d.store.nodeID, fleet.Refusal{
-		Document: protocol.Envelope_USAGE.Text(), Generation: d.at.Number, Reason: ack.GetNackReason().Text(),
+	if err := svc.recordRefusal(ctx, d.Store.NodeID, fleet.Refusal{
+		Document: protocol.Envelope_USAGE.Text(), Generation: d.Link.Number, Reason: ack.GetNackReason().Text(),
 		Detail: protocol.RefusalDetail(err),
 	}); err != nil {
-		svc.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", d.store.nodeID), slog.Any("error", err))
+		svc.Log.WarnContext(ctx, "refusal not recorded", slog.String("node_id", d.Store.NodeID), slog.Any("error", err))
 	}
 	return ack
 }
@@ -114,11 +115,11 @@ func nackReason(err error) protocol.Nack_Reason {
 	return protocol.Nack_UNAVAILABLE
 }
 
-func checkSegment(s *protocol.UsageSegment, of store) error {
+func checkSegment(s *protocol.UsageSegment, of billing.Store) error {
 	switch {
-	case s.GetNodeId() != of.nodeID:
+	case s.GetNodeId() != of.NodeID:
 		return protocol.Refuse(protocol.Nack_WRONG_NODE, "the usage segment is of another node")
-	case s.GetIncarnation() != of.incarnation:
+	case s.GetIncarnation() != of.Incarnation:
 		return protocol.Refuse(protocol.Nack_MALFORMED, "the usage segment is of another incarnation than the session")
 	case s.GetNumber() == 0 || s.GetNumber() > maxNumber:
 		return protocol.Refuse(protocol.Nack_MALFORMED, "usage segments are numbered from 1")
@@ -127,21 +128,4 @@ func checkSegment(s *protocol.UsageSegment, of store) error {
 		return protocol.Refuse(protocol.Nack_MALFORMED, "the usage segment does not name the one before it")
 	}
 	return nil
-}
-
-// watermark is how far the chain of one store is posted without a gap, and how far that is in a verified backup.
-type watermark struct {
-	usagechain.Watermark
-	archived uint64
-	// backedUp says that there are backups at all.
-	backedUp bool
-}
-
-// prunable is the last segment that the node may delete: the last posted one where no backup is set up
-// (docs/design/metering.md).
-func (m watermark) prunable() uint64 {
-	if m.backedUp {
-		return m.archived
-	}
-	return m.Number
 }

@@ -1,12 +1,9 @@
 package nodes
 
 import (
-	"cmp"
 	"context"
 	"log/slog"
-	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/semaphore"
@@ -14,8 +11,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/usagechain"
-	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/groupcommit"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -31,25 +26,14 @@ const (
 	maxWaitingRecords = 16 * maxBatchRecords
 )
 
-// store is one life of a node's spool.
-type store struct{ nodeID, incarnation string }
-
-func (s store) compare(o store) int {
-	return cmp.Or(strings.Compare(s.nodeID, o.nodeID), strings.Compare(s.incarnation, o.incarnation))
-}
-
 // queuedSegment is a segment that waits to be posted.
 type queuedSegment struct {
-	store store
 	// incarnation is the one that the segment names.
 	incarnation string
-	at          usagechain.Link
-	usage       ledger.Segment
-	// signed is the segment as its node signed it (protobuf), for the archive and for setAside.
-	signed []byte
+	ledger.Segment
 
 	// Set before done is closed: how far the store's chain is posted, or why the segment is not.
-	posted watermark
+	posted ledger.Watermark
 	err    error
 	done   chan struct{}
 }
@@ -57,25 +41,23 @@ type queuedSegment struct {
 // parse checks a verified segment and reads its records.
 func (d *queuedSegment) parse(v protocol.Verified[*protocol.UsageSegment]) (err error) {
 	seg, digest := v.Message(), v.Digest()
-	d.incarnation = seg.GetIncarnation()
-	d.at = usagechain.Link{Number: seg.GetNumber(), SHA256: digest[:], Previous: seg.GetPreviousSha256()}
-	if err := checkSegment(seg, d.store); err != nil {
+	d.incarnation, d.Link.Number = seg.GetIncarnation(), seg.GetNumber()
+	if err := checkSegment(seg, d.Store); err != nil {
 		return err
 	}
-	if d.usage, err = ledger.ReadSegment(d.store.nodeID, d.store.incarnation, seg); err != nil {
+	read, err := ledger.ReadSegment(d.Store, seg, digest[:])
+	if err != nil {
 		return err
 	}
-	d.signed, err = proto.Marshal(v.Envelope())
-	d.usage = d.usage.Signed(d.signed)
-	d.at.First, d.at.Last = d.usage.Numbers()
+	d.Segment = read
+	d.Envelope, err = proto.Marshal(v.Envelope())
 	return err
 }
 
 // weight is the segment's share of the queue's capacity; an empty segment counts as one record.
-func (d *queuedSegment) weight() int64 { return int64(max(d.usage.Len(), 1)) }
+func (d *queuedSegment) weight() int64 { return int64(max(d.Len(), 1)) }
 
-// usageQueue posts segments in batches, one at a time: two at once would conflict, because the predicate locks of a
-// large batch cover whole tables.
+// usageQueue posts segments in batches, one at a time: the larger a batch, the more records share what a member costs.
 type usageQueue struct {
 	batches *groupcommit.Queue[*queuedSegment]
 	// capacity bounds the records that wait (maxWaitingRecords).
@@ -110,7 +92,7 @@ func nextBatch(waiting []*queuedSegment) (batch, rest []*queuedSegment) {
 	byNode := map[string][]*queuedSegment{}
 	var order []string
 	for _, d := range waiting {
-		node := d.store.nodeID
+		node := d.Store.NodeID
 		if byNode[node] == nil {
 			order = append(order, node)
 		}
@@ -120,8 +102,8 @@ func nextBatch(waiting []*queuedSegment) (batch, rest []*queuedSegment) {
 		node, n := order[0], 0
 		queue := byNode[node]
 		for n < len(queue) && len(batch) < maxBatchSegments &&
-			(len(batch) == 0 || records+queue[n].usage.Len() <= maxBatchRecords) {
-			batch, records = append(batch, queue[n]), records+queue[n].usage.Len()
+			(len(batch) == 0 || records+queue[n].Len() <= maxBatchRecords) {
+			batch, records = append(batch, queue[n]), records+queue[n].Len()
 			n++
 		}
 		if n < len(queue) {
@@ -145,7 +127,7 @@ func (svc *Service) postBatch(ctx context.Context, batch []*queuedSegment) {
 	var posted []string
 	for _, d := range batch {
 		if d.err == nil {
-			posted = append(posted, d.store.nodeID)
+			posted = append(posted, d.Store.NodeID)
 		}
 	}
 	slices.Sort(posted)
@@ -156,112 +138,29 @@ func (svc *Service) postBatch(ctx context.Context, batch []*queuedSegment) {
 	}
 }
 
-// postResult is the result of one segment of a batch.
-type postResult struct {
-	posted watermark
-	err    error
-}
-
 func (svc *Service) tryPostBatch(ctx context.Context, batch []*queuedSegment) error {
 	now := svc.Now().Truncate(time.Microsecond)
-	results, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) ([]postResult, error) {
-		return postSegments(ctx, tx, batch, now)
+	results, err := db.LockTx(ctx, svc.DB, func(tx db.Tx) ([]ledger.Posted, error) {
+		return ledger.PostUsage(ctx, tx, now, segmentsOf(batch)...)
 	})
-	for n, d := range batch {
-		d.err = err
-		if err == nil {
-			d.posted, d.err = results[n].posted, results[n].err
-		}
-	}
+	setResults(batch, results, err)
 	return err
 }
 
-// postSegments judges each segment by its store's chain and posts those that are new.
-func postSegments(ctx context.Context, tx db.Tx, batch []*queuedSegment, now time.Time) ([]postResult, error) {
-	stores := make([]store, 0, len(batch))
-	for _, d := range batch {
-		stores = append(stores, d.store)
-	}
-	slices.SortFunc(stores, store.compare)
-	stores = slices.Compact(stores)
-	chains, err := lockWatermarks(ctx, tx, stores, now)
-	if err != nil {
-		return nil, err
-	}
-	if err := loadAhead(ctx, tx, stores, chains); err != nil {
-		return nil, err
-	}
-	isNew, results := make([]bool, len(batch)), make([]postResult, len(batch))
+func segmentsOf(batch []*queuedSegment) []ledger.Segment {
+	segments := make([]ledger.Segment, len(batch))
 	for n, d := range batch {
-		isNew[n], results[n].err = chains[d.store].accept(d.at)
+		segments[n] = d.Segment
 	}
-	var fresh []ledger.Segment
+	return segments
+}
+
+// setResults gives each segment its result, or the error of its transaction.
+func setResults(batch []*queuedSegment, results []ledger.Posted, err error) {
 	for n, d := range batch {
-		results[n].posted = chains[d.store].watermark
-		if isNew[n] {
-			fresh = append(fresh, d.usage.Passed(chains[d.store].watermark.LastRecord))
+		d.err = err
+		if err == nil {
+			d.posted, d.err = results[n].Reached, results[n].Err
 		}
 	}
-	if len(fresh) == 0 {
-		return results, nil
-	}
-	if _, err := ledger.PostUsage(ctx, tx, now, fresh...); err != nil {
-		return nil, err
-	}
-	failpoint.Hit("hub/usage/posted")
-	err = saveChains(ctx, tx, stores, chains, now)
-	failpoint.Hit("hub/usage/advanced")
-	return results, err
-}
-
-// chain is how far one store's segments are posted.
-type chain struct {
-	watermark watermark
-	// stored is the watermark as the database has it, added the segments posted since.
-	stored watermark
-	ahead  map[uint64]usagechain.Link
-	added  []usagechain.Link
-	// misnumbered are segments of this batch that are set aside after it; those behind them continue their numbers.
-	misnumbered map[uint64]usagechain.Link
-}
-
-// accept checks a segment and advances the watermark; isNew is false for one that was posted before. One whose record
-// numbers do not continue those of its neighbours is unpostable (isUnpostable): it is set aside.
-func (c *chain) accept(at usagechain.Link) (isNew bool, err error) {
-	known, err := c.watermark.Check(c.ahead, at)
-	if err != nil || known {
-		return false, err
-	}
-	near := c.ahead
-	if len(c.misnumbered) > 0 {
-		near = maps.Clone(c.ahead)
-		maps.Copy(near, c.misnumbered)
-	}
-	at, err = c.watermark.CheckRecords(near, at)
-	if err != nil {
-		if c.misnumbered == nil {
-			c.misnumbered = map[uint64]usagechain.Link{}
-		}
-		c.misnumbered[at.Number] = at
-		return false, err
-	}
-	c.add(at)
-	return true, nil
-}
-
-// acceptSetAside accepts a segment that is set aside: whatever its record numbers are, they count as passed.
-func (c *chain) acceptSetAside(at usagechain.Link) (isNew bool, err error) {
-	known, err := c.watermark.Check(c.ahead, at)
-	if err != nil || known {
-		return false, err
-	}
-	at, _ = c.watermark.CheckRecords(c.ahead, at)
-	c.add(at)
-	return true, nil
-}
-
-func (c *chain) add(at usagechain.Link) {
-	c.ahead[at.Number] = at
-	c.added = append(c.added, at)
-	c.watermark.Watermark = c.watermark.Advance(c.ahead)
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -14,7 +15,7 @@ func TestSegmentIsCheckedBeforeItIsPosted(t *testing.T) {
 	good := func() *protocol.UsageSegment {
 		return &protocol.UsageSegment{NodeId: "n1", Incarnation: "i1", Number: 2, PreviousSha256: sum}
 	}
-	require.NoError(t, checkSegment(good(), store{"n1", "i1"}))
+	require.NoError(t, checkSegment(good(), billing.Store{NodeID: "n1", Incarnation: "i1"}))
 	for name, c := range map[string]struct {
 		change func(*protocol.UsageSegment)
 		reason protocol.Nack_Reason
@@ -33,7 +34,7 @@ func TestSegmentIsCheckedBeforeItIsPosted(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			s := good()
 			c.change(s)
-			require.Equal(t, c.reason, protocol.RefusalOf(checkSegment(s, store{"n1", "i1"})))
+			require.Equal(t, c.reason, protocol.RefusalOf(checkSegment(s, billing.Store{NodeID: "n1", Incarnation: "i1"})))
 		})
 	}
 }

@@ -119,15 +119,6 @@ CREATE TABLE IF NOT EXISTS leases (
 -- Leases that ended long ago (ledger.DeleteOldLeases).
 CREATE INDEX IF NOT EXISTS leases_by_end ON leases (expires_at);
 
--- Which of a node's record numbers are posted: joined ranges, so that each is billed once for ever.
-CREATE TABLE IF NOT EXISTS usage_sequences (
-  node_id UUID NOT NULL,
-  incarnation TEXT NOT NULL,
-  from_sequence INT8 NOT NULL,
-  to_sequence INT8 NOT NULL,
-  PRIMARY KEY (node_id, incarnation, from_sequence)
-);
-
 -- Which time of a subject is billed: joined intervals, over all incarnations of the node's store.
 CREATE TABLE IF NOT EXISTS usage_coverage (
   node_id UUID NOT NULL,
@@ -195,13 +186,6 @@ CREATE TABLE IF NOT EXISTS entries (
   currency TEXT NOT NULL,
   amount_nanos INT8 NOT NULL,
   PRIMARY KEY (posting_id, leg)
-);
-
--- One row a node, changed with every segment: two transactions that bill the same node at once conflict at their first
--- statement, where starting afresh is cheap, and never at a unique key.
-CREATE TABLE IF NOT EXISTS usage_nodes (
-  node_id UUID PRIMARY KEY,
-  segments INT8 NOT NULL
 );
 
 -- What was accepted of each subject, meter, price and UTC hour, and what was charged for it. Kept for good. price_id is

@@ -1,9 +1,9 @@
--- The upload of usage segments: what is posted of each node's chain.
+-- The chains of usage segments: what of each store is posted (hub/internal/ledger) or set aside (hub/internal/nodes).
 -- +goose NO TRANSACTION
 -- +goose Up
 
 -- For each store of a node: every segment up to number is posted. sha256 is of the payload of segment number. Kept for
--- ever, so that a segment is posted once however late it is sent again.
+-- ever, so that a segment is posted once however late it is sent again. A transaction that posts locks the row first.
 CREATE TABLE IF NOT EXISTS usage_watermarks (
   node_id UUID NOT NULL,
   incarnation TEXT NOT NULL,
