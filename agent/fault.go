@@ -9,15 +9,19 @@ import (
 
 // Codes of faults that several packages of the agent make.
 const (
-	// CodeDiskFull: a file system of the node has no free space.
-	CodeDiskFull = "disk_full"
 	// CodeHubAway: the node has no session to the hub.
-	CodeHubAway = "hub_away"
+	CodeHubAway fault.Code = "hub_away"
+	// CodeContainerdUnavailable: containerd does not answer on its socket.
+	CodeContainerdUnavailable fault.Code = "containerd_unavailable"
 
 	// The codes of faults that are reported with a reason of their own; see ReasonOf.
-	CodeFeatureMissing       = "feature_missing"
-	CodeInsufficientCapacity = "insufficient_capacity"
-	CodeDeviceFault          = "device_fault"
+
+	// CodeFeatureMissing: the agent lacks a feature that the workload needs.
+	CodeFeatureMissing fault.Code = "feature_missing"
+	// CodeInsufficientCapacity: the node lacks capacity that the workload needs.
+	CodeInsufficientCapacity fault.Code = "insufficient_capacity"
+	// CodeDeviceFault: an accelerator of the workload is faulty.
+	CodeDeviceFault fault.Code = "device_fault"
 )
 
 // ReasonOf returns the reason of the status of a workload that failed with err; unspecified where the fault has no
@@ -36,12 +40,12 @@ func ReasonOf(err error) protocol.WorkloadStatus_Reason {
 }
 
 // IsDiskFull reports whether err is the fault of a full disk.
-func IsDiskFull(err error) bool { return hasCode(err, CodeDiskFull) }
+func IsDiskFull(err error) bool { return hasCode(err, fault.CodeDiskFull) }
 
 // IsHubAway reports whether err is the fault of a missing session to the hub.
 func IsHubAway(err error) bool { return hasCode(err, CodeHubAway) }
 
-func hasCode(err error, code string) bool {
+func hasCode(err error, code fault.Code) bool {
 	f, ok := errors.AsType[*fault.Error](err)
 	return ok && f.Code == code
 }

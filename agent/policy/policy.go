@@ -83,7 +83,7 @@ func Parse(doc []byte) (Policy, error) {
 }
 
 func malformed(reason string, err error) error {
-	return fault.New(fault.Malformed, "policy_invalid", "The owner's policy "+reason+".", err).Permanent()
+	return fault.New(fault.Malformed, codePolicyInvalid, "The owner's policy "+reason+".", err).Permanent()
 }
 
 // ForOneOrg returns the policy with the further rule that only this org may use the machine, where its isolation is

@@ -44,8 +44,8 @@ func localFiles() []string {
 	}
 }
 
-// faultsOf gives the faults of packages and of those that they import.
-func faultsOf(t *testing.T, relays []string, roots ...string) (*collector, []madeFault) {
+// faultsOf gives the faults of packages and of those that they import, and what each code means.
+func faultsOf(t *testing.T, relays []string, roots ...string) ([]madeFault, map[string]string) {
 	c := newCollector()
 	c.relays = relays
 	for _, root := range roots {
@@ -57,13 +57,15 @@ func faultsOf(t *testing.T, relays []string, roots ...string) (*collector, []mad
 		require.NoError(t, err)
 		all = append(all, made...)
 	}
-	return c, all
+	meanings, err := c.meanings()
+	require.NoError(t, err)
+	return all, meanings
 }
 
 // apiFaults are those that a caller of the REST API can get. The session answers requests for logs; the API reaches it
 // through an interface.
-func apiFaults(t *testing.T) []madeFault {
-	_, all := faultsOf(t, nil, "hub/internal/httpapi", "hub/internal/nodelink")
+func apiFaults(t *testing.T) ([]madeFault, map[string]string) {
+	all, meanings := faultsOf(t, nil, "hub/internal/httpapi", "hub/internal/nodelink")
 	var local []string
 	answers := slices.DeleteFunc(all, func(f madeFault) bool {
 		if !slices.Contains(localFiles(), f.file) {
@@ -74,14 +76,15 @@ func apiFaults(t *testing.T) []madeFault {
 	})
 	slices.Sort(local)
 	require.Equal(t, localFiles(), slices.Compact(local), "a file of the list makes no fault")
-	return answers
+	return answers, meanings
 }
 
 // TestTheContractHasTheFaultCodesOfTheCode: ProblemCode lists what the packages behind the REST API give as the code
 // of a fault.
 func TestTheContractHasTheFaultCodesOfTheCode(t *testing.T) {
 	codes := map[string]bool{}
-	for _, f := range apiFaults(t) {
+	answers, _ := apiFaults(t)
+	for _, f := range answers {
 		codes[f.code] = true
 	}
 	inCode := slices.Sorted(maps.Keys(codes))
@@ -118,26 +121,39 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 		source string
 		codes  []string
 	}{
-		"literal":   {`var _ = fault.New(0, "a", "", nil)`, []string{"a"}},
-		"constant":  {`const b = "b"; var _ = fault.New(0, string(b), "", nil)`, []string{"b"}},
-		"parameter": {`func f(code string) { fault.New(0, code, "", nil) }; func g() { f("x"); f("y") }`, []string{"x", "y"}},
-		"closure":   {`func f() { no := func(code string) { fault.New(0, code, "", nil) }; no("x") }`, []string{"x"}},
-		"variable": {
-			`func f(i int) { code := "x"; if i > 0 { code = "y" }; fault.New(0, code, "", nil) }`,
+		"constant":  {`const b fault.Code = "b"; var _ = fault.New(0, b, "", nil)`, []string{"b"}},
+		"converted": {`const b = "b"; const c = fault.Code(b); var _ = fault.New(0, c, "", nil)`, []string{"b"}},
+		"parameter": {
+			`func f(code fault.Code) { fault.New(0, code, "", nil) }; func g() { f(x); f(y) }; const x = "x"; const y = "y"`,
 			[]string{"x", "y"},
 		},
-		"status": {`type S string; const A S = "a"; const B S = "b"; ` +
-			`func f(s S) { fault.New(0, "is_"+string(s), "", nil) }`, []string{"is_a", "is_b"}},
-		"call":             {`func f() { fault.New(0, g(), "", nil) }; func g() string`, nil},
-		"unused parameter": {`func f(code string) { fault.New(0, code, "", nil) }`, nil},
-		"variadic call":    {`func f(code ...string) { fault.New(0, code[0], "", nil) }`, nil},
+		"closure": {
+			`const x = "x"; func f() { no := func(code fault.Code) { fault.New(0, code, "", nil) }; no(x) }`,
+			[]string{"x"},
+		},
+		"variable": {
+			`func f(i int) { code := x; if i > 0 { code = y }; fault.New(0, code, "", nil) }; const x = "x"; const y = "y"`,
+			[]string{"x", "y"},
+		},
+		"table": {
+			`const x = "x"; const y = "y"; func f(s S) { fault.New(0, map[S]fault.Code{A: x, B: y}[s], "", nil) }`,
+			[]string{"x", "y"},
+		},
+		"literal":           {`var _ = fault.New(0, "a", "", nil)`, nil},
+		"converted literal": {`var _ = fault.New(0, fault.Code("a"), "", nil)`, nil},
+		"literal argument":  {`func f(code fault.Code) { fault.New(0, code, "", nil) }; func g() { f("x") }`, nil},
+		"literal in table":  {`func f(s S) { fault.New(0, map[S]fault.Code{A: "x"}[s], "", nil) }`, nil},
+		"compared as text":  {`func f(err error) bool { return fault.As(err).Code == "x" }`, nil},
+		"call":              {`func f() { fault.New(0, g(), "", nil) }; func g() fault.Code`, nil},
+		"unused parameter":  {`func f(code fault.Code) { fault.New(0, code, "", nil) }`, nil},
+		"variadic call":     {`func f(code ...fault.Code) { fault.New(0, code[0], "", nil) }`, nil},
 		"function value": {
-			`func f(code string) { fault.New(0, code, "", nil) }; func g() { f("x"); h(f) }; func h(any)`,
+			`const x = "x"; func f(code fault.Code) { fault.New(0, code, "", nil) }; func g() { f(x); h(f) }; func h(any)`,
 			nil,
 		},
 		"New as a value":   {`var no = fault.New`, nil},
-		"literal of Error": {`var _ = fault.Error{Code: "x"}`, nil},
-		"assigned code":    {`func f(e *fault.Error) { e.Code = "x" }`, nil},
+		"literal of Error": {`var _ = fault.Error{Code: x}; const x = "x"`, nil},
+		"assigned code":    {`func f(e *fault.Error) { e.Code = x }; const x = "x"`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			col := newCollector()
@@ -160,18 +176,21 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 	}
 }
 
-// TestTheCollectorKeepsKindCodeAndTextTogether: a function that makes faults gives each caller's text to that caller's
+// TestTheCollectorKeepsKindAndCodeTogether: a function that makes faults gives each caller's kind to that caller's
 // code.
-func TestTheCollectorKeepsKindCodeAndTextTogether(t *testing.T) {
+func TestTheCollectorKeepsKindAndCodeTogether(t *testing.T) {
 	const source = `package p
-import ("fmt"; "github.com/gpuaas/gpuaas/pkg/fault")
-func refuse(kind fault.Kind, code, text string, n int) {
-	fault.New(kind, code, fmt.Sprintf("It %s, %d times.", text, n<<1), nil)
-}
-func a(n int) { refuse(fault.Conflict, "a", "failed", n) }
-func b(path string) {
-	say := func(code string) { refuse(fault.NotFound, code, "is not at "+path, 2) }
-	say("b"); say("c")
+import "github.com/gpuaas/gpuaas/pkg/fault"
+const (
+	codeA fault.Code = "a"
+	codeB fault.Code = "b"
+	codeC fault.Code = "c"
+)
+func refuse(kind fault.Kind, code fault.Code, text string) { fault.New(kind, code, text, nil) }
+func a() { refuse(fault.Conflict, codeA, "It failed.") }
+func b() {
+	say := func(code fault.Code) { refuse(fault.NotFound, code, "It is absent.") }
+	say(codeB); say(codeC)
 }`
 	c := newCollector()
 	file, err := parser.ParseFile(c.fset, "p.go", source, parser.SkipObjectResolution)
@@ -180,8 +199,8 @@ func b(path string) {
 	made, err := c.collect(c.packages[modulePath+"p"])
 	require.NoError(t, err)
 	require.ElementsMatch(t, []madeFault{
-		{"p.go", "Conflict", "a", "It failed, … times."},
-		{"p.go", "NotFound", "b", "It is not at …, … times."},
-		{"p.go", "NotFound", "c", "It is not at …, … times."},
+		{"p.go", "Conflict", "a"}, {"p.go", "NotFound", "b"}, {"p.go", "NotFound", "c"},
 	}, made)
+	_, err = c.meanings()
+	require.ErrorContains(t, err, "has no comment")
 }

@@ -37,8 +37,6 @@ type madeFault struct {
 	// kind is the name of a constant of package fault.
 	kind string
 	code string
-	// text is what a person reads; … stands for what is known only when the program runs.
-	text string
 }
 
 // load parses a package of this module and those that it imports.
@@ -56,7 +54,7 @@ func (c *collector) load(path string) error {
 		if strings.HasSuffix(name, "_test.go") {
 			continue
 		}
-		file, err := parser.ParseFile(c.fset, name, nil, parser.SkipObjectResolution)
+		file, err := parser.ParseFile(c.fset, name, nil, parser.ParseComments|parser.SkipObjectResolution)
 		if err != nil {
 			return err
 		}
@@ -166,14 +164,23 @@ func (c *collector) collect(p *sources) (all []madeFault, failed error) {
 				all = append(all, made...)
 			}
 		case *ast.AssignStmt:
-			for _, to := range n.Lhs {
-				if s, ok := to.(*ast.SelectorExpr); ok && s.Sel.Name == "Code" {
-					refuse(n, "a code is assigned")
-				}
+			if slices.ContainsFunc(n.Lhs, isCode) {
+				refuse(n, "a code is assigned")
+			}
+		case *ast.BinaryExpr:
+			text, ok := n.Y.(*ast.BasicLit)
+			if ok && isCode(n.X) && text.Value != `""` {
+				refuse(n, "a code is compared as text")
 			}
 		}
 	})
 	return all, failed
+}
+
+// isCode reports whether e is the field Code of something.
+func isCode(e ast.Expr) bool {
+	s, ok := e.(*ast.SelectorExpr)
+	return ok && s.Sel.Name == "Code"
 }
 
 // fileOf is the path of the node's file from the root of the repository.
@@ -186,15 +193,12 @@ func (c *collector) made(at place, call *ast.CallExpr) ([]madeFault, error) {
 	if len(at.calls) > maxCallers {
 		return nil, errors.New("a parameter goes through too many callers")
 	}
-	for i, e := range []ast.Expr{call.Args[0], call.Args[1], formatOf(call.Args[2])} {
+	for _, e := range call.Args[:2] {
 		f, n, outer, unknown := unbound(at, e)
 		if !unknown {
 			continue
 		}
 		callers, err := c.callers(f, n, outer)
-		if err != nil && i == 2 {
-			break // a text that cannot be resolved is an ellipsis
-		}
 		if err != nil {
 			return nil, err
 		}
@@ -219,29 +223,16 @@ func (c *collector) made(at place, call *ast.CallExpr) ([]madeFault, error) {
 	if err != nil {
 		return nil, err
 	}
-	texts := c.texts(at, call.Args[2])
-	if len(kinds) == 0 || len(codes) == 0 || len(texts) == 0 {
-		return nil, errors.New("a fault without kind, code or text")
+	if len(kinds) == 0 || len(codes) == 0 {
+		return nil, errors.New("a fault without kind or code")
 	}
 	var all []madeFault
 	for _, kind := range kinds {
 		for _, code := range codes {
-			for _, text := range texts {
-				all = append(all, madeFault{c.fileOf(call), kind, code, text})
-			}
+			all = append(all, madeFault{c.fileOf(call), kind, code})
 		}
 	}
 	return all, nil
-}
-
-// formatOf is the format of a call of fmt.Sprintf, and any other expression itself.
-func formatOf(e ast.Expr) ast.Expr {
-	if call, ok := e.(*ast.CallExpr); ok && len(call.Args) > 0 {
-		if s, ok := call.Fun.(*ast.SelectorExpr); ok && s.Sel.Name == "Sprintf" {
-			return call.Args[0]
-		}
-	}
-	return e
 }
 
 // unbound finds the parameter that the expression is and that no call has given a value yet.
@@ -272,13 +263,14 @@ func (c *collector) problem(at place, n *ast.CompositeLit) ([]madeFault, error) 
 			fields[kv.Key.(*ast.Ident).Name] = kv.Value
 		}
 	}
-	if s, ok := fields["Code"].(*ast.SelectorExpr); fields["Code"] == nil || ok && s.Sel.Name == "Code" {
+	code, isConversion := fields["Code"].(*ast.CallExpr)
+	if !isConversion || isCode(code.Args[0]) {
 		return nil, nil // the code of a fault
 	}
-	codes, err := c.values(at, fields["Code"])
+	codes, err := c.values(at, code)
 	var all []madeFault
 	for _, code := range codes {
-		all = append(all, madeFault{c.fileOf(n), "", code, strings.Join(c.texts(at, fields["Detail"]), " ")})
+		all = append(all, madeFault{c.fileOf(n), "", code})
 	}
 	return all, err
 }

@@ -20,15 +20,15 @@ import (
 	"github.com/gpuaas/gpuaas/hub/api"
 )
 
-// TestReferenceOfFaults writes the faults that the code makes: those of the API with their status, and those that only
-// a program shows at its command line.
+// TestReferenceOfFaults writes the codes that the programs declare and give: those of the API with their status, and
+// those that only a program shows at its command line. It fails where a code is no constant with a comment.
 func TestReferenceOfFaults(t *testing.T) {
-	answers := apiFaults(t)
+	answers, meanings := apiFaults(t)
 	status := statuses(t)
 	for _, f := range answers {
 		require.Contains(t, status, f.kind, "%s: %s", f.file, f.code)
 	}
-	reference.Check(t, "errors.md", "faults of the API", faultTable(answers, status))
+	reference.Check(t, "errors.md", "faults of the API", faultTable(t, answers, meanings, status))
 	known := map[string]bool{}
 	for _, f := range answers {
 		known[f.code] = true
@@ -44,36 +44,34 @@ func TestReferenceOfFaults(t *testing.T) {
 		}},
 		{name: "gpuaas", root: "pkg/cli"},
 	} {
-		_, all := faultsOf(t, program.relays, program.root)
+		all, meanings := faultsOf(t, program.relays, program.root)
 		all = slices.DeleteFunc(all, func(f madeFault) bool { return known[f.code] })
-		reference.Check(t, "errors.md", "faults of "+program.name, faultTable(all, nil))
+		reference.Check(t, "errors.md", "faults of "+program.name, faultTable(t, all, meanings, nil))
 	}
 }
 
 // faultTable has a row for each code, and for each status of it where they are given.
-func faultTable(all []madeFault, status map[string]int) string {
-	texts := map[[2]string]map[string]bool{}
+func faultTable(t *testing.T, all []madeFault, meanings map[string]string, status map[string]int) string {
+	keys := map[[2]string]bool{}
 	for _, f := range all {
 		key := [2]string{f.code}
 		if status != nil {
 			key[1] = strconv.Itoa(status[f.kind])
 		}
-		if texts[key] == nil {
-			texts[key] = map[string]bool{}
-		}
-		texts[key][reference.Text(f.text)] = true
+		keys[key] = true
 	}
-	keys := slices.SortedFunc(maps.Keys(texts), func(a, b [2]string) int { return strings.Compare(a[0]+a[1], b[0]+b[1]) })
-	header := []string{"code", "says"}
+	header := []string{"code", "means"}
 	if status != nil {
-		header = []string{"code", "status", "says"}
+		header = []string{"code", "status", "means"}
 	}
 	var rows [][]string
-	for _, key := range keys {
-		says := strings.Join(slices.Sorted(maps.Keys(texts[key])), "<br>")
-		row := []string{reference.Code(key[0]), says}
+	for _, key := range slices.SortedFunc(maps.Keys(keys), func(a, b [2]string) int {
+		return strings.Compare(a[0]+a[1], b[0]+b[1])
+	}) {
+		require.Contains(t, meanings, key[0])
+		row := []string{reference.Code(key[0]), reference.Sentence(meanings[key[0]])}
 		if status != nil {
-			row = []string{reference.Code(key[0]), key[1], says}
+			row = slices.Insert(row, 1, key[1])
 		}
 		rows = append(rows, row)
 	}

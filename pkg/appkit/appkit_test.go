@@ -32,12 +32,12 @@ func TestKeyFilesAreClosedToOthersAndNeverOverwritten(t *testing.T) {
 	require.True(t, fault.Is(err, fault.Conflict))
 	require.NoError(t, os.Chmod(key, 0o640))
 	_, err = appkit.LoadKey(key)
-	require.Equal(t, "key_exposed", fault.As(err).Code)
+	require.EqualValues(t, "key_exposed", fault.As(err).Code)
 	_, err = appkit.LoadKey(filepath.Join(dir, "absent"))
-	require.Equal(t, "key_unreadable", fault.As(err).Code)
+	require.EqualValues(t, "key_unreadable", fault.As(err).Code)
 	require.NoError(t, os.Chmod(pub, 0o600))
 	_, err = appkit.LoadKey(pub)
-	require.Equal(t, "key_unreadable", fault.As(err).Code)
+	require.EqualValues(t, "key_unreadable", fault.As(err).Code)
 }
 
 func TestTheSameFilesGiveTheSameDigest(t *testing.T) {
@@ -134,7 +134,7 @@ func TestTemplateTakesPlainWordsAndMissesNothing(t *testing.T) {
 	require.Equal(t, "a: 1\nb: org/x@sha256:ab-1\n", string(out))
 	for _, values := range []map[string]string{{}, {"one": "1", "two": "2"}, {"one": "x\ny: z"}, {"one": "a #b"}} {
 		_, err := appkit.FillTemplate([]byte("a: ${one}\n"), values)
-		require.Equal(t, "template_value", fault.As(err).Code)
+		require.EqualValues(t, "template_value", fault.As(err).Code)
 	}
 }
 

@@ -44,7 +44,7 @@ func GenerateKey(keyPath, publicPath string) (protocol.Signer, error) {
 func writeNew(path string, data []byte, mode fs.FileMode) error {
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
 	if errors.Is(err, fs.ErrExist) {
-		return fault.New(fault.Conflict, "key_exists", "There is a key file already; choose another path: "+path,
+		return fault.New(fault.Conflict, codeKeyExists, "There is a key file already; choose another path: "+path,
 			err).Permanent()
 	}
 	if err != nil {
@@ -59,15 +59,15 @@ func writeNew(path string, data []byte, mode fs.FileMode) error {
 // LoadKey reads a publisher's private key. A file that others may read is refused: the key counts as known to them.
 func LoadKey(path string) (protocol.Signer, error) {
 	unreadable := func(cause error) error {
-		return fault.New(fault.Unprocessable, "key_unreadable", "The key file is no Ed25519 key in PKCS #8 PEM: "+path,
+		return fault.New(fault.Unprocessable, codeKeyUnreadable, "The key file is no Ed25519 key in PKCS #8 PEM: "+path,
 			cause).Permanent()
 	}
 	info, err := os.Stat(path)
 	if err != nil {
-		return nil, fault.New(fault.Unprocessable, "key_unreadable", "The key file cannot be read: "+path, err).Permanent()
+		return nil, fault.New(fault.Unprocessable, codeKeyUnreadable, "The key file cannot be read: "+path, err).Permanent()
 	}
 	if info.Mode().Perm()&0o077 != 0 {
-		return nil, fault.New(fault.Unprocessable, "key_exposed", "Other users may read the key file; run: chmod 600 "+path,
+		return nil, fault.New(fault.Unprocessable, codeKeyExposed, "Other users may read the key file; run: chmod 600 "+path,
 			nil).Permanent()
 	}
 	if info.Size() > maxKeyFileBytes {

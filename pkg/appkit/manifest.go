@@ -28,7 +28,7 @@ func FillTemplate(template []byte, values map[string]string) ([]byte, error) {
 	text, used := string(template), map[string]bool{}
 	for name, v := range values {
 		if !word.MatchString(v) {
-			return nil, fault.New(fault.Unprocessable, "template_value", "The value of "+name+" has characters that a "+
+			return nil, fault.New(fault.Unprocessable, codeTemplateValue, "The value of "+name+" has characters that a "+
 				"manifest template does not take.", nil).Permanent()
 		}
 	}
@@ -49,7 +49,7 @@ func FillTemplate(template []byte, values map[string]string) ([]byte, error) {
 	}
 	if len(missing) > 0 {
 		slices.Sort(missing)
-		return nil, fault.New(fault.Unprocessable, "template_value", fmt.Sprintf("The manifest template and the values do "+
+		return nil, fault.New(fault.Unprocessable, codeTemplateValue, fmt.Sprintf("The manifest template and the values do "+
 			"not fit: %s.", strings.Join(missing, ", ")), nil).Permanent()
 	}
 	return []byte(out), nil

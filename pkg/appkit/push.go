@@ -53,7 +53,7 @@ func Push(ctx context.Context, img v1.Image, t Target, signer protocol.Signer,
 ) (Pushed, error) {
 	repo, err := name.NewRepository(t.RegistryHost + "/" + t.Repository)
 	if err != nil {
-		return Pushed{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.",
+		return Pushed{}, fault.New(fault.Malformed, fault.CodeRepositoryMalformed, "The repository name cannot be used.",
 			err).Permanent()
 	}
 	base, err := httpsOnly(t.CAFile, t.CAPEM)
@@ -113,17 +113,18 @@ func writeImage(tag name.Tag, img v1.Image, options []remote.Option, progress fu
 	if answer, ok := errors.AsType[*transport.Error](err); ok {
 		switch {
 		case answer.StatusCode == http.StatusForbidden && strings.Contains(err.Error(), "quota_exceeded"):
-			return fault.New(fault.Conflict, "quota_exceeded", "The org may store no more in the registry; ask a platform "+
+			return fault.New(fault.Conflict, fault.CodeQuotaExceeded, "The org may store no more in the registry; ask a "+
+				"platform "+
 				"admin to raise its quota.", err).Permanent()
 		case answer.StatusCode == http.StatusUnauthorized || answer.StatusCode == http.StatusForbidden:
-			return fault.New(fault.Forbidden, "push_refused", "The registry refuses the push; ask for a new publish intent.",
+			return fault.New(fault.Forbidden, codePushRefused, "The registry refuses the push; ask for a new publish intent.",
 				err).Permanent()
 		case answer.StatusCode >= http.StatusInternalServerError:
-			return fault.New(fault.Unavailable, "push_not_stored", "The registry could not store the image; its disk may be "+
+			return fault.New(fault.Unavailable, codePushNotStored, "The registry could not store the image; its disk may be "+
 				"full, the hub's log says more.", err)
 		}
 	}
-	return fault.New(fault.Unavailable, "push_failed", "The image could not be pushed; check the registry's address and "+
+	return fault.New(fault.Unavailable, codePushFailed, "The image could not be pushed; check the registry's address and "+
 		"the CA file.", err)
 }
 
@@ -175,7 +176,7 @@ func httpsOnly(caFile string, text []byte) (transportOf, error) {
 	if caFile != "" || len(text) > 0 {
 		pool := x509.NewCertPool()
 		if err != nil || !pool.AppendCertsFromPEM(text) {
-			return transportOf{}, fault.New(fault.Unprocessable, "ca_unreadable", "The CA file holds no certificate: "+caFile,
+			return transportOf{}, fault.New(fault.Unprocessable, codeCAUnreadable, "The CA file holds no certificate: "+caFile,
 				err).Permanent()
 		}
 		out.TLSClientConfig.RootCAs = pool

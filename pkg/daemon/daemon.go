@@ -73,7 +73,7 @@ func (p Program) fromEnvironment(flags *pflag.FlagSet, lookup func(string) (stri
 			return
 		}
 		if err := flags.Set(f.Name, value); err != nil {
-			failed = fault.New(fault.Malformed, "environment_invalid",
+			failed = fault.New(fault.Malformed, codeEnvironmentInvalid,
 				fmt.Sprintf("The environment variable %s has an unusable value: see --%s in `%s %s --help`.", name, f.Name,
 					p.Root.Name(), p.Default), err)
 		}

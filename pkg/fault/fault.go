@@ -47,10 +47,14 @@ type Field struct {
 	Hint string
 }
 
-// Error is a fault. Code is stable and machine-readable (snake_case); Public is for people.
+// Code names a fault for programs: stable, snake_case. Each package declares the codes of its own faults as constants,
+// with what they mean; a code that several packages give is declared in the lowest of them.
+type Code string
+
+// Error is a fault. Public is for people.
 type Error struct {
 	Kind   Kind
-	Code   string
+	Code   Code
 	Public string
 	Fields []Field
 	// Cause is logged, never shown.
@@ -62,7 +66,7 @@ type Error struct {
 }
 
 // New makes a fault; cause may be nil.
-func New(kind Kind, code, public string, cause error) *Error {
+func New(kind Kind, code Code, public string, cause error) *Error {
 	return &Error{Kind: kind, Code: code, Public: public, Cause: cause}
 }
 
@@ -101,7 +105,7 @@ func (e *Error) Error() string {
 	if e.Cause != nil {
 		return fmt.Sprintf("%s: %s: %v", e.Code, e.Public, e.Cause)
 	}
-	return e.Code + ": " + e.Public
+	return string(e.Code) + ": " + e.Public
 }
 
 // Unwrap returns the cause.
@@ -112,7 +116,7 @@ func As(err error) *Error {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e
 	}
-	return New(Internal, "internal", "Something went wrong on our side; the correlation id finds it in the log.", err)
+	return New(Internal, CodeInternal, "Something went wrong on our side; the correlation id finds it in the log.", err)
 }
 
 // Is reports whether err is a fault of this kind.

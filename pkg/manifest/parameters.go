@@ -74,7 +74,7 @@ func (m Manifest) parameterSchemas() map[string]map[string]any {
 	return out
 }
 
-func checkAgainst(schema, value map[string]any, code, pointer, public string) error {
+func checkAgainst(schema, value map[string]any, code fault.Code, pointer, public string) error {
 	if len(schema) == 0 {
 		if len(value) == 0 {
 			return nil
@@ -101,7 +101,7 @@ func checkAgainst(schema, value map[string]any, code, pointer, public string) er
 }
 
 // parseObject reads one JSON object: no duplicate keys, no trailing bytes, bounded depth and size, finite numbers.
-func parseObject(raw []byte, code, pointer string) (map[string]any, error) {
+func parseObject(raw []byte, code fault.Code, pointer string) (map[string]any, error) {
 	refuse := func(at, reason string) error {
 		return invalid(fault.Malformed, code, "The JSON cannot be read.", []fault.Field{{Pointer: at, Reason: reason}})
 	}

@@ -18,14 +18,22 @@ import (
 
 // Codes of the faults of this package.
 const (
-	CodeMalformed         = "manifest_malformed"
-	CodeInvalid           = "manifest_invalid"
-	CodeTooOld            = "app_version_too_old"
-	CodeTooLarge          = "manifest_too_large"
-	CodeParametersInvalid = "parameters_invalid"
-	CodeConfigInvalid     = "config_invalid"
-	CodeShapeRefused      = "shape_refused"
-	CodeNotAdmitted       = "manifest_not_admitted"
+	// CodeMalformed: the manifest cannot be read.
+	CodeMalformed fault.Code = "manifest_malformed"
+	// CodeInvalid: the manifest contradicts itself or exceeds what version 1 can say.
+	CodeInvalid fault.Code = "manifest_invalid"
+	// CodeTooOld: the version of the app may not start any more.
+	CodeTooOld fault.Code = "app_version_too_old"
+	// CodeTooLarge: the manifest exceeds its limit of bytes.
+	CodeTooLarge fault.Code = "manifest_too_large"
+	// CodeParametersInvalid: the parameters do not follow the version's schema.
+	CodeParametersInvalid fault.Code = "parameters_invalid"
+	// CodeConfigInvalid: the configuration does not follow the version's schema.
+	CodeConfigInvalid fault.Code = "config_invalid"
+	// CodeShapeRefused: the version does not run on this capacity.
+	CodeShapeRefused fault.Code = "shape_refused"
+	// CodeNotAdmitted: the publisher's manifest does not allow the workload.
+	CodeNotAdmitted fault.Code = "manifest_not_admitted"
 )
 
 // Parse reads a manifest document (YAML or JSON) and validates it. The fault of a bad one names the fields by JSON
@@ -58,7 +66,7 @@ func Parse(doc []byte) (Manifest, error) {
 	return m, nil
 }
 
-func invalid(kind fault.Kind, code, public string, fields []fault.Field) error {
+func invalid(kind fault.Kind, code fault.Code, public string, fields []fault.Field) error {
 	f := fault.New(kind, code, public, nil).Permanent()
 	if len(fields) > MaxFields {
 		fields = fields[:MaxFields]

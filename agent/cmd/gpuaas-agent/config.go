@@ -128,7 +128,7 @@ func (c *config) socket() string {
 func (c *config) mode() (os.FileMode, error) {
 	m, err := strconv.ParseUint(c.socketMode, 8, 32)
 	if err != nil || (m != 0o600 && m != 0o660) {
-		return 0, fault.New(fault.Malformed, "flag_invalid", "--local-socket-mode must be 0600 or 0660.", err)
+		return 0, fault.New(fault.Malformed, fault.CodeFlagInvalid, "--local-socket-mode must be 0600 or 0660.", err)
 	}
 	return os.FileMode(m), nil
 }
@@ -138,7 +138,7 @@ func (c *config) ports() (from, to uint16, err error) {
 	a, errA := strconv.ParseUint(first, 10, 16)
 	b, errB := strconv.ParseUint(last, 10, 16)
 	if !ok || errA != nil || errB != nil || a == 0 || a > b {
-		return 0, 0, fault.New(fault.Malformed, "flag_invalid", "--port-range must look like 20000-29999.", nil)
+		return 0, 0, fault.New(fault.Malformed, fault.CodeFlagInvalid, "--port-range must look like 20000-29999.", nil)
 	}
 	return uint16(a), uint16(b), nil
 }
@@ -146,7 +146,7 @@ func (c *config) ports() (from, to uint16, err error) {
 func (c *config) logger() (*slog.Logger, error) {
 	var level slog.Level
 	if err := level.UnmarshalText([]byte(c.logLevel)); err != nil {
-		return nil, fault.New(fault.Malformed, "flag_invalid", "--log-level must be debug, info, warn or error.", err)
+		return nil, fault.New(fault.Malformed, fault.CodeFlagInvalid, "--log-level must be debug, info, warn or error.", err)
 	}
 	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
 }
@@ -192,7 +192,7 @@ func (c *config) directories() error {
 			err = os.Chmod(dir, mode)
 		}
 		if err != nil {
-			return fault.New(fault.Internal, "directory_unusable",
+			return fault.New(fault.Internal, fault.CodeDirectoryUnusable,
 				fmt.Sprintf("The directory %s cannot be made or opened: run the agent as root, or give it another one with "+
 					"--data-dir and --run-dir.", dir), err)
 		}

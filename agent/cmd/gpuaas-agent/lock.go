@@ -17,12 +17,12 @@ const lockFile = "lock"
 func lockDataDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
-		return nil, fault.New(fault.Internal, "data_dir_unusable",
+		return nil, fault.New(fault.Internal, fault.CodeDataDirUnusable,
 			fmt.Sprintf("The data directory %s cannot be written: check that it exists, belongs to this user and has free "+
 				"space.", dir), err)
 	}
 	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
-		return nil, errors.Join(fault.New(fault.Conflict, "data_dir_in_use",
+		return nil, errors.Join(fault.New(fault.Conflict, fault.CodeDataDirInUse,
 			"Another gpuaas-agent works on the data directory "+dir+": stop it first, or give this one a directory of its own.",
 			err), f.Close())
 	}

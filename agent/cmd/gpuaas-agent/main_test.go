@@ -54,7 +54,7 @@ func TestBadFlagsAreNamed(t *testing.T) {
 		_, err := execute(t, append(c.args, directories(t)[:4]...)...)
 		if c.args[0] == "workloads" {
 			_, err = execute(t, c.args...)
-			require.Equal(t, "agent_away", fault.As(err).Code)
+			require.EqualValues(t, "agent_away", fault.As(err).Code)
 			continue
 		}
 		require.ErrorContains(t, err, c.says)
@@ -95,7 +95,7 @@ func TestStartUpTroublesSayWhatToDo(t *testing.T) {
 			args := append([]string{"run"}, directories(t)...)
 			_, err := execute(t, append(args, c.args...)...)
 			require.Error(t, err)
-			require.Equal(t, c.code, fault.As(err).Code, err)
+			require.EqualValues(t, c.code, fault.As(err).Code, err)
 			require.Contains(t, fault.As(err).Public, c.says)
 		})
 	}
@@ -110,7 +110,7 @@ func TestOneAgentForEachDataDirectory(t *testing.T) {
 	for _, verb := range []string{"run", "enroll", "uninstall"} {
 		args := append([]string{verb}, dirs...)
 		_, err := execute(t, args...)
-		require.Equal(t, "data_dir_in_use", fault.As(err).Code, verb)
+		require.EqualValues(t, "data_dir_in_use", fault.As(err).Code, verb)
 	}
 }
 
@@ -125,6 +125,6 @@ func TestFullDiskIsToldAtOnce(t *testing.T) {
 	require.NoError(t, os.MkdirAll(dirs[1], 0o700))
 	mountSmall(t, dirs[1])
 	_, err := execute(t, append([]string{"enroll"}, dirs...)...)
-	require.Equal(t, "disk_full", fault.As(err).Code)
+	require.EqualValues(t, "disk_full", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "Free some space")
 }

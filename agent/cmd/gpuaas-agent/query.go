@@ -58,7 +58,7 @@ func (q *query) show(out io.Writer, value any, rows func(w io.Writer)) error {
 		rows(w)
 		return w.Flush()
 	}
-	return fault.New(fault.Malformed, "flag_invalid", "--output must be table or json.", nil)
+	return fault.New(fault.Malformed, fault.CodeFlagInvalid, "--output must be table or json.", nil)
 }
 
 func newStatus() *cobra.Command {
@@ -147,7 +147,7 @@ func newVerify() *cobra.Command {
 			}
 		})
 		if err == nil && bad > 0 {
-			err = fault.New(fault.Conflict, "verify_failed", fmt.Sprintf("%d of %d checks failed.", bad, len(checks)), nil)
+			err = fault.New(fault.Conflict, codeVerifyFailed, fmt.Sprintf("%d of %d checks failed.", bad, len(checks)), nil)
 		}
 		return err
 	})

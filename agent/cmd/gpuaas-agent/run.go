@@ -162,11 +162,11 @@ func readToken(path string) (string, error) {
 	}
 	f, err := os.Open(path)
 	if err != nil {
-		return "", fault.New(fault.Malformed, "join_token_unreadable", "The join token cannot be read from "+path+".", err)
+		return "", fault.New(fault.Malformed, codeJoinTokenUnreadable, "The join token cannot be read from "+path+".", err)
 	}
 	raw, err := io.ReadAll(io.LimitReader(f, maxTokenBytes))
 	if err := errors.Join(err, f.Close()); err != nil {
-		return "", fault.New(fault.Malformed, "join_token_unreadable", "The join token cannot be read from "+path+".", err)
+		return "", fault.New(fault.Malformed, codeJoinTokenUnreadable, "The join token cannot be read from "+path+".", err)
 	}
 	return strings.TrimSpace(string(raw)), nil
 }

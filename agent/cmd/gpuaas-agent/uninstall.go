@@ -59,7 +59,7 @@ func (c *config) uninstall(ctx context.Context) error {
 		err = nw.Purge(ctx)
 	}
 	if err := errors.Join(purgeErr, err, rt.Close()); err != nil {
-		return fault.New(fault.Internal, "uninstall_incomplete", "Not everything could be removed; the data directory "+
+		return fault.New(fault.Internal, codeUninstallIncomplete, "Not everything could be removed; the data directory "+
 			"stays, so that uninstall can be run again.", err)
 	}
 	return c.removeDirectories()
@@ -74,7 +74,7 @@ func (c *config) removeDirectories() error {
 		}
 		for _, e := range entries {
 			if err := os.RemoveAll(filepath.Join(dir, e.Name())); err != nil {
-				return fault.New(fault.Internal, "uninstall_incomplete", fmt.Sprintf("%s cannot be removed.",
+				return fault.New(fault.Internal, codeUninstallIncomplete, fmt.Sprintf("%s cannot be removed.",
 					filepath.Join(dir, e.Name())), err)
 			}
 		}

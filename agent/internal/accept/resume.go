@@ -60,7 +60,7 @@ func (r *resumption) pin(bundles []state.Document, stored, given string) error {
 			return nil
 		}
 	}
-	return fault.New(fault.Conflict, "root_fingerprint_mismatch",
+	return fault.New(fault.Conflict, CodeRootFingerprintMismatch,
 		"This node was enrolled under the root "+stored+", and --root-fingerprint names "+given+
 			". Give the root that it was enrolled under, or leave the flag away.", nil).Permanent()
 }
@@ -271,8 +271,8 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	}
 	for _, p := range accepted.Parts {
 		if p.Workload == nil {
-			missing := fault.New(fault.NotFound, "document_missing", "The document has not come yet.", nil)
-			note(p.MemberID, "document is here", missing.Code+": "+missing.Public)
+			missing := fault.New(fault.NotFound, codeDocumentMissing, "The document has not come yet.", nil)
+			note(p.MemberID, "document is here", string(missing.Code)+": "+missing.Public)
 		}
 	}
 	for key, why := range store.Unverified() {

@@ -70,7 +70,7 @@ func TestAPinThatIsGivenAtTheStartMustNameTheRootOfTheEnrollment(t *testing.T) {
 	require.True(t, s.Bundle().Valid())
 	s = reopen(t, dir, s)
 	err := accept.Resume(s, m.Pin(), accepttest.New(t, noon).Pin(), m.Node())
-	require.Equal(t, "root_fingerprint_mismatch", fault.As(err).Code)
+	require.EqualValues(t, "root_fingerprint_mismatch", fault.As(err).Code)
 }
 
 func TestAStoredStateOfARevokedKeyStartsNothing(t *testing.T) {

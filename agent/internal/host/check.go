@@ -46,7 +46,7 @@ type Requirements struct {
 func Check(ctx context.Context, want Requirements) error {
 	var missing []error
 	if os.Geteuid() != 0 {
-		missing = append(missing, fault.New(fault.Forbidden, "not_root", "The agent must run as root: it makes containers "+
+		missing = append(missing, fault.New(fault.Forbidden, codeNotRoot, "The agent must run as root: it makes containers "+
 			"and networks.", nil))
 	}
 	missing = append(missing, binaries(), kernelFeatures(Config{}), containerd(ctx, want.ContainerdAddress))
@@ -84,7 +84,7 @@ func joinFaults(all []error) error {
 	return &first
 }
 
-func unavailable(code, public string, cause error) error {
+func unavailable(code fault.Code, public string, cause error) error {
 	return fault.New(fault.Unavailable, code, public, cause)
 }
 
@@ -105,7 +105,7 @@ func binaries() error {
 		return nil
 	}
 	slices.Sort(absent)
-	return unavailable("binary_missing", "Programs that a node needs are missing: apt-get install "+strings.Join(absent,
+	return unavailable(codeBinaryMissing, "Programs that a node needs are missing: apt-get install "+strings.Join(absent,
 		" "), nil)
 }
 
@@ -113,10 +113,10 @@ func binaries() error {
 func kernelFeatures(cfg Config) error {
 	systems, err := cfg.read("proc/filesystems")
 	if err != nil {
-		return unavailable("kernel_feature_missing", "/proc is not mounted.", err)
+		return unavailable(codeKernelFeatureMissing, "/proc is not mounted.", err)
 	}
 	if !strings.Contains(systems, "\toverlay\n") {
-		return unavailable("kernel_feature_missing", "The kernel has no overlay file system: modprobe overlay, and add it "+
+		return unavailable(codeKernelFeatureMissing, "The kernel has no overlay file system: modprobe overlay, and add it "+
 			"to /etc/modules-load.d.", nil)
 	}
 	controllers, err := cfg.read("sys/fs/cgroup/cgroup.controllers")
@@ -130,7 +130,7 @@ func kernelFeatures(cfg Config) error {
 	}
 	for _, name := range []string{"cpu", "memory", "pids"} {
 		if !slices.Contains(strings.Fields(controllers), name) {
-			return unavailable("kernel_feature_missing", fmt.Sprintf("The cgroup controller %s is not available, so limits "+
+			return unavailable(codeKernelFeatureMissing, fmt.Sprintf("The cgroup controller %s is not available, so limits "+
 				"could not be enforced: mount cgroups, or boot with cgroup_enable=%s.", name, name), nil)
 		}
 	}
@@ -141,13 +141,15 @@ func containerd(ctx context.Context, address string) error {
 	const what = "apt-get install containerd and systemctl start containerd, or name another socket with " +
 		"--containerd-address."
 	if _, err := os.Stat(address); err != nil {
-		return unavailable("containerd_unavailable", fmt.Sprintf("There is no containerd socket at %s: %s", address, what),
+		return unavailable(agent.CodeContainerdUnavailable, fmt.Sprintf("There is no containerd socket at %s: %s", address,
+			what),
 			err)
 	}
 	dialer := net.Dialer{Timeout: dialTimeout}
 	conn, err := dialer.DialContext(ctx, "unix", address)
 	if err != nil {
-		return unavailable("containerd_unavailable", fmt.Sprintf("containerd does not answer at %s: %s", address, what), err)
+		return unavailable(agent.CodeContainerdUnavailable, fmt.Sprintf("containerd does not answer at %s: %s", address,
+			what), err)
 	}
 	return conn.Close()
 }
@@ -156,20 +158,20 @@ func containerd(ctx context.Context, address string) error {
 func space(dir string, limit uint64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be looked at.", dir), err)
+		return unavailable(fault.CodeDirectoryUnusable, fmt.Sprintf("The directory %s cannot be looked at.", dir), err)
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < limit {
-		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free "+
+		return unavailable(fault.CodeDiskFull, fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free "+
 			"space there, or put the directory elsewhere.", dir, free>>20, limit>>20), nil)
 	}
 	// A file system that does not count files says 0 of 0.
 	if st.Files > 0 && st.Ffree < MinFreeFiles {
-		return unavailable(agent.CodeDiskFull, fmt.Sprintf("The disk of %s has no free inodes: remove files there, or put "+
+		return unavailable(fault.CodeDiskFull, fmt.Sprintf("The disk of %s has no free inodes: remove files there, or put "+
 			"the directory elsewhere.", dir), nil)
 	}
 	probe, err := os.CreateTemp(dir, ".writable-")
 	if err != nil {
-		return unavailable("directory_unusable", fmt.Sprintf("The directory %s cannot be written: it may be mounted "+
+		return unavailable(fault.CodeDirectoryUnusable, fmt.Sprintf("The directory %s cannot be written: it may be mounted "+
 			"read-only, or its disk may be full.", dir), err)
 	}
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
@@ -182,7 +184,7 @@ func CheckClock(now, passed time.Time) error {
 	if now.Add(clockSlack).After(passed) {
 		return nil
 	}
-	return unavailable("clock_wrong", fmt.Sprintf("This machine's clock says %s, but it is at least %s: set it "+
+	return unavailable(fault.CodeClockWrong, fmt.Sprintf("This machine's clock says %s, but it is at least %s: set it "+
 		"(timedatectl set-ntp true, or date -s) and look after its battery.",
 		now.UTC().Format(time.RFC3339), passed.UTC().Format(time.RFC3339)), nil)
 }

@@ -102,7 +102,7 @@ func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
 			r := requirements(t)
 			c.change(&r)
 			err := host.Check(t.Context(), r)
-			require.Equal(t, code, fault.As(err).Code)
+			require.EqualValues(t, code, fault.As(err).Code)
 			require.Contains(t, fault.As(err).Public, c.advice)
 		})
 	}
@@ -112,7 +112,7 @@ func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
 	if _, err := os.Stat("/usr/sbin/containerd-shim-runc-v2"); err != nil {
 		err := host.Check(t.Context(), requirements(t))
-		require.Equal(t, "binary_missing", fault.As(err).Code)
+		require.EqualValues(t, "binary_missing", fault.As(err).Code)
 		require.Contains(t, fault.As(err).Public, "apt-get install containerd")
 	}
 }
@@ -129,6 +129,6 @@ func TestClockBehindWhatHasPassedIsToldNotFatal(t *testing.T) {
 	require.NoError(t, host.CheckClock(passed, passed))
 	require.NoError(t, host.CheckClock(passed.Add(-30*time.Second), passed))
 	err := host.CheckClock(time.Unix(0, 0), passed)
-	require.Equal(t, "clock_wrong", fault.As(err).Code)
+	require.EqualValues(t, "clock_wrong", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "timedatectl set-ntp true")
 }

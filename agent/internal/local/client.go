@@ -91,7 +91,7 @@ func (c *Client) do(ctx context.Context, method, path string, body io.Reader) (i
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return nil, fault.New(fault.Unavailable, "agent_away",
+		return nil, fault.New(fault.Unavailable, codeAgentAway,
 			fmt.Sprintf("No agent answers on %s. Is gpuaas-agent running, and may you open its socket?", c.socket), err)
 	}
 	if resp.StatusCode < http.StatusBadRequest {
@@ -100,7 +100,7 @@ func (c *Client) do(ctx context.Context, method, path string, body io.Reader) (i
 	defer func() { _ = resp.Body.Close() }()
 	var p problem
 	if err := json.NewDecoder(io.LimitReader(resp.Body, maxDocumentBytes)).Decode(&p); err != nil {
-		return nil, fault.New(fault.Internal, "agent_answer", "The agent's answer cannot be read.", err)
+		return nil, fault.New(fault.Internal, codeAgentAnswer, "The agent's answer cannot be read.", err)
 	}
 	kind := fault.Internal
 	switch resp.StatusCode {

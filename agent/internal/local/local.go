@@ -102,8 +102,8 @@ type Applied struct {
 
 // problem is the answer when something did not work.
 type problem struct {
-	Code   string `json:"code"`
-	Detail string `json:"detail"`
+	Code   fault.Code `json:"code"`
+	Detail string     `json:"detail"`
 }
 
 // Reconciler reports the workloads; agent/internal/reconcile implements it.
@@ -162,7 +162,7 @@ func Listen(ctx context.Context, path string, mode os.FileMode) (net.Listener, e
 }
 
 func unusable(path string, err error) error {
-	return fault.New(fault.Unavailable, "socket_unusable", fmt.Sprintf("The socket %s cannot be made: %v.", path, err),
+	return fault.New(fault.Unavailable, codeSocketUnusable, fmt.Sprintf("The socket %s cannot be made: %v.", path, err),
 		err)
 }
 
@@ -218,7 +218,7 @@ func (s *Server) answer(w http.ResponseWriter, body any, err error) {
 
 func problemOf(err error) problem {
 	if r, is := errors.AsType[*protocol.RefusalError](err); is {
-		return problem{r.Reason.Text(), r.Detail}
+		return problem{fault.Code(r.Reason.Text()), r.Detail}
 	}
 	f := fault.As(err)
 	return problem{f.Code, f.Public}
@@ -371,7 +371,7 @@ func readDocument(req *http.Request) (Document, *protocol.Envelope, error) {
 	var d Document
 	raw, err := io.ReadAll(io.LimitReader(req.Body, maxDocumentBytes+1))
 	if err != nil {
-		return d, nil, fault.New(fault.Malformed, "unreadable", "The document could not be read.", err)
+		return d, nil, fault.New(fault.Malformed, codeUnreadable, "The document could not be read.", err)
 	}
 	if len(raw) > maxDocumentBytes {
 		return d, nil, protocol.Refuse(protocol.Nack_TOO_LARGE, "the document has over %d bytes", maxDocumentBytes)

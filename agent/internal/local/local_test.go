@@ -181,7 +181,7 @@ func TestApplyGoesTheSameWayAsAHubsPush(t *testing.T) {
 			require.NoError(t, err, name)
 			continue
 		}
-		require.Equal(t, c.code, fault.As(err).Code, name)
+		require.EqualValues(t, c.code, fault.As(err).Code, name)
 		require.EqualValues(t, 3, f.store.Accepted().Generation, name)
 		s, err := f.client.Status(t.Context())
 		require.NoError(t, err)
@@ -226,5 +226,5 @@ func TestLogsStream(t *testing.T) {
 
 func TestClientSaysWhenNoAgentIsThere(t *testing.T) {
 	_, err := local.NewClient(filepath.Join(t.TempDir(), "none.sock")).Status(t.Context())
-	require.Equal(t, "agent_away", fault.As(err).Code)
+	require.EqualValues(t, "agent_away", fault.As(err).Code)
 }

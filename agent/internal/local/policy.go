@@ -50,7 +50,7 @@ func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
 	case errors.Is(err, fs.ErrNotExist) && path == DefaultPolicyFile:
 		return p, p.removeCopy()
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fault.New(fault.Malformed, "policy_missing", fmt.Sprintf("There is no file %s. Write the owner's "+
+		return nil, fault.New(fault.Malformed, codePolicyMissing, fmt.Sprintf("There is no file %s. Write the owner's "+
 			"policy there, or leave --policy away.", path), err)
 	}
 	if _, err = p.Read(); err == nil || p.read {

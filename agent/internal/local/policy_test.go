@@ -28,10 +28,10 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 		return rules.Closed
 	}
 	_, err := local.OpenPolicy(path, kept, []byte("key"))
-	require.Equal(t, "policy_missing", fault.As(err).Code)
+	require.EqualValues(t, "policy_missing", fault.As(err).Code)
 	write("closed: maybe")
 	_, err = local.OpenPolicy(path, kept, []byte("key"))
-	require.Equal(t, "policy_invalid", fault.As(err).Code)
+	require.EqualValues(t, "policy_invalid", fault.As(err).Code)
 
 	write("closed: true")
 	p, err := local.OpenPolicy(path, kept, []byte("key"))
@@ -45,7 +45,7 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 	write("closed: mabye")
 	for range 2 {
 		rules, err := p.Read()
-		require.Equal(t, "policy_invalid", fault.As(err).Code)
+		require.EqualValues(t, "policy_invalid", fault.As(err).Code)
 		require.True(t, rules.Closed, "what counted before counts")
 	}
 	again, err := local.OpenPolicy(path, kept, []byte("key"))
@@ -81,9 +81,9 @@ func TestLaw15AnAlteredCopyOfTheOwnersPolicyDoesNotCount(t *testing.T) {
 		altered[at] ^= 0x01
 		require.NoError(t, os.WriteFile(kept, altered, 0o600))
 		_, err := local.OpenPolicy(path, kept, []byte("key"))
-		require.Equal(t, "policy_invalid", fault.As(err).Code, "byte %d", at)
+		require.EqualValues(t, "policy_invalid", fault.As(err).Code, "byte %d", at)
 	}
 	require.NoError(t, os.WriteFile(kept, []byte("closed: false\n"), 0o600))
 	_, err = local.OpenPolicy(path, kept, []byte("key"))
-	require.Equal(t, "policy_invalid", fault.As(err).Code, "without a code")
+	require.EqualValues(t, "policy_invalid", fault.As(err).Code, "without a code")
 }

@@ -61,7 +61,7 @@ func (n *Network) makeBridge() error {
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = n.cfg.Bridge, egressMTU()
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: attrs}); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fault.New(fault.Unavailable, "network_failed", "The node cannot make the bridge "+n.cfg.Bridge+
+		return fault.New(fault.Unavailable, codeNetworkFailed, "The node cannot make the bridge "+n.cfg.Bridge+
 			": the bridge kernel module may be missing.", err)
 	}
 	link, err := netlink.LinkByName(n.cfg.Bridge)
@@ -69,7 +69,7 @@ func (n *Network) makeBridge() error {
 		return err
 	}
 	if link.Type() != "bridge" {
-		return fault.New(fault.Conflict, "network_overlaps", "The link "+n.cfg.Bridge+" is there already and is no bridge: "+
+		return fault.New(fault.Conflict, codeNetworkOverlaps, "The link "+n.cfg.Bridge+" is there already and is no bridge: "+
 			"choose another name with --bridge.", nil)
 	}
 	// A caller of a published port comes from 127.0.0.1, and the kernel lets that out by the loopback link only.
@@ -107,7 +107,7 @@ func (n *Network) checkOverlap() error {
 	}
 	for _, a := range addrs {
 		if a.LinkIndex != ownIndex && (own.Contains(a.IP) || a.Contains(own.IP)) {
-			return fault.New(fault.Conflict, "network_overlaps", fmt.Sprintf("The members' network %s overlaps with %s, which "+
+			return fault.New(fault.Conflict, codeNetworkOverlaps, fmt.Sprintf("The members' network %s overlaps with %s, which "+
 				"this machine uses: choose another with --pod-cidr.", n.cfg.CIDR, a.IPNet), nil)
 		}
 	}

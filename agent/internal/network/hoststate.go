@@ -157,7 +157,7 @@ func writeSysctl(name, value string) error {
 		return nil
 	}
 	if err := os.WriteFile(filepath.Join("/proc/sys", name), []byte(value), 0); err != nil {
-		return fault.New(fault.Unavailable, "sysctl_refused", "The node cannot set "+strings.ReplaceAll(name, "/", ".")+
+		return fault.New(fault.Unavailable, codeSysctlRefused, "The node cannot set "+strings.ReplaceAll(name, "/", ".")+
 			": the agent needs root and a writable /proc/sys.", err)
 	}
 	return nil
@@ -184,7 +184,7 @@ func lockDir(dir string) (unlock func(), err error) {
 	path := filepath.Join(dir, "lock")
 	for {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return nil, fault.New(fault.Unavailable, "directory_unusable", "The agent cannot make its directory "+dir+
+			return nil, fault.New(fault.Unavailable, fault.CodeDirectoryUnusable, "The agent cannot make its directory "+dir+
 				": run it as root.", err)
 		}
 		lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)

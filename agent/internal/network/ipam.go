@@ -80,7 +80,7 @@ func (n *Network) allocateAddress(memberID string) (netip.Addr, error) {
 	if !ok {
 		maps.DeleteFunc(next.Members, func(id string, _ netip.Addr) bool { return !fileExists(n.recordPath(id)) })
 		if ip, ok = (leases{n.leases.Last, next.Members}).nextFree(n.prefix); !ok {
-			return netip.Addr{}, fault.New(fault.Unavailable, "network_full", "The node's network for members has no free "+
+			return netip.Addr{}, fault.New(fault.Unavailable, codeNetworkFull, "The node's network for members has no free "+
 				"address: remove members or take a larger --pod-cidr.", nil)
 		}
 	}

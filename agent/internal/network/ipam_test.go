@@ -60,7 +60,7 @@ func TestAddressesAreGivenInTurnAndLeakedOnesAreFound(t *testing.T) {
 	p.allocate("m6", "10.77.0.3")
 	p.allocate("m7", "10.77.0.5")
 	_, err := p.n.allocateAddress("m8")
-	require.Equal(t, "network_full", fault.As(err).Code)
+	require.EqualValues(t, "network_full", fault.As(err).Code)
 
 	p.release("m6")
 	p.allocate("gone", "10.77.0.3")

@@ -138,7 +138,7 @@ func (n *Network) applyRules() error {
 		}
 	}
 	if err != nil {
-		return fault.New(fault.Unavailable, "firewall_failed",
+		return fault.New(fault.Unavailable, codeFirewallFailed,
 			"The node cannot make its firewall table: load the kernel module nf_tables.", err)
 	}
 	n.earlierLinks = links

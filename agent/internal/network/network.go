@@ -95,7 +95,7 @@ func (c Config) check() error {
 }
 
 func badNetwork(public string) error {
-	return fault.New(fault.Unprocessable, "bad_network", public, nil).Permanent()
+	return fault.New(fault.Unprocessable, codeBadNetwork, public, nil).Permanent()
 }
 
 // PortMapping publishes a member's port on the node's 127.0.0.1.
@@ -182,7 +182,8 @@ func (n *Network) membersDir() string { return filepath.Join(n.cfg.StateDir, "me
 func (n *Network) makeDirs() error {
 	for _, dir := range []string{n.nsDir(), n.membersDir()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // remapped containers walk to their namespaces
-			return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: "+
+			return fault.New(fault.Unavailable, fault.CodeDirectoryUnusable, fmt.Sprintf("The agent cannot make its directory "+
+				"%s: "+
 				"run it as root and free space on that disk.", dir), err)
 		}
 	}
@@ -311,7 +312,7 @@ func (n *Network) checkPortsFree(memberID string, ports []PortMapping) error {
 			if slices.ContainsFunc(r.Ports, func(q PortMapping) bool {
 				return q.HostPort == p.HostPort && q.Protocol == p.Protocol
 			}) {
-				return fault.New(fault.Conflict, "port_taken", fmt.Sprintf("Port %d of this node is published for another member.",
+				return fault.New(fault.Conflict, codePortTaken, fmt.Sprintf("Port %d of this node is published for another member.",
 					p.HostPort), nil)
 			}
 		}
@@ -323,7 +324,7 @@ func setupFault(err error) error {
 	if _, known := errors.AsType[*fault.Error](err); known {
 		return err
 	}
-	return fault.New(fault.Unavailable, "network_failed", "The node could not make the member's network.", err)
+	return fault.New(fault.Unavailable, codeNetworkFailed, "The node could not make the member's network.", err)
 }
 
 // Namespaces are where a member's namespaces are mounted once they are made.

@@ -98,7 +98,7 @@ func (n *Network) publish(memberID string, ip netip.Addr, ports []PortMapping) e
 		err = kernel.Flush()
 	}
 	if err != nil {
-		return fault.New(fault.Unavailable, "firewall_failed", "The node cannot publish ports: look for a firewall that "+
+		return fault.New(fault.Unavailable, codeFirewallFailed, "The node cannot publish ports: look for a firewall that "+
 			"refuses changes.", err)
 	}
 	return nil
@@ -181,14 +181,14 @@ func (n *Network) openPorts(memberID string) ([]string, error) {
 		}
 		open, err := n.listElements(memberID)
 		if err != nil {
-			return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: look for a "+
+			return nil, fault.New(fault.Unavailable, codeFirewallFailed, "The node cannot read its firewall: look for a "+
 				"program that changes it all the time.", err)
 		}
 		if after, err := rulesetGeneration(); err != nil || after == before {
 			return open, err
 		}
 	}
-	return nil, fault.New(fault.Unavailable, "firewall_failed", "The node cannot read its firewall: a program changes "+
+	return nil, fault.New(fault.Unavailable, codeFirewallFailed, "The node cannot read its firewall: a program changes "+
 		"it all the time.", nil)
 }
 

@@ -55,7 +55,7 @@ func (h portReservation) is(p PortMapping) bool {
 }
 
 func portInUse(port uint16, cause error) error {
-	return fault.New(fault.Conflict, "port_taken", fmt.Sprintf("Another program of this node uses port %d.", port), cause)
+	return fault.New(fault.Conflict, codePortTaken, fmt.Sprintf("Another program of this node uses port %d.", port), cause)
 }
 
 // bindPort binds without SO_REUSEADDR: with it, others who set it could bind to the same port.

@@ -23,7 +23,6 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -117,7 +116,7 @@ func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyI
 }
 
 func imageMissing(name string, cause error) error {
-	return fault.New(fault.NotFound, "image_missing", "The image "+name+" is not on this node yet.", cause)
+	return fault.New(fault.NotFound, codeImageMissing, "The image "+name+" is not on this node yet.", cause)
 }
 
 // Pending is a container between Prepare and StartTask. Close it in any case.
@@ -165,7 +164,7 @@ func (r *Runtime) Prepare(ctx context.Context, spec Spec) (*Pending, error) {
 	if r.host.appArmor != "" {
 		// The owner's tools may have unloaded it meanwhile (aa-remove-unknown).
 		if _, err := r.cfg.LoadAppArmor(r.host.appArmor); err != nil {
-			return nil, fault.New(fault.Unavailable, "apparmor_unavailable",
+			return nil, fault.New(fault.Unavailable, codeApparmorUnavailable,
 				"The AppArmor profile of containers cannot be loaded: see whether apparmor_parser works.", err)
 		}
 	}
@@ -211,9 +210,9 @@ func (r *Runtime) clearEarlierTry(ctx context.Context, id string) (*Run, error) 
 	case had.State == StateRunning:
 		return &Run{ContainerID: had.ID, PID: had.PID, StartedAt: had.StartedAt}, nil
 	case had.State == StateUnknown:
-		return nil, fault.New(fault.Unavailable, "container_unknown", "The container does not answer at the moment.", nil)
+		return nil, fault.New(fault.Unavailable, codeContainerUnknown, "The container does not answer at the moment.", nil)
 	case had.State == StateExited, had.State == StateLost && !had.StartedAt.IsZero():
-		return nil, fault.New(fault.Conflict, "run_ended", "This run has ended; a new one needs an id of its own.",
+		return nil, fault.New(fault.Conflict, codeRunEnded, "This run has ended; a new one needs an id of its own.",
 			nil).Permanent()
 	default:
 		return nil, r.Remove(ctx, id)
@@ -367,12 +366,12 @@ func startFault(err error) error {
 	switch {
 	case strings.Contains(text, "executable file not found"), strings.Contains(text, "no such file or directory") &&
 		strings.Contains(text, "exec"):
-		return fault.New(fault.Unprocessable, "bad_command", "The command is not in the image.", err).Permanent()
+		return fault.New(fault.Unprocessable, codeBadCommand, "The command is not in the image.", err).Permanent()
 	case strings.Contains(text, "no space left on device"):
-		return fault.New(fault.Unavailable, agent.CodeDiskFull, "The node's disk is full: free space where containerd "+
+		return fault.New(fault.Unavailable, fault.CodeDiskFull, "The node's disk is full: free space where containerd "+
 			"keeps its data.", err)
 	}
-	return fault.New(fault.Unavailable, "start_failed", "The container could not be started.", err)
+	return fault.New(fault.Unavailable, codeStartFailed, "The container could not be started.", err)
 }
 
 // List tells what is there of every run in the agent's containerd namespace, ordered by id.
@@ -399,7 +398,7 @@ func (r *Runtime) Get(ctx context.Context, id string) (Container, error) {
 	ctx = r.ns(ctx)
 	record, err := r.client.ContainerService().Get(ctx, id)
 	if errdefs.IsNotFound(err) {
-		return Container{}, fault.New(fault.NotFound, "container_missing", "There is no such container on this node.", err)
+		return Container{}, fault.New(fault.NotFound, codeContainerMissing, "There is no such container on this node.", err)
 	}
 	if err != nil {
 		return Container{}, fmt.Errorf("find container %s: %w", id, err)

@@ -71,7 +71,7 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 		}
 	}
 	if !found {
-		return hostSupport{}, fault.New(fault.Unavailable, "snapshotter_unavailable",
+		return hostSupport{}, fault.New(fault.Unavailable, codeSnapshotterUnavailable,
 			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module "+
 				"may be missing.", cfg.Snapshotter), nil)
 	}
@@ -88,7 +88,7 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	}
 	if !cfg.NoUserNamespaces {
 		if err := <-userNamespace; err != nil {
-			return hostSupport{}, fault.New(fault.Unavailable, protocol.ConditionNoUserNamespaces,
+			return hostSupport{}, fault.New(fault.Unavailable, codeNoUserNamespaces,
 				"This host gives containers no user namespaces (sysctl user.max_user_namespaces): their root would be the host's "+
 					"root. "+
 					"Run the agent with --no-user-namespaces if that is what you want.", err).Permanent()
@@ -96,7 +96,7 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 		h.userNamespaces = true
 	}
 	if !h.seccomp && !cfg.NoSeccomp {
-		return hostSupport{}, fault.New(fault.Unavailable, protocol.ConditionNoSeccomp,
+		return hostSupport{}, fault.New(fault.Unavailable, codeNoSeccomp,
 			"This host's kernel cannot filter the system calls of containers (CONFIG_SECCOMP_FILTER). "+
 				"Run the agent with --no-seccomp if you want to run them unfiltered.", nil).Permanent()
 	}
@@ -153,7 +153,7 @@ func (r *Runtime) Version(ctx context.Context) (Version, error) {
 func RuncVersion(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "runc", "--version").Output()
 	if err != nil {
-		return "", fault.New(fault.Unavailable, "runc_unavailable", "runc cannot be run: install it (apt-get install runc).",
+		return "", fault.New(fault.Unavailable, codeRuncUnavailable, "runc cannot be run: install it (apt-get install runc).",
 			err)
 	}
 	first, _, _ := strings.Cut(string(out), "\n")

@@ -97,7 +97,7 @@ func TestImageThatIsNotItsDigestIsRefused(t *testing.T) {
 	image := f.registry.push("org/acme/"+f.word, appImage(t))
 	f.registry.corrupt.Store(true)
 	err := f.ensure(image)
-	require.Equal(t, "image_digest_mismatch", fault.As(err).Code)
+	require.EqualValues(t, "image_digest_mismatch", fault.As(err).Code)
 	require.True(t, fault.IsPermanent(err))
 	f.registry.corrupt.Store(false)
 	require.NoError(t, f.ensure(image), "and nothing of the wrong bytes is kept")
@@ -119,7 +119,7 @@ func TestPullFailuresSayWhy(t *testing.T) {
 	denied := func(context.Context, string) (string, string, error) {
 		return "", "", fault.New(fault.Unavailable, "no_credential", "The hub gives no credential now.", nil)
 	}
-	require.Equal(t, "no_credential", fault.As(ensure(ref, denied)).Code)
+	require.EqualValues(t, "no_credential", fault.As(ensure(ref, denied)).Code)
 	none := ref
 	none.Digest = "sha256:" + zeros
 	err = ensure(none, f.registry.credentials)

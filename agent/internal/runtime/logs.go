@@ -119,7 +119,7 @@ func (r *Runtime) Logs(ctx context.Context, id string, opts LogOptions) (io.Read
 	}
 	log, err := os.Open(r.logPath(id))
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fault.New(fault.NotFound, "log_missing", "There is no log of this container on the node.", err)
+		return nil, fault.New(fault.NotFound, codeLogMissing, "There is no log of this container on the node.", err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("open log: %w", err)

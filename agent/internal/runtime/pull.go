@@ -156,16 +156,13 @@ func onlyHTTPS(req *http.Request, via []*http.Request) error {
 	return nil
 }
 
-// codeImagePullFailed: the image cannot be had.
-const codeImagePullFailed = "image_pull_failed"
-
 // pullFault says what went wrong with an image. Wrong content, a missing manifest and a refusal are final; all else may
 // pass.
 func pullFault(ref ImageRef, err error) error {
 	if _, known := errors.AsType[*fault.Error](err); known {
 		return err
 	}
-	say := func(kind fault.Kind, code, public string) *fault.Error {
+	say := func(kind fault.Kind, code fault.Code, public string) *fault.Error {
 		return fault.New(kind, code, fmt.Sprintf("The image %s %s", ref.name(), public), err)
 	}
 	var status remoteserrors.ErrUnexpectedStatus
@@ -177,7 +174,7 @@ func pullFault(ref ImageRef, err error) error {
 			"containerd keeps its data.")
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
 		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
-		return say(fault.Unprocessable, "image_digest_mismatch", "is not what its digest says.").Permanent()
+		return say(fault.Unprocessable, codeImageDigestMismatch, "is not what its digest says.").Permanent()
 	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
 		return say(fault.Forbidden, codeImagePullFailed, "may not be pulled: the registry refuses.").Permanent()
 	case errors.Is(err, docker.ErrInvalidAuthorization), errors.As(err, &status) &&

@@ -22,6 +22,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -225,24 +226,25 @@ func (c Config) check() error {
 		"cgroup": c.CgroupParent,
 	} {
 		if !filepath.IsAbs(path) || path == "/" {
-			return fault.New(fault.Unprocessable, "bad_configuration", fmt.Sprintf("The runtime's %s path must be absolute "+
+			return fault.New(fault.Unprocessable, codeBadConfiguration, fmt.Sprintf("The runtime's %s path must be absolute "+
 				"and not /.", name), nil).Permanent()
 		}
 	}
 	if c.UIDMapSize < 65536 {
-		return fault.New(fault.Unprocessable, "bad_configuration", "The range of user ids for containers must hold at "+
+		return fault.New(fault.Unprocessable, codeBadConfiguration, "The range of user ids for containers must hold at "+
 			"least 65536.", nil).Permanent()
 	}
 	return nil
 }
 
 func directoryFault(dir string, err error) error {
-	return fault.New(fault.Unavailable, "directory_unusable", fmt.Sprintf("The agent cannot make its directory %s: run "+
+	return fault.New(fault.Unavailable, fault.CodeDirectoryUnusable, fmt.Sprintf("The agent cannot make its directory "+
+		"%s: run "+
 		"it as root and free space on that disk.", dir), err)
 }
 
 func unavailable(address string, err error) error {
-	return fault.New(fault.Unavailable, "containerd_unavailable",
+	return fault.New(fault.Unavailable, agent.CodeContainerdUnavailable,
 		fmt.Sprintf("containerd does not answer on %s: install it (apt-get install containerd), start it (systemctl start "+
 			"containerd), or name its socket with --containerd-address.", address), err)
 }

@@ -165,13 +165,13 @@ func TestAHostWithoutIsolationIsRefused(t *testing.T) {
 	cfg := f.cfg
 	cfg.UIDMapBase = math.MaxUint32 // the kernel refuses to map it
 	_, err := runtime.Open(t.Context(), cfg)
-	require.Equal(t, protocol.ConditionNoUserNamespaces, fault.As(err).Code)
+	require.EqualValues(t, protocol.ConditionNoUserNamespaces, fault.As(err).Code)
 	require.True(t, fault.IsPermanent(err))
 	cfg.UIDMapBase, cfg.ProcDir = f.cfg.UIDMapBase, t.TempDir()
 	require.NoError(t, os.Mkdir(cfg.ProcDir+"/self", 0o700))
 	require.NoError(t, os.WriteFile(cfg.ProcDir+"/self/status", []byte("Name:\ttest\nNoNewPrivs:\t0\n"), 0o600))
 	_, err = runtime.Open(t.Context(), cfg)
-	require.Equal(t, protocol.ConditionNoSeccomp, fault.As(err).Code)
+	require.EqualValues(t, protocol.ConditionNoSeccomp, fault.As(err).Code)
 	require.True(t, fault.IsPermanent(err))
 	cfg.NoUserNamespaces, cfg.NoSeccomp = true, true
 	weak, err := runtime.Open(t.Context(), cfg)

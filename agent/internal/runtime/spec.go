@@ -322,7 +322,7 @@ func resources(want *protocol.Resources, host hostSupport) (*specs.LinuxResource
 }
 
 func badSpec(public string) error {
-	return fault.New(fault.Unprocessable, "bad_workload", public, nil).Permanent()
+	return fault.New(fault.Unprocessable, codeBadWorkload, public, nil).Permanent()
 }
 
 // Spec is one run of one container of a workload.

@@ -223,7 +223,7 @@ func await(ctx context.Context, p client.Process, timeout time.Duration) (int, e
 
 func notRunning(err error) error {
 	if errdefs.IsNotFound(err) || errdefs.IsFailedPrecondition(err) {
-		return fault.New(fault.NotFound, "container_missing", "The container does not run.", err)
+		return fault.New(fault.NotFound, codeContainerMissing, "The container does not run.", err)
 	}
 	return fmt.Errorf("run a command in the container: %w", err)
 }

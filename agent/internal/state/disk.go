@@ -12,7 +12,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -53,7 +52,7 @@ func allocate(path string, size int64) error {
 func (s *Store) checkSpace(kind need, bytes uint64) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.dir, &fs); err != nil {
-		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The free space under %s cannot be read.", s.dir),
+		return fault.New(fault.Unavailable, codeStateUnusable, fmt.Sprintf("The free space under %s cannot be read.", s.dir),
 			err)
 	}
 	least := s.minFree
@@ -64,7 +63,7 @@ func (s *Store) checkSpace(kind need, bytes uint64) error {
 	if free >= least+bytes {
 		return nil
 	}
-	return fault.New(fault.Unavailable, agent.CodeDiskFull, fmt.Sprintf(
+	return fault.New(fault.Unavailable, fault.CodeDiskFull, fmt.Sprintf(
 		"The disk under %s has %d MiB free, %d are needed. Free some space; what runs goes on, and usage that was measured "+
 			"is kept.",
 		s.dir, free>>20, (least+bytes)>>20), nil)

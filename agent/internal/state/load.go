@@ -54,7 +54,7 @@ func (s *Store) load() error {
 		})
 	}
 	if s.d.meta.Format != formatVersion {
-		return fault.New(fault.Conflict, "state_format",
+		return fault.New(fault.Conflict, codeStateFormat,
 			fmt.Sprintf("The state in %s was written by another release (format %d, this one reads %d).", s.dir, s.d.meta.Format,
 				formatVersion), nil)
 	}

@@ -84,7 +84,7 @@ func (s *Store) NewestRun(memberID, service string) (Run, error) {
 		}
 	}
 	if newest.ID == "" {
-		return Run{}, fault.New(fault.NotFound, "no_container", "This node has no container of the workload.", nil)
+		return Run{}, fault.New(fault.NotFound, codeNoContainer, "This node has no container of the workload.", nil)
 	}
 	return newest, nil
 }
@@ -144,7 +144,7 @@ func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uin
 		}
 		port, ok := nextPort(settings.LastPort, from, to, func(p uint16) bool { return !taken[p] && free(p) })
 		if !ok {
-			return nil, fault.New(fault.Unavailable, "ports_exhausted",
+			return nil, fault.New(fault.Unavailable, codePortsExhausted,
 				fmt.Sprintf("No port between %d and %d is free. Give the agent a wider --port-range.", from, to), nil)
 		}
 		ports[i].Host, settings.LastPort, taken[port] = port, port, true

@@ -71,7 +71,7 @@ func (s *Store) ConsumedUnverified(memberID string) bool {
 }
 
 func unreadable(dir string, err error) error {
-	return fault.New(fault.Unavailable, "state_unreadable",
+	return fault.New(fault.Unavailable, codeStateUnreadable,
 		"The state in "+dir+" is damaged. Keep a copy of it, then start with an empty directory: the node takes a new "+
 			"incarnation.", err)
 }

@@ -179,7 +179,7 @@ func Open(dir string, o Options) (_ *Store, err error) {
 		}
 	}()
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The state directory %s cannot be made: %v.",
+		return nil, fault.New(fault.Unavailable, codeStateUnusable, fmt.Sprintf("The state directory %s cannot be made: %v.",
 			dir, rootCause(err)), err)
 	}
 	s := &Store{
@@ -213,14 +213,15 @@ func (s *Store) open() (err error) {
 	if full == nil {
 		for name, size := range map[string]int64{spareName: spareBytes, highestName: slots * highestSlotBytes} {
 			if err := allocate(filepath.Join(s.dir, name), size); err != nil {
-				return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The file %s in %s cannot be made.", name, s.dir),
+				return fault.New(fault.Unavailable, codeStateUnusable, fmt.Sprintf("The file %s in %s cannot be made.", name,
+					s.dir),
 					err)
 			}
 		}
 	}
 	s.readHighest()
 	if s.reserve, s.pending, err = openReserve(filepath.Join(s.dir, reserveName), full == nil); err != nil {
-		return fault.New(fault.Unavailable, "state_unusable", fmt.Sprintf("The reserve file in %s cannot be used.", s.dir),
+		return fault.New(fault.Unavailable, codeStateUnusable, fmt.Sprintf("The reserve file in %s cannot be used.", s.dir),
 			err)
 	}
 	dir := s.dir
@@ -243,7 +244,7 @@ func (s *Store) open() (err error) {
 func openBadger(dir string) (*badger.DB, error) {
 	db, err := badger.Open(badgerOptions(dir))
 	if err != nil {
-		return nil, fault.New(fault.Unavailable, "state_unusable",
+		return nil, fault.New(fault.Unavailable, codeStateUnusable,
 			fmt.Sprintf("The state in %s cannot be opened. If another agent uses it, stop that one first.", dir), err)
 	}
 	return db, nil
@@ -287,7 +288,7 @@ func (s *Store) Identify(nodeID string, signer protocol.Signer) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.d.chain.NodeID != "" && s.d.chain.NodeID != nodeID {
-		return fault.New(fault.Conflict, "state_of_another_node",
+		return fault.New(fault.Conflict, codeStateOfAnotherNode,
 			fmt.Sprintf("The state in %s belongs to node %s, not to %s. Give this agent an empty data directory.", s.dir,
 				s.d.chain.NodeID, nodeID), nil)
 	}

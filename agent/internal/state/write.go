@@ -112,7 +112,7 @@ func (s *Store) update(b *batch) error {
 		return nil
 	})
 	if err != nil {
-		return fault.New(fault.Unavailable, "state_write_failed",
+		return fault.New(fault.Unavailable, codeStateWriteFailed,
 			fmt.Sprintf("The state in %s could not be written; nothing was changed.", s.dir), err)
 	}
 	return nil

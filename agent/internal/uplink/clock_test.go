@@ -87,7 +87,7 @@ func TestNodeWithAClockInTheFutureSaysSoAndJoinsOnceItIsSet(t *testing.T) {
 	ahead.Store(true)
 	n.clock = state.NewClock(n.store, source, time.Time{})
 	err = n.enroll(h)
-	require.Equal(t, "hub_certificate_expired", fault.As(err).Code)
+	require.EqualValues(t, "hub_certificate_expired", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "Set the clock")
 	require.False(t, n.creds.Enrolled())
 	require.NoFileExists(t, filepath.Join(n.dir, "identity.json"))

@@ -16,6 +16,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -55,7 +56,7 @@ func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.
 		return err
 	}
 	if err := store.InitBundle(bundle); err != nil {
-		return fault.New(fault.Conflict, "trust_bundle_conflict",
+		return fault.New(fault.Conflict, codeTrustBundleConflict,
 			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.",
 			err).Permanent()
 	}
@@ -81,21 +82,21 @@ func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.
 
 func (e Enrollment) check() error {
 	missing := func(what, flag string) error {
-		return fault.New(fault.Malformed, "enrolment_incomplete", fmt.Sprintf("This node is not enrolled and has no %s. "+
+		return fault.New(fault.Malformed, codeEnrolmentIncomplete, fmt.Sprintf("This node is not enrolled and has no %s. "+
 			"Give it with %s.", what, flag), nil).Permanent()
 	}
 	switch {
 	case e.APIURL == "":
 		return missing("address of a hub", "--api-url")
 	case !strings.HasPrefix(e.APIURL, "https://"):
-		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address must begin with https://.", nil).Permanent()
+		return fault.New(fault.Malformed, codeAPIURLInvalid, "The hub's address must begin with https://.", nil).Permanent()
 	case e.RootFingerprint == "":
 		return missing("root fingerprint", "--root-fingerprint")
 	case e.JoinToken == "":
 		return missing("join token", "--join-token-file")
 	}
 	if _, err := protocol.NormalizePin(e.RootFingerprint); err != nil {
-		return fault.New(fault.Malformed, "root_fingerprint_invalid", fmt.Sprintf(
+		return fault.New(fault.Malformed, codeRootFingerprintInvalid, fmt.Sprintf(
 			"The root fingerprint must be %s or %s followed by 64 hex digits, as `gpuaas-hub trust show` prints it.",
 			protocol.FingerprintPrefix, protocol.RootRolePrefix), err).Permanent()
 	}
@@ -112,12 +113,12 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 	}
 	env, err := protocol.EnvelopeFromJSON(raw)
 	if err != nil {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "trust_bundle_invalid", "What answers at "+base+
+		return protocol.Bundle{}, fault.New(fault.Malformed, codeTrustBundleInvalid, "What answers at "+base+
 			" shows no trust bundle.", err).Permanent()
 	}
 	b, err := protocol.VerifyBundle(env, fingerprint)
 	if err != nil {
-		return protocol.Bundle{}, fault.New(fault.Forbidden, "root_fingerprint_mismatch", fmt.Sprintf(
+		return protocol.Bundle{}, fault.New(fault.Forbidden, accept.CodeRootFingerprintMismatch, fmt.Sprintf(
 			"The hub at %s is not rooted in %s. Compare the fingerprint with the one that `gpuaas-hub trust show` prints; if "+
 				"it is right, something else answers at that address.",
 			base, fingerprint), err).Permanent()
@@ -190,7 +191,7 @@ func (a api) call(ctx context.Context, method, path string, in, out any) error {
 	}
 	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(a.base, "/")+path, body)
 	if err != nil {
-		return fault.New(fault.Malformed, "api_url_invalid", "The hub's address "+a.base+" is not a URL.", err).Permanent()
+		return fault.New(fault.Malformed, codeAPIURLInvalid, "The hub's address "+a.base+" is not a URL.", err).Permanent()
 	}
 	if in != nil {
 		req.Header.Set("Content-Type", "application/json")
@@ -210,7 +211,7 @@ func (a api) call(ctx context.Context, method, path string, in, out any) error {
 		return problem(resp.StatusCode, raw)
 	}
 	if err := json.Unmarshal(raw, out); err != nil {
-		return fault.New(fault.Internal, "hub_answer_invalid", "What answers at "+a.base+" is not a hub.", err)
+		return fault.New(fault.Internal, codeHubAnswerInvalid, "What answers at "+a.base+" is not a hub.", err)
 	}
 	return nil
 }
@@ -220,21 +221,21 @@ func unreachable(base string, err error) error {
 	var invalid x509.CertificateInvalidError
 	switch {
 	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
-		return fault.New(fault.Unavailable, "hub_certificate_expired",
+		return fault.New(fault.Unavailable, codeHubCertificateExpired,
 			"The hub's certificate is not valid at this machine's time. Set the clock (and see that it keeps time), then try "+
 				"again.", err)
 	case errors.As(err, &unknown):
-		return fault.New(fault.Unavailable, "hub_not_trusted", "What answers at "+base+" does not belong to this mesh.", err)
+		return fault.New(fault.Unavailable, codeHubNotTrusted, "What answers at "+base+" does not belong to this mesh.", err)
 	}
-	return fault.New(fault.Unavailable, "hub_unreachable", "The hub at "+base+" does not answer. Check the address, and "+
+	return fault.New(fault.Unavailable, codeHubUnreachable, "The hub at "+base+" does not answer. Check the address, and "+
 		"that this machine may reach it.", err)
 }
 
 // problem turns the hub's answer (RFC 9457) into a fault of the same meaning.
 func problem(status int, raw []byte) error {
 	var p struct {
-		Code   string `json:"code"`
-		Detail string `json:"detail"`
+		Code   fault.Code `json:"code"`
+		Detail string     `json:"detail"`
 	}
 	kind := fault.Unavailable
 	switch {
@@ -249,7 +250,7 @@ func problem(status int, raw []byte) error {
 	}
 	var f *fault.Error
 	if err := json.Unmarshal(raw, &p); err != nil || p.Code == "" {
-		f = fault.New(kind, "hub_error", fmt.Sprintf("The hub answered with HTTP status %d.", status), nil)
+		f = fault.New(kind, codeHubError, fmt.Sprintf("The hub answered with HTTP status %d.", status), nil)
 	} else {
 		f = fault.New(kind, p.Code, p.Detail, nil)
 	}

@@ -19,7 +19,6 @@ import (
 	"sync"
 	"syscall"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -92,10 +91,10 @@ func OpenCredentials(dir string) (*Credentials, error) {
 
 func unusable(dir string, err error) error {
 	if errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT) {
-		return fault.New(fault.Unavailable, agent.CodeDiskFull, fmt.Sprintf("The disk of %s is full: free some space "+
+		return fault.New(fault.Unavailable, fault.CodeDiskFull, fmt.Sprintf("The disk of %s is full: free some space "+
 			"there, or give the agent another directory with --data-dir.", dir), err)
 	}
-	return fault.New(fault.Unavailable, "identity_unusable", fmt.Sprintf("The node's identity in %s cannot be used: %v.",
+	return fault.New(fault.Unavailable, codeIdentityUnusable, fmt.Sprintf("The node's identity in %s cannot be used: %v.",
 		dir, err), err)
 }
 
@@ -219,7 +218,7 @@ func (c *Credentials) request(hostname string) (string, error) {
 func (c *Credentials) save(id Identity, chain []byte) error {
 	cert, err := c.parse(chain)
 	if err != nil {
-		return fault.New(fault.Internal, "certificate_invalid", "The hub answered with a certificate that this node cannot "+
+		return fault.New(fault.Internal, codeCertificateInvalid, "The hub answered with a certificate that this node cannot "+
 			"use.", err)
 	}
 	raw, err := json.MarshalIndent(id, "", "  ")

@@ -18,7 +18,7 @@ type inquiry struct {
 	next  time.Time
 	pause time.Duration
 	// answer is the code that the hub refused the last renewal with; empty when it did not.
-	answer string
+	answer fault.Code
 }
 
 // reason returns why the hub refused the certificate shown, and refusal itself if the hub does not say.
@@ -34,7 +34,7 @@ func (q *inquiry) reason(ctx context.Context, shown *tls.Certificate, refusal er
 	if q.answer == "" {
 		return refusal
 	}
-	return refusedSession(q.answer)
+	return refusedSession(string(q.answer))
 }
 
 // refusedSession is the end of a session that the hub refused for that reason.

@@ -132,7 +132,7 @@ func (u *Uplink) PullCredential(ctx context.Context, repository string) (*protoc
 		return nil, err
 	}
 	if answer.GetPullCredential() == nil {
-		return nil, fault.New(fault.Unavailable, "pull_credential_missing", "The hub gives no credential for the image.", nil)
+		return nil, fault.New(fault.Unavailable, codePullCredentialMissing, "The hub gives no credential for the image.", nil)
 	}
 	return answer.GetPullCredential(), nil
 }
@@ -188,9 +188,9 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 	case protocol.Nack_REASON_UNSPECIFIED:
 		return answer, nil
 	case protocol.Nack_UNAVAILABLE:
-		return nil, fault.New(fault.Unavailable, reason.Text(), "The hub cannot answer at the moment.", nil)
+		return nil, fault.New(fault.Unavailable, fault.Code(reason.Text()), "The hub cannot answer at the moment.", nil)
 	default:
-		return nil, fault.New(fault.Forbidden, reason.Text(), "The hub refuses: "+reason.Text()+".", nil)
+		return nil, fault.New(fault.Forbidden, fault.Code(reason.Text()), "The hub refuses: "+reason.Text()+".", nil)
 	}
 }
 

@@ -185,7 +185,7 @@ func TestEnrollmentSaysWhatIsWrong(t *testing.T) {
 			n, e := openNode(t), good
 			c.change(&e)
 			err := uplink.Enroll(t.Context(), e, n.creds, n.store, n.clock)
-			require.Equal(t, c.code, fault.As(err).Code)
+			require.EqualValues(t, c.code, fault.As(err).Code)
 			require.Contains(t, fault.As(err).Public, c.says)
 			require.Equal(t, c.lasts, fault.IsPermanent(err))
 			require.False(t, n.creds.Enrolled())
@@ -204,7 +204,7 @@ func TestAnEnrollingNodeShowsItsTokenOnlyToAHubThatThePinnedRootSigned(t *testin
 	h.bundle, err = protocol.VerifyBundle(forged, protocol.RootRoleDigest(m.Roles[0]))
 	require.NoError(t, err)
 
-	require.Equal(t, "root_fingerprint_mismatch", fault.As(n.enroll(h)).Code)
+	require.EqualValues(t, "root_fingerprint_mismatch", fault.As(n.enroll(h)).Code)
 	require.False(t, n.store.Bundle().Valid())
 	require.False(t, h.used, "the join token was shown")
 
@@ -637,7 +637,7 @@ func TestFetchesUseTheSessionAndFailAtOnceWithoutOne(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "org/acme/web/app", c.GetUsername())
 	_, err = n.up.Part(t.Context(), [32]byte{})
-	require.Equal(t, protocol.Nack_UNKNOWN_PART.Text(), fault.As(err).Code)
+	require.EqualValues(t, protocol.Nack_UNKNOWN_PART.Text(), fault.As(err).Code)
 }
 
 func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {

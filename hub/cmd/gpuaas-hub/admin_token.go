@@ -48,7 +48,7 @@ directory on its own machine, and is in the audit trail.`,
 // token that a crash left beside the file is taken again: it may count already.
 func withTokenFile(path string, count func(token string) (bool, error)) (token string, made bool, err error) {
 	failed := func(err error) error {
-		return fault.New(fault.Internal, "token_file_unwritable", "The admin token cannot be written to "+path+
+		return fault.New(fault.Internal, codeTokenFileUnwritable, "The admin token cannot be written to "+path+
 			": check free space and permissions.", err)
 	}
 	next := path + ".new"

@@ -82,7 +82,7 @@ func backupPath(file, dataDir string) (string, error) {
 		return "", err
 	}
 	if rel, err := filepath.Rel(dir, path); err == nil && filepath.IsLocal(rel) {
-		return "", fault.New(fault.Malformed, "backup_in_data_dir", "The backup must not lie in the data directory "+dataDir+
+		return "", fault.New(fault.Malformed, codeBackupInDataDir, "The backup must not lie in the data directory "+dataDir+
 			": both would be lost together.", nil)
 	}
 	return path, nil

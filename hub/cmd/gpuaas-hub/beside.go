@@ -45,7 +45,7 @@ func openBeside(ctx context.Context, c config, onClose func(func() error)) (*db.
 		onClose(lock.Close)
 		return openDatabase(ctx, c, slog.New(slog.DiscardHandler), onClose)
 	}
-	if fault.As(err).Code != codeDataDirInUse {
+	if fault.As(err).Code != fault.CodeDataDirInUse {
 		return nil, err
 	}
 	url, err := c.databaseURL()
@@ -55,7 +55,7 @@ func openBeside(ctx context.Context, c config, onClose func(func() error)) (*db.
 	if url == "" {
 		running := false
 		if url, running = managed.Running(filepath.Join(c.dataDir, "postgres")); !running {
-			return nil, fault.New(fault.Unavailable, "database_not_ready", "The hub in "+c.dataDir+
+			return nil, fault.New(fault.Unavailable, managed.CodeDatabaseNotReady, "The hub in "+c.dataDir+
 				" is starting or stopping, and its database does not run; try again in a moment.", nil)
 		}
 	}

@@ -27,7 +27,7 @@ func (h *hub) checkNames(ctx context.Context) error {
 		"--key-id … --tls-name …`"
 	for _, name := range given {
 		if !h.keys.Permits(name) {
-			return fault.New(fault.Malformed, "tls_name_not_permitted", fmt.Sprintf("The hub's authority may not vouch for "+
+			return fault.New(fault.Malformed, codeTLSNameNotPermitted, fmt.Sprintf("The hub's authority may not vouch for "+
 				"%s: %s.", name, remedy), nil)
 		}
 	}

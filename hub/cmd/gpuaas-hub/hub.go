@@ -249,7 +249,7 @@ func connectDatabase(ctx context.Context, c config, log logger, onClose func(fun
 	}
 	d, err := db.Open(ctx, url)
 	if c.databaseURLFile != "" && fault.Is(err, fault.Unavailable) {
-		err = fault.New(fault.Unavailable, "database_unavailable", "The database that "+c.databaseURLFile+
+		err = fault.New(fault.Unavailable, db.CodeDatabaseUnavailable, "The database that "+c.databaseURLFile+
 			" names does not answer: check that it runs, that this machine reaches it, and that the URL is right.", err)
 	}
 	if err != nil {

@@ -436,7 +436,7 @@ func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
 			require.Error(t, err)
 			f := fault.As(err)
 			if c.code != "" {
-				require.Equal(t, c.code, f.Code, "%v", err)
+				require.EqualValues(t, c.code, f.Code, "%v", err)
 			}
 			require.Contains(t, f.Public, c.says)
 		})
@@ -449,7 +449,7 @@ func TestRootKeyInsideStopsTheStart(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, os.WriteFile(filepath.Join(h.data, "copy"), data, 0o600))
 	_, err = cli(t, "serve", "--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0")
-	require.Equal(t, "root_key_in_data_dir", fault.As(err).Code)
+	require.EqualValues(t, "root_key_in_data_dir", fault.As(err).Code)
 }
 
 func TestTwoHubsDoNotShareADataDirectory(t *testing.T) {
@@ -457,7 +457,7 @@ func TestTwoHubsDoNotShareADataDirectory(t *testing.T) {
 	lock, err := checkDataDir(dir)
 	require.NoError(t, err)
 	_, err = checkDataDir(dir)
-	require.Equal(t, "data_dir_in_use", fault.As(err).Code)
+	require.EqualValues(t, "data_dir_in_use", fault.As(err).Code)
 	require.NoError(t, lock.Close())
 	lock, err = checkDataDir(dir)
 	require.NoError(t, err)
@@ -513,7 +513,7 @@ func mount(t *testing.T, options string) string {
 func TestFullDiskIsSaidAtTheStart(t *testing.T) {
 	dir := mount(t, "size=1m")
 	_, err := checkDataDir(dir)
-	require.Equal(t, "disk_full", fault.As(err).Code)
+	require.EqualValues(t, "disk_full", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "Free some space")
 }
 
@@ -521,7 +521,7 @@ func TestUnwritableDirectoryIsSaidAtTheStart(t *testing.T) {
 	dir := mount(t, "size=1m")
 	require.NoError(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
 	_, err := checkDataDir(dir)
-	require.Equal(t, "data_dir_unwritable", fault.As(err).Code)
+	require.EqualValues(t, "data_dir_unwritable", fault.As(err).Code)
 }
 
 func TestWrongClockIsSaidAtTheStart(t *testing.T) {
@@ -530,10 +530,10 @@ func TestWrongClockIsSaidAtTheStart(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, checkClock(keys, time.Now()))
 	err = checkClock(keys, time.Unix(0, 0))
-	require.Equal(t, "clock_wrong", fault.As(err).Code)
+	require.EqualValues(t, "clock_wrong", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "timedatectl")
 	err = checkClock(keys, time.Now().AddDate(30, 0, 0))
-	require.Equal(t, "clock_or_authority", fault.As(err).Code)
+	require.EqualValues(t, "clock_or_authority", fault.As(err).Code)
 }
 
 func TestATokenIsNotLostInACrash(t *testing.T) {

@@ -102,7 +102,7 @@ func readPassphraseFor(prompt, file string, repeat bool) (string, error) {
 	if file != "" {
 		data, err := os.ReadFile(file)
 		if err != nil {
-			return "", fault.New(fault.Malformed, "passphrase_file_unreadable", "The passphrase file "+file+" cannot be read.",
+			return "", fault.New(fault.Malformed, codePassphraseFileUnreadable, "The passphrase file "+file+" cannot be read.",
 				err)
 		}
 		line, _, _ := strings.Cut(string(data), "\n")
@@ -110,7 +110,7 @@ func readPassphraseFor(prompt, file string, repeat bool) (string, error) {
 	}
 	stdin := int(os.Stdin.Fd())
 	if !term.IsTerminal(stdin) {
-		return "", fault.New(fault.Malformed, "passphrase_missing", "Give the passphrase with --passphrase-file, or run "+
+		return "", fault.New(fault.Malformed, codePassphraseMissing, "Give the passphrase with --passphrase-file, or run "+
 			"this on a terminal.", nil)
 	}
 	return askPassphrase(prompt, stdin, repeat)
@@ -132,7 +132,7 @@ func askPassphrase(prompt string, stdin int, repeat bool) (string, error) {
 		return "", err
 	}
 	if first != second {
-		return "", fault.New(fault.Malformed, "passphrases_differ", "The two passphrases differ; nothing was made.", nil)
+		return "", fault.New(fault.Malformed, codePassphrasesDiffer, "The two passphrases differ; nothing was made.", nil)
 	}
 	return first, nil
 }

@@ -70,7 +70,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 			c.dataDir = dir
 			log, err := telemetry.NewLogger(cmd.ErrOrStderr(), telemetry.LogConfig{Format: c.logFormat, Level: c.logLevel})
 			if err != nil {
-				return fault.New(fault.Malformed, "log_flags_invalid", "--log-format is json or text, --log-level is debug, "+
+				return fault.New(fault.Malformed, codeLogFlagsInvalid, "--log-format is json or text, --log-level is debug, "+
 					"info, warn or error.", err)
 			}
 			hangup := make(chan os.Signal, 1)
@@ -117,7 +117,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 
 func (c config) check() error {
 	bad := func(flag, reason string) error {
-		return fault.New(fault.Malformed, "flag_invalid", fmt.Sprintf("--%s %s.", flag, reason), nil)
+		return fault.New(fault.Malformed, fault.CodeFlagInvalid, fmt.Sprintf("--%s %s.", flag, reason), nil)
 	}
 	for flag, addr := range map[string]string{
 		"listen": c.listen, "session-listen": c.sessionListen,
@@ -195,12 +195,12 @@ func (c config) databaseURL() (string, error) {
 	}
 	data, err := os.ReadFile(c.databaseURLFile)
 	if err != nil {
-		return "", fault.New(fault.Malformed, "database_url_unreadable", "The file "+c.databaseURLFile+
+		return "", fault.New(fault.Malformed, codeDatabaseURLUnreadable, "The file "+c.databaseURLFile+
 			" with the database URL cannot be read.", err)
 	}
 	url := strings.TrimSpace(string(data))
 	if url == "" {
-		return "", fault.New(fault.Malformed, "database_url_empty", "The file "+c.databaseURLFile+
+		return "", fault.New(fault.Malformed, codeDatabaseURLEmpty, "The file "+c.databaseURLFile+
 			" is empty; it should hold postgres://user:password@host:port/name.", nil)
 	}
 	return url, nil

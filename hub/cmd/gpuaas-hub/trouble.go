@@ -23,8 +23,6 @@ const (
 	minFreeBytes = 256 << 20
 	// clockSlack is how far this clock may be behind the one that signed the trust bundle.
 	clockSlack = 5 * time.Minute
-
-	codeDataDirInUse = "data_dir_in_use"
 )
 
 // checkDataDir finds out whether the hub can write below dir and keeps others out. Close the file to let go.
@@ -33,19 +31,19 @@ func checkDataDir(dir string) (lock *os.File, err error) {
 	lock, err = os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
-		return nil, fault.New(fault.Internal, "data_dir_missing", "There is no data directory "+dir+
+		return nil, fault.New(fault.Internal, codeDataDirMissing, "There is no data directory "+dir+
 			": run `gpuaas-hub init --data-dir "+dir+"` first.", err)
 	case errors.Is(err, fs.ErrPermission), errors.Is(err, syscall.EROFS):
-		return nil, fault.New(fault.Internal, "data_dir_unwritable", fmt.Sprintf("The data directory %s cannot be written "+
+		return nil, fault.New(fault.Internal, codeDataDirUnwritable, fmt.Sprintf("The data directory %s cannot be written "+
 			"by this user (uid %d): run the hub as the directory's owner, or chown it.", dir, os.Getuid()), err)
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
 		return nil, diskFull(dir, 0, err)
 	case err != nil:
-		return nil, fault.New(fault.Internal, "data_dir_unusable", "The data directory "+dir+" cannot be used.", err)
+		return nil, fault.New(fault.Internal, fault.CodeDataDirUnusable, "The data directory "+dir+" cannot be used.", err)
 	}
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		_ = lock.Close()
-		return nil, fault.New(fault.Conflict, codeDataDirInUse, "Another gpuaas-hub works on the data directory "+dir+
+		return nil, fault.New(fault.Conflict, fault.CodeDataDirInUse, "Another gpuaas-hub works on the data directory "+dir+
 			": stop it first, or give this one a directory of its own.", err)
 	}
 	var stat syscall.Statfs_t
@@ -59,7 +57,8 @@ func checkDataDir(dir string) (lock *os.File, err error) {
 }
 
 func diskFull(dir string, free uint64, cause error) error {
-	return fault.New(fault.Internal, "disk_full", fmt.Sprintf("The disk of the data directory %s is full: %d MiB are "+
+	return fault.New(fault.Internal, fault.CodeDiskFull, fmt.Sprintf("The disk of the data directory %s is full: %d MiB "+
+		"are "+
 		"free, the hub needs %d MiB to start. Free some space, or move the directory.", dir, free>>20, minFreeBytes>>20),
 		cause)
 }
@@ -68,14 +67,15 @@ func diskFull(dir string, free uint64, cause error) error {
 func checkClock(keys *trust.Keys, now time.Time) error {
 	issued := keys.Bundle().Message().GetIssuedAt().AsTime()
 	if now.Add(clockSlack).Before(issued) {
-		return fault.New(fault.Internal, "clock_wrong", fmt.Sprintf("This machine's clock is wrong: it says %s, but the "+
+		return fault.New(fault.Internal, fault.CodeClockWrong, fmt.Sprintf("This machine's clock is wrong: it says %s, but "+
+			"the "+
 			"trust bundle was signed at %s. Set it (timedatectl set-ntp true), then start again.",
 			now.UTC().Format(time.RFC3339), issued.UTC().Format(time.RFC3339)), nil)
 	}
 	for _, role := range []string{protocol.RoleHubCA, protocol.RoleNodeCA} {
 		end, ok := keys.AuthorityExpiry(role)
 		if ok && now.After(end) {
-			return fault.New(fault.Internal, "clock_or_authority", fmt.Sprintf("The authority %s expired at %s and this "+
+			return fault.New(fault.Internal, codeClockOrAuthority, fmt.Sprintf("The authority %s expired at %s and this "+
 				"machine's clock says %s. If the clock is right, replace the authority with `gpuaas-hub trust revoke`; otherwise "+
 				"set the clock.",
 				role, end.UTC().Format(time.RFC3339), now.UTC().Format(time.RFC3339)), nil)
@@ -113,5 +113,5 @@ func listenTrouble(flag, addr, network string, err error) error {
 	default:
 		text = fmt.Sprintf("The hub cannot listen on %s (%s): --%s takes HOST:PORT.", addr, network, flag)
 	}
-	return fault.New(fault.Unavailable, "listen_failed", text, err)
+	return fault.New(fault.Unavailable, codeListenFailed, text, err)
 }

@@ -35,12 +35,13 @@ admin hands it to the hub with POST /api/v1/admin/publishers. It needs no hub an
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if expires <= 0 {
-				return fault.New(fault.Malformed, "flag_invalid", "--expires must be longer than nothing: a delegation without "+
+				return fault.New(fault.Malformed, fault.CodeFlagInvalid, "--expires must be longer than nothing: a delegation "+
+					"without "+
 					"an end is not taken.", nil)
 			}
 			pub, err := os.ReadFile(publisher)
 			if err != nil {
-				return fault.New(fault.Malformed, "publisher_key_unreadable", "The publisher's public key "+publisher+
+				return fault.New(fault.Malformed, codePublisherKeyUnreadable, "The publisher's public key "+publisher+
 					" cannot be read.", err)
 			}
 			passphrase, err := readPassphrase(passphraseFile, false)
@@ -108,7 +109,7 @@ nothing that runs is stopped.`,
 			}
 			// A new catalog key takes the place of the revoked one.
 			if err := os.Rename(catalog+".new", catalog); err != nil && !os.IsNotExist(err) {
-				return fault.New(fault.Internal, "catalog_key_not_moved", "The key is revoked; move "+catalog+".new to "+catalog+
+				return fault.New(fault.Internal, codeCatalogKeyNotMoved, "The key is revoked; move "+catalog+".new to "+catalog+
 					" by hand.", err)
 			}
 			_, err = fmt.Fprintf(cmd.OutOrStdout(), "Key %s is revoked by trust bundle %d.\n", keyID, bundle.Version())

@@ -82,7 +82,8 @@ func (f *newPassphraseFlags) add(cmd *cobra.Command, fileFlag, what string) {
 func (f *newPassphraseFlags) read(otherwise func() (string, error)) (string, error) {
 	switch {
 	case f.generate && f.file != "":
-		return "", fault.New(fault.Malformed, "flag_invalid", "Give a passphrase file or --generate-passphrase, not both.",
+		return "", fault.New(fault.Malformed, fault.CodeFlagInvalid, "Give a passphrase file or --generate-passphrase, not "+
+			"both.",
 			nil)
 	case f.generate:
 		return trust.NewPassphrase(), nil
@@ -186,7 +187,7 @@ sign, and the third may be the lost one: name it with --retire.`,
 			}
 			if target == "" {
 				if err := os.Rename(file, present); err != nil {
-					return fault.New(fault.Internal, "root_key_not_moved", "The root is rotated; move "+file+" to "+present+
+					return fault.New(fault.Internal, codeRootKeyNotMoved, "The root is rotated; move "+file+" to "+present+
 						" by hand.", err)
 				}
 			}
@@ -213,7 +214,8 @@ func onlyRoot(dataDir string) (string, error) {
 	}
 	root := keys.Bundle().Keys(protocol.RoleRoot)
 	if len(root) != 1 {
-		return "", fault.New(fault.Malformed, "flag_invalid", "There are several root keys: say with --retire which one is "+
+		return "", fault.New(fault.Malformed, fault.CodeFlagInvalid, "There are several root keys: say with --retire which "+
+			"one is "+
 			"replaced (`gpuaas-hub trust show` lists them).", nil)
 	}
 	return root[0].GetKeyId(), nil

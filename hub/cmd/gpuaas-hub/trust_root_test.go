@@ -63,7 +63,7 @@ func TestTheRootIsRenewedRotatedAndSpreadFromTheCommandLine(t *testing.T) {
 	require.NotEqual(t, first.RootFingerprint, rotated.RootFingerprint)
 	require.Contains(t, printed, rotated.RootFingerprint)
 	_, err = trustCommand("renew")
-	require.Equal(t, "passphrase_wrong", fault.As(err).Code, "the new key lies in the place of the old one")
+	require.EqualValues(t, "passphrase_wrong", fault.As(err).Code, "the new key lies in the place of the old one")
 	require.NoError(t, os.WriteFile(h.passphrase, []byte(made[1]), 0o600))
 
 	printed, err = trustCommand("add-root")
@@ -74,13 +74,13 @@ func TestTheRootIsRenewedRotatedAndSpreadFromTheCommandLine(t *testing.T) {
 	require.True(t, strings.HasPrefix(spread.RootFingerprint, protocol.RootRolePrefix))
 	require.Contains(t, printed, spread.RootFingerprint)
 	_, err = trustCommand("renew")
-	require.Equal(t, "root_key_wrong", fault.As(err).Code)
+	require.EqualValues(t, "root_key_wrong", fault.As(err).Code)
 	_, err = trustCommand("renew", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file",
 		filepath.Join(h.keys, "root-3.age"))
 	require.NoError(t, err)
 	_, err = trustCommand("rotate-root", "--root-key-file", filepath.Join(h.keys, "root-2.age"), "--root-key-file",
 		filepath.Join(h.keys, "root-3.age"))
-	require.Equal(t, "flag_invalid", fault.As(err).Code, "which of three is not guessed")
+	require.EqualValues(t, "flag_invalid", fault.As(err).Code, "which of three is not guessed")
 }
 
 func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
@@ -97,7 +97,7 @@ func TestTheLowestVersionOfAnAppIsSetAndLifted(t *testing.T) {
 		require.NoError(t, err)
 		return keys.Bundle().MinVersion("jupyter")
 	}
-	require.Equal(t, "flag_invalid", fault.As(set()).Code)
+	require.EqualValues(t, "flag_invalid", fault.As(set()).Code)
 	require.NoError(t, set("--version", "1.2.0"))
 	require.Equal(t, "1.2.0", floor())
 	require.NoError(t, set("--version", "1.3.0"))
@@ -118,9 +118,9 @@ func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {
 	short := filepath.Join(dir, "short")
 	require.NoError(t, os.WriteFile(short, []byte("correct horse\n"), 0o600))
 	_, err := cli(t, append(args, "--passphrase-file", short)...)
-	require.Equal(t, "passphrase_short", fault.As(err).Code)
+	require.EqualValues(t, "passphrase_short", fault.As(err).Code)
 	_, err = cli(t, append(args, "--passphrase-file", short, "--generate-passphrase")...)
-	require.Equal(t, "flag_invalid", fault.As(err).Code)
+	require.EqualValues(t, "flag_invalid", fault.As(err).Code)
 
 	printed, err := cli(t, append(args, "--generate-passphrase")...)
 	require.NoError(t, err)
@@ -139,7 +139,7 @@ func TestANameThatTheAuthorityMayNotVouchForIsSaidAtTheStart(t *testing.T) {
 		"advertised":   {advertiseAPI: "203.0.113.7:8443"},
 	} {
 		err := (&hub{keys: keys, conf: c}).checkNames(t.Context())
-		require.Equal(t, "tls_name_not_permitted", fault.As(err).Code, name)
+		require.EqualValues(t, "tls_name_not_permitted", fault.As(err).Code, name)
 		require.Contains(t, fault.As(err).Public, "--tls-name", name)
 	}
 	require.NoError(t,

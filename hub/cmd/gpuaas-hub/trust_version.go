@@ -25,7 +25,8 @@ the hub's online keys cannot either; what runs goes on until it stops or is upgr
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if lift == (version != "") {
-				return fault.New(fault.Malformed, "flag_invalid", "Give --version, or --any to let every version start again.", nil)
+				return fault.New(fault.Malformed, fault.CodeFlagInvalid, "Give --version, or --any to let every version start "+
+					"again.", nil)
 			}
 			root, err := f.keys()
 			if err != nil {

@@ -45,7 +45,7 @@ kept by slots of four hours or more, those of the whole first and last slot are 
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
 			if !db.IsID(node) {
-				return fault.New(fault.Malformed, "flag_invalid", "--node needs the id of a node.", nil)
+				return fault.New(fault.Malformed, fault.CodeFlagInvalid, "--node needs the id of a node.", nil)
 			}
 			if earliest, err = timeFlag("from", from, time.Time{}); err != nil {
 				return err
@@ -82,7 +82,7 @@ func timeFlag(name, value string, absent time.Time) (time.Time, error) {
 	}
 	t, err := time.Parse(time.RFC3339, value)
 	if err != nil {
-		return t, fault.New(fault.Malformed, "flag_invalid", "--"+name+" needs a time of RFC 3339, like "+
+		return t, fault.New(fault.Malformed, fault.CodeFlagInvalid, "--"+name+" needs a time of RFC 3339, like "+
 			"2026-11-22T10:00:00Z.", err)
 	}
 	return t, nil

@@ -53,14 +53,6 @@ const (
 	TrustRevoked TrustState = "revoked"
 )
 
-// Codes of the faults of this slice.
-const (
-	CodeNotVerified = "artifact_not_verified"
-	CodeNotPushed   = "artifact_not_pushed"
-	CodeUnsupported = "artifact_unsupported"
-	CodeIntentEnded = "publish_intent_ended"
-)
-
 // Actor is who asked.
 type Actor struct{ Type, ID string }
 
@@ -216,12 +208,12 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 		return nil, a, insertArtifact(ctx, tx, a)
 	}
 	if old.ProjectID != a.ProjectID {
-		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_exists", "Another project has registered this digest "+
+		return nil, Artifact{}, fault.New(fault.Conflict, codeArtifactExists, "Another project has registered this digest "+
 			"for this version.", nil).
 			WithField("/digest", "is registered already").Permanent()
 	}
 	if old.Status == Revoked || old.TrustState == TrustRevoked {
-		return nil, Artifact{}, fault.New(fault.Conflict, "artifact_revoked", "This artifact was revoked; push and "+
+		return nil, Artifact{}, fault.New(fault.Conflict, codeArtifactRevoked, "This artifact was revoked; push and "+
 			"register another one.", nil).
 			WithField("/digest", "was revoked").Permanent()
 	}
@@ -285,7 +277,7 @@ type Filter struct {
 // List returns a project's artifacts in the order of their registration.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Artifact, error) {
 	if f.After != "" && !db.IsID(f.After) {
-		return nil, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
+		return nil, fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.", nil).
 			WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
 	if f.Limit <= 0 || f.Limit > MaxPage {

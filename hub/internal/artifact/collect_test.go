@@ -85,7 +85,7 @@ func TestAPushBeyondTheQuotaIsRefusedAndNothingOfItIsKept(t *testing.T) {
 	b.quota.Store(1000)
 	signer, _ := newSigner(t)
 	_, err := appkit.Push(t.Context(), image(t, strings.Repeat("x", 10)), b.intent(t, repository), signer, nil)
-	require.Equal(t, "quota_exceeded", fault.As(err).Code, "%v", err)
+	require.EqualValues(t, "quota_exceeded", fault.As(err).Code, "%v", err)
 
 	p := b.pusher(t, repository)
 	for name, body := range map[string]io.Reader{

@@ -52,13 +52,13 @@ type Signature struct {
 func (r *Registry) Inspect(ctx context.Context, repository, digest string) (Image, error) {
 	d, err := godigest.Parse(digest)
 	if err != nil || d.Algorithm() != godigest.SHA256 {
-		return Image{}, fault.New(fault.Malformed, "digest_malformed", "The digest must be sha256:<hex>.", err).WithField(
+		return Image{}, fault.New(fault.Malformed, codeDigestMalformed, "The digest must be sha256:<hex>.", err).WithField(
 			"/digest",
 			"is not sha256:<64 hex digits>").Permanent()
 	}
 	named, err := reference.WithName(repository)
 	if err != nil {
-		return Image{}, fault.New(fault.Malformed, "repository_malformed", "The repository name cannot be used.",
+		return Image{}, fault.New(fault.Malformed, fault.CodeRepositoryMalformed, "The repository name cannot be used.",
 			err).WithField("/repository", "is not a repository name").Permanent()
 	}
 	repo, err := r.content.Repository(ctx, named)

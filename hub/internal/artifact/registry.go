@@ -124,7 +124,7 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 		return nil, fmt.Errorf("registry directory: %w", err)
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fault.New(fault.Unavailable, "registry_unavailable", "The registry's directory cannot be made; check "+
+		return nil, fault.New(fault.Unavailable, codeRegistryUnavailable, "The registry's directory cannot be made; check "+
 			"the hub's data directory.", err)
 	}
 	if err := registerAccess(); err != nil {

@@ -276,23 +276,23 @@ func TestIntentCredentialPushesToItsOneRepositoryWhileItIsOpen(t *testing.T) {
 	elsewhere := target
 	elsewhere.Repository = "org/acme/demo/other"
 	_, err := appkit.Push(t.Context(), image(t, "x"), elsewhere, signer, nil)
-	require.Equal(t, "push_refused", fault.As(err).Code)
+	require.EqualValues(t, "push_refused", fault.As(err).Code)
 	wrong := target
 	wrong.Password += "x"
 	_, err = appkit.Push(t.Context(), image(t, "x"), wrong, signer, nil)
-	require.Equal(t, "push_refused", fault.As(err).Code)
+	require.EqualValues(t, "push_refused", fault.As(err).Code)
 	stolenName := target
 	stolenName.Username = "intent-0192f0c0-0000-7000-8000-000000000002"
 	_, err = appkit.Push(t.Context(), image(t, "x"), stolenName, signer, nil)
-	require.Equal(t, "push_refused", fault.As(err).Code)
+	require.EqualValues(t, "push_refused", fault.As(err).Code)
 
 	b.ended.Store(true)
 	_, err = appkit.Push(t.Context(), image(t, "x"), target, signer, nil)
-	require.Equal(t, "push_refused", fault.As(err).Code)
+	require.EqualValues(t, "push_refused", fault.As(err).Code)
 	b.ended.Store(false)
 	b.at(time.Now().Add(artifact.IntentLifetime + time.Minute))
 	_, err = appkit.Push(t.Context(), image(t, "x"), target, signer, nil)
-	require.Equal(t, "push_refused", fault.As(err).Code)
+	require.EqualValues(t, "push_refused", fault.As(err).Code)
 	b.at(time.Now())
 	_, err = appkit.Push(t.Context(), image(t, "x"), target, signer, nil)
 	require.NoError(t, err)
@@ -509,7 +509,7 @@ func TestStorageFailureIsToldAndLogged(t *testing.T) {
 	// A file where a directory has to be fails like a full disk does, for root too.
 	require.NoError(t, os.WriteFile(filepath.Join(b.dir, "docker"), nil, 0o600))
 	_, err := appkit.Push(t.Context(), image(t, "x"), b.intent(t, repository), signer, nil)
-	require.Equal(t, "push_not_stored", fault.As(err).Code)
+	require.EqualValues(t, "push_not_stored", fault.As(err).Code)
 	b.server.Close()
 	require.Contains(t, b.log.String(), "not a directory")
 	require.NotContains(t, b.log.String(), "eyJ")

@@ -119,11 +119,11 @@ func readTokenRequest(w http.ResponseWriter, r *http.Request) (tokenRequest, err
 	var t tokenRequest
 	r.Body = http.MaxBytesReader(w, r.Body, maxTokenFormBytes)
 	if err := r.ParseForm(); err != nil {
-		return t, fault.New(fault.Malformed, "token_request_malformed", "The token request cannot be read.", err).Permanent()
+		return t, fault.New(fault.Malformed, codeTokenRequestMalformed, "The token request cannot be read.", err).Permanent()
 	}
 	if r.Method == http.MethodPost {
 		if r.PostForm.Get("grant_type") != "password" {
-			return t, fault.New(fault.Malformed, "token_request_malformed", "Only the grant type password is offered.",
+			return t, fault.New(fault.Malformed, codeTokenRequestMalformed, "Only the grant type password is offered.",
 				nil).Permanent()
 		}
 		t.username, t.password = r.PostForm.Get("username"), r.PostForm.Get("password")
@@ -185,7 +185,7 @@ func (r *Registry) allowed(ctx context.Context, conn *tls.ConnectionState,
 	t tokenRequest,
 ) (subject, nodeID string, grants []grant, err error) {
 	refused := func(cause error) error {
-		return fault.New(fault.Unauthenticated, "credential_invalid", "The registry does not accept this credential.",
+		return fault.New(fault.Unauthenticated, fault.CodeCredentialInvalid, "The registry does not accept this credential.",
 			cause).Permanent()
 	}
 	if t.username == "" || t.password == "" {

@@ -106,7 +106,7 @@ func Make(ctx context.Context, s Source, path string) (Made, error) {
 		return Made{}, err
 	}
 	if _, err := os.Lstat(path); err == nil {
-		return Made{}, fault.New(fault.Conflict, "backup_exists", path+" exists already: a backup never overwrites another "+
+		return Made{}, fault.New(fault.Conflict, codeBackupExists, path+" exists already: a backup never overwrites another "+
 			"one.", nil)
 	}
 	unfinished := path + ".unfinished"
@@ -116,7 +116,7 @@ func Make(ctx context.Context, s Source, path string) (Made, error) {
 	// Read back from the disk, as a restore would: only this makes it a backup that usage may be forgotten for.
 	header, err := Check(unfinished, s.Passphrase)
 	if err != nil {
-		return Made{}, errors.Join(fault.New(fault.Internal, "backup_not_verified", "The backup that was written to "+path+
+		return Made{}, errors.Join(fault.New(fault.Internal, codeBackupNotVerified, "The backup that was written to "+path+
 			" cannot be read back: check the disk.", err), ignoreAbsent(os.Remove(unfinished)))
 	}
 	info, err := os.Stat(unfinished)
@@ -142,10 +142,11 @@ func writeTrouble(path string, err error) error {
 	case errors.As(err, &known):
 		return err
 	case errors.Is(err, syscall.ENOSPC), errors.Is(err, syscall.EDQUOT):
-		return fault.New(fault.Unavailable, "disk_full", "The disk of "+path+" is full: nothing was left there; free some "+
+		return fault.New(fault.Unavailable, fault.CodeDiskFull, "The disk of "+path+" is full: nothing was left there; "+
+			"free some "+
 			"space or take another one.", err)
 	}
-	return fault.New(fault.Internal, "backup_not_written", "The backup could not be written to "+path+": "+err.Error()+".",
+	return fault.New(fault.Internal, codeBackupNotWritten, "The backup could not be written to "+path+": "+err.Error()+".",
 		err)
 }
 
@@ -389,7 +390,7 @@ func hubFiles(dataDir string) ([]hubFile, error) {
 			return files, nil
 		}
 	}
-	return nil, fault.New(fault.Conflict, "keys_changing", "The hub's keys are being changed; make the backup when that "+
+	return nil, fault.New(fault.Conflict, codeKeysChanging, "The hub's keys are being changed; make the backup when that "+
 		"is done.", nil)
 }
 

@@ -100,7 +100,7 @@ func TestABackupWithAShortPassphraseIsRefused(t *testing.T) {
 	s.Passphrase = strings.Repeat("p", trust.MinPassphraseBytes-1)
 	dir := t.TempDir()
 	_, err := backup.Make(t.Context(), s, filepath.Join(dir, "hub.age"))
-	require.Equal(t, "passphrase_short", fault.As(err).Code)
+	require.EqualValues(t, "passphrase_short", fault.As(err).Code)
 	left, err := os.ReadDir(dir)
 	require.NoError(t, err)
 	require.Empty(t, left)
@@ -198,7 +198,7 @@ func TestWhatIsNotAWholeBackupIsRefused(t *testing.T) {
 		require.NoError(t, os.WriteFile(bad, c.content, 0o600))
 		_, err := backup.Restore(t.Context(), to, bad)
 		require.Error(t, err, name)
-		require.Equal(t, c.code, fault.As(err).Code, name)
+		require.EqualValues(t, c.code, fault.As(err).Code, name)
 		require.NoDirExists(t, to.DataDir, name)
 	}
 }
@@ -209,16 +209,16 @@ func TestABackupGoesIntoNothingThatHoldsSomething(t *testing.T) {
 	_, err := backup.Make(t.Context(), s, file)
 	require.NoError(t, err)
 	_, err = backup.Make(t.Context(), s, file)
-	require.Equal(t, "backup_exists", fault.As(err).Code)
+	require.EqualValues(t, "backup_exists", fault.As(err).Code)
 
 	to := target(t)
 	to.DataDir = s.DataDir
 	_, err = backup.Restore(t.Context(), to, file)
-	require.Equal(t, "data_dir_not_empty", fault.As(err).Code)
+	require.EqualValues(t, "data_dir_not_empty", fault.As(err).Code)
 
 	to = target(t)
 	to.Database = func(context.Context) (*db.DB, error) { return dbtest.New(t), nil }
 	_, err = backup.Restore(t.Context(), to, file)
-	require.Equal(t, "database_not_empty", fault.As(err).Code)
+	require.EqualValues(t, "database_not_empty", fault.As(err).Code)
 	require.NoDirExists(t, filepath.Join(to.DataDir, "trust"))
 }

@@ -18,11 +18,12 @@ import (
 	"filippo.io/age"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 func damaged(path string, cause error) error {
-	return fault.New(fault.Malformed, "backup_damaged", path+" is no whole backup of a hub: it was altered, cut off, or "+
+	return fault.New(fault.Malformed, codeBackupDamaged, path+" is no whole backup of a hub: it was altered, cut off, or "+
 		"never finished. Take another copy.", cause).Permanent()
 }
 
@@ -40,7 +41,7 @@ type reader struct {
 func open(path, passphrase string) (r *reader, err error) {
 	f, err := os.Open(path)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "backup_unreadable", "The backup "+path+" cannot be read.", err)
+		return nil, fault.New(fault.Malformed, codeBackupUnreadable, "The backup "+path+" cannot be read.", err)
 	}
 	defer func() {
 		if err != nil {
@@ -49,12 +50,12 @@ func open(path, passphrase string) (r *reader, err error) {
 	}()
 	identity, err := age.NewScryptIdentity(passphrase)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "passphrase_empty", "The passphrase is empty.", err)
+		return nil, fault.New(fault.Malformed, trust.CodePassphraseEmpty, "The passphrase is empty.", err)
 	}
 	plain, err := age.Decrypt(f, identity)
 	if err != nil {
 		if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
-			return nil, fault.New(fault.Malformed, "passphrase_wrong", "The passphrase does not open "+path+".", err)
+			return nil, fault.New(fault.Malformed, trust.CodePassphraseWrong, "The passphrase does not open "+path+".", err)
 		}
 		return nil, damaged(path, err)
 	}
@@ -70,7 +71,7 @@ func open(path, passphrase string) (r *reader, err error) {
 		return nil, err
 	}
 	if r.header.Format != format {
-		return nil, fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup has form %d, this "+
+		return nil, fault.New(fault.Unprocessable, db.CodeBackupOfNewerRelease, fmt.Sprintf("The backup has form %d, this "+
 			"release reads %d.", r.header.Format, format), nil).Permanent()
 	}
 	return r, nil
@@ -210,7 +211,7 @@ func emptyDir(dir string) error {
 	case err != nil:
 		return restoreTrouble(dir, err)
 	case len(entries) > 0:
-		return fault.New(fault.Conflict, "data_dir_not_empty", fmt.Sprintf("The data directory %s is not empty (%s lies "+
+		return fault.New(fault.Conflict, codeDataDirNotEmpty, fmt.Sprintf("The data directory %s is not empty (%s lies "+
 			"there): a backup is restored into an empty or absent one only.", dir, entries[0].Name()), nil)
 	}
 	return nil
@@ -220,7 +221,7 @@ func restoreTrouble(dir string, err error) error {
 	if _, ok := errors.AsType[*fault.Error](err); ok {
 		return err
 	}
-	return fault.New(fault.Internal, "restore_failed", "The backup could not be restored to "+dir+": "+err.Error()+
+	return fault.New(fault.Internal, codeRestoreFailed, "The backup could not be restored to "+dir+": "+err.Error()+
 		". Empty the directory and try again.", err)
 }
 

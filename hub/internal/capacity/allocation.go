@@ -20,7 +20,7 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 	if n.NodeID != "" {
 		nodes = slices.DeleteFunc(slices.Clone(nodes), func(node Node) bool { return node.ID != n.NodeID })
 		if len(nodes) == 0 {
-			return Allocation{}, fault.New(fault.Unprocessable, "node_unknown", "There is no such node.", nil).WithField(
+			return Allocation{}, fault.New(fault.Unprocessable, codeNodeUnknown, "There is no such node.", nil).WithField(
 				"/node_id",
 				"names no node")
 		}
@@ -43,9 +43,6 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 	}
 	return a, nil
 }
-
-// CodeInsufficient is the fault's code where no node has room.
-const CodeInsufficient = "insufficient_capacity"
 
 // Candidates gives the nodes that have room for n, the tightest first, at most limit. By the time of Create that may
 // have changed.
@@ -139,10 +136,13 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Allocation, error) {
 func Release(ctx context.Context, tx db.Tx, a Allocation, live int, now time.Time) (Allocation, error) {
 	switch {
 	case a.Status != Active && a.Status != Pending:
-		return a, fault.New(fault.Conflict, "allocation_"+string(a.Status), "The allocation is already "+string(a.Status)+".",
-			nil)
+		return a, fault.New(fault.Conflict, map[Status]fault.Code{
+			Releasing: codeAllocationReleasing,
+			Released:  codeAllocationReleased,
+			NodeLost:  codeAllocationNodeLost,
+		}[a.Status], "The allocation is already "+string(a.Status)+".", nil)
 	case live > 0:
-		return a, fault.New(fault.Conflict, "allocation_in_use", "App instances run in this allocation; decommission them "+
+		return a, fault.New(fault.Conflict, codeAllocationInUse, "App instances run in this allocation; decommission them "+
 			"first.", nil)
 	}
 	held, err := heldReservations(ctx, tx, a.ID)
@@ -259,7 +259,7 @@ func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Alloc
 // is not there, or is another project's, is a fault that points at it.
 func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Room, error) {
 	if len(ids) > 1 {
-		return nil, fault.New(fault.Unprocessable, "placement_unsupported", "An instance of this version runs in one "+
+		return nil, fault.New(fault.Unprocessable, codePlacementUnsupported, "An instance of this version runs in one "+
 			"allocation; name one.", nil).
 			WithField("/placement_intent/allocation_ids", "names more than one").Permanent()
 	}
@@ -267,7 +267,7 @@ func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Roo
 	for i, id := range ids {
 		a, err := Get(ctx, tx, projectID, id)
 		if fault.Is(err, fault.NotFound) {
-			return nil, fault.New(fault.Unprocessable, "allocation_unknown", "An allocation that was named for placement is "+
+			return nil, fault.New(fault.Unprocessable, codeAllocationUnknown, "An allocation that was named for placement is "+
 				"not in this project.", nil).
 				WithField(fmt.Sprintf("/placement_intent/allocation_ids/%d", i), "names no allocation of this project")
 		}
@@ -339,7 +339,7 @@ func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, err
 }
 
 func placementRequired(public string) error {
-	return fault.New(fault.Conflict, "placement_required", public, nil).WithField("/placement_intent/allocation_ids",
+	return fault.New(fault.Conflict, codePlacementRequired, public, nil).WithField("/placement_intent/allocation_ids",
 		"is needed here")
 }
 

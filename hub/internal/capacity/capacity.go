@@ -118,7 +118,7 @@ type SKU struct {
 
 // asSKU checks that what was asked for piece by piece is what the SKU says: a price belongs to the SKU's shape.
 func (n NewAllocation) asSKU(s SKU) error {
-	f := fault.New(fault.Unprocessable, "sku_mismatch", "The shape asked for is not the one of the SKU; leave the SKU "+
+	f := fault.New(fault.Unprocessable, codeSKUMismatch, "The shape asked for is not the one of the SKU; leave the SKU "+
 		"out or ask for its shape.", nil).Permanent()
 	for _, field := range []struct {
 		pointer string
@@ -176,5 +176,5 @@ func (n NewAllocation) place(nodes []Node, rooms []plan.Room, now time.Time) (Al
 }
 
 func errNotFound() error {
-	return fault.New(fault.NotFound, "not_found", "There is no such allocation in this project.", nil)
+	return fault.New(fault.NotFound, fault.CodeNotFound, "There is no such allocation in this project.", nil)
 }

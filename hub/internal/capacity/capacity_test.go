@@ -74,7 +74,7 @@ func (w *world) create(change func(*capacity.NewAllocation)) (a capacity.Allocat
 	return a, err
 }
 
-func code(err error) string { return fault.As(err).Code }
+func code(err error) string { return string(fault.As(err).Code) }
 
 func TestACPUNodeGivesASliceWithoutAccelerators(t *testing.T) {
 	w := newWorld(t)

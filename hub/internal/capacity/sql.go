@@ -18,7 +18,7 @@ func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
 		`SELECT capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib FROM skus WHERE slug = $1`, slug).
 		Scan(&s.Shape, &s.AcceleratorModel, &s.AcceleratorCount, &s.CPUCores, &s.MemoryMiB)
 	if db.IsNoRows(err) {
-		return SKU{}, fault.New(fault.Unprocessable, "sku_unknown", "There is no such SKU; leave it out to ask for a shape.",
+		return SKU{}, fault.New(fault.Unprocessable, codeSKUUnknown, "There is no such SKU; leave it out to ask for a shape.",
 			nil).WithField("/sku", "names no SKU").Permanent()
 	}
 	return s, err

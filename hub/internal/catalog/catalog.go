@@ -128,28 +128,16 @@ type Entitlement struct {
 	ResourceVersion int64
 }
 
-// Codes of the faults of this slice.
-const (
-	CodeSlugTaken        = "app_slug_taken"
-	CodeVersionExists    = "app_version_exists"
-	CodeVersionStatus    = "app_version_status"
-	CodeVersionNotActive = "app_version_not_active"
-	CodeNotEntitled      = "app_not_entitled"
-	CodePolicyRefused    = "policy_refused"
-	CodePublisherInvalid = "publisher_invalid"
-	CodePublisherOlder   = "publisher_older"
-)
-
 func notFound() *fault.Error {
-	return fault.New(fault.NotFound, "not_found", "There is no such resource.", nil)
+	return fault.New(fault.NotFound, fault.CodeNotFound, "There is no such resource.", nil)
 }
 
-func conflict(code, public string) *fault.Error {
+func conflict(code fault.Code, public string) *fault.Error {
 	return fault.New(fault.Conflict, code, public, nil).Permanent()
 }
 
 func cursorInvalid() error {
-	return fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
+	return fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.", nil).
 		WithField("query/cursor", "not a cursor of this listing").Permanent()
 }
 

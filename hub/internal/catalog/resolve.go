@@ -215,7 +215,7 @@ func delegationOf(ctx context.Context, tx db.Tx, v Version, w Want) ([]byte, err
 }
 
 func unknown(pointer, reason string) error {
-	return fault.New(fault.Unprocessable, "reference_unknown", "The request names something that does not exist.",
+	return fault.New(fault.Unprocessable, fault.CodeReferenceUnknown, "The request names something that does not exist.",
 		nil).WithField(pointer, reason).Permanent()
 }
 

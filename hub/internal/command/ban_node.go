@@ -18,7 +18,7 @@ func (s *Service) BanNode(ctx context.Context, m Meta, nodeID, reason string) er
 	}); err != nil {
 		return err
 	}
-	s.ShutOut(nodeID, fleet.CodeBanned)
+	s.ShutOut(nodeID, string(fleet.CodeBanned))
 	return nil
 }
 

@@ -70,7 +70,7 @@ func (m Meta) recordVersion(ctx context.Context, tx db.Tx, eventType, action, or
 
 // refusedDocument tells whoever hands in a signed document why it does not count. pointer is the document's place in
 // the body; fields of a fault are places inside the document.
-func refusedDocument(err error, code, pointer string) error {
+func refusedDocument(err error, code fault.Code, pointer string) error {
 	if f, ok := errors.AsType[*fault.Error](err); ok {
 		out := *f
 		out.Fields = nil

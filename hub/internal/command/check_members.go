@@ -33,7 +33,7 @@ func checkMembers(ctx context.Context, tx db.Tx, c instance.Change, field string
 		if err == nil {
 			continue
 		}
-		f := fault.New(fault.Unprocessable, "member_limit_exceeded",
+		f := fault.New(fault.Unprocessable, codeMemberLimitExceeded,
 			"What a node would have to hold of the app instance exceeds a limit; use smaller parameters or a smaller version.",
 			err).Permanent()
 		if field != "" {

@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func (w *world) requireRefused(err error, code, field string) {
+func (w *world) requireRefused(err error, code fault.Code, field string) {
 	w.t.Helper()
 	f, is := errors.AsType[*fault.Error](err)
 	require.True(w.t, is, "%v", err)
@@ -84,7 +84,7 @@ func TestRollbackOrStartToWhatExceedsALimitIsRefused(t *testing.T) {
 		i := w.stopped()
 		before := outgrow(w, i.ID, 1)
 		_, err := w.commands().StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
-		require.Equal(t, "member_limit_exceeded", fault.As(err).Code)
+		require.EqualValues(t, "member_limit_exceeded", fault.As(err).Code)
 		require.Empty(t, fault.As(err).Fields, "the request has no field to blame")
 		require.Equal(t, before, w.contents())
 	})

@@ -22,7 +22,7 @@ func (s *Service) CreateProject(ctx context.Context, m Meta, in CreateProjectInp
 		orgID = m.Principal.OrgID
 	}
 	if orgID == "" {
-		return iam.Project{}, fault.New(fault.Unprocessable, "invalid", "Name the org: you belong to none yourself.",
+		return iam.Project{}, fault.New(fault.Unprocessable, fault.CodeInvalid, "Name the org: you belong to none yourself.",
 			nil).WithField("/org_id", "is required").Permanent()
 	}
 	if err := iam.Authorize(m.Principal, iam.ProjectCreate, orgID, ""); err != nil {

@@ -22,9 +22,10 @@ func (s *Service) DrainNode(ctx context.Context, m Meta, nodeID string) error {
 func outOfUse(n fleet.Node) error {
 	switch {
 	case n.IsBanned():
-		return fault.New(fault.Conflict, "node_banned", "The node is banned for good; nothing is placed on it.", nil)
+		return fault.New(fault.Conflict, fleet.CodeBanned, "The node is banned for good; nothing is placed on it.", nil)
 	case n.IsRemoved():
-		return fault.New(fault.Conflict, "node_removed", "The node was removed for good; nothing is placed on it.", nil)
+		return fault.New(fault.Conflict, fleet.CodeNodeRemoved, "The node was removed for good; nothing is placed on it.",
+			nil)
 	}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // Failure is a request that was refused or went wrong; it changed nothing but the audit trail.
@@ -12,7 +13,7 @@ type Failure struct {
 	// Operation is the operation id of the contract.
 	Operation string
 	// Code is the fault's.
-	Code string
+	Code fault.Code
 	// Denied tells a refusal of the caller from a request that failed.
 	Denied bool
 	// Unrecorded counts the failures before this one that have no row, because a budget of rows was used up.
@@ -30,7 +31,7 @@ func (a *FailureAudit) AuditFailure(ctx context.Context, m Meta, f Failure) erro
 		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: f.Operation, ResourceType: "operation",
 		ResourceID: m.Route,
 		OrgID:      m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
-		Outcome: event.Failed, Reason: f.Code, At: m.Now,
+		Outcome: event.Failed, Reason: string(f.Code), At: m.Now,
 	}
 	if f.Unrecorded > 0 {
 		row.After = map[string]any{"unrecorded_before": f.Unrecorded}

@@ -111,7 +111,7 @@ func claim(ctx context.Context, tx db.Tx, m Meta) ([]byte, error) {
 		WHERE principal_type = $1 AND principal_id = $2 AND route = $3 AND key = $4`, args[:4]...).Scan(&hash, &response, &at)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
-		return nil, fault.New(fault.Unavailable, "database_busy", "The same request is being purged; send it again.",
+		return nil, fault.New(fault.Unavailable, db.CodeDatabaseBusy, "The same request is being purged; send it again.",
 			err).RetryAfter(time.Second)
 	case err != nil:
 		return nil, err
@@ -121,7 +121,7 @@ func claim(ctx context.Context, tx db.Tx, m Meta) ([]byte, error) {
 			WHERE principal_type = $1 AND principal_id = $2 AND route = $3 AND key = $4`, args...)
 		return nil, err
 	case !bytes.Equal(hash, m.BodyHash):
-		return nil, fault.New(fault.Unprocessable, "idempotency_key_reused",
+		return nil, fault.New(fault.Unprocessable, codeIdempotencyKeyReused,
 			"This X-Idempotency-Key was used for another request; choose a new key for a new effect.", nil).
 			WithField("header/X-Idempotency-Key", "was used with another path, query or body").Permanent()
 	case response == nil:

@@ -124,7 +124,7 @@ func recovered(ctx context.Context, tx db.Tx, permission iam.Permission, i insta
 			return err
 		}
 		if node.Resync.Status == fleet.AwaitingResync {
-			return fault.New(fault.Unavailable, "node_recovering", "The hub was restored from a backup and waits for the node "+
+			return fault.New(fault.Unavailable, codeNodeRecovering, "The hub was restored from a backup and waits for the node "+
 				"of this app instance; try again when it is back.", nil).RetryAfter(30 * time.Second)
 		}
 	}

@@ -63,7 +63,7 @@ func TestAnInstanceFromRequestToProof(t *testing.T) {
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
 
 	_, err := (&Service{DB: w.d}).ReleaseAllocation(t.Context(), w.meta("release-1"), w.project.ID, a.ID)
-	require.Equal(t, "allocation_in_use", fault.As(err).Code)
+	require.EqualValues(t, "allocation_in_use", fault.As(err).Code)
 
 	i, err = w.commands().DecommissionInstance(t.Context(), w.meta("end"), w.project.ID, i.ID)
 	require.NoError(t, err)
@@ -151,7 +151,7 @@ func TestWhatRefusesAnInstanceChangesNothing(t *testing.T) {
 	stranger, outsider := w.tenant("other")
 	cases := []struct {
 		name   string
-		code   string
+		code   fault.Code
 		change func(*Meta, *CreateInstanceInput)
 	}{
 		{"another org's project", "not_found", func(m *Meta, _ *CreateInstanceInput) { m.Principal = outsider }},
@@ -188,7 +188,7 @@ func TestAVersionBelowTheLowestOneStartsNoMoreWhileWhatRunsGoesOn(t *testing.T) 
 	strict := w.commands()
 	strict.minVersionOf = floor
 	_, err := strict.CreateInstance(t.Context(), w.meta("k"), w.instanceInput())
-	require.Equal(t, "app_version_too_old", fault.As(err).Code, "%v", err)
+	require.EqualValues(t, "app_version_too_old", fault.As(err).Code, "%v", err)
 	require.Equal(t, "/version", fault.As(err).Fields[0].Pointer)
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status)
 
@@ -196,7 +196,7 @@ func TestAVersionBelowTheLowestOneStartsNoMoreWhileWhatRunsGoesOn(t *testing.T) 
 	require.NoError(t, err)
 	w.report(2, w.says(w.get(i.ID), protocol.WorkloadStatus_STOPPED))
 	_, err = strict.StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
-	require.Equal(t, "app_version_too_old", fault.As(err).Code, "%v", err)
+	require.EqualValues(t, "app_version_too_old", fault.As(err).Code, "%v", err)
 	_, err = w.commands().StartInstance(t.Context(), w.meta("again"), w.project.ID, i.ID)
 	require.NoError(t, err, "without a lowest version it starts")
 }
@@ -213,7 +213,7 @@ func TestNoMoneyNoInstance(t *testing.T) {
 	})
 	before := w.contents()
 	_, err := w.commands().CreateInstance(t.Context(), w.meta("k"), w.instanceInput())
-	require.Equal(t, "insufficient_funds", fault.As(err).Code)
+	require.EqualValues(t, "insufficient_funds", fault.As(err).Code)
 	require.Equal(t, before, w.contents())
 }
 
@@ -243,11 +243,11 @@ func TestADrainingNodeGetsNoNewInstance(t *testing.T) {
 	in := w.instanceInput()
 	in.AllocationIDs = []string{a.ID}
 	_, err := w.commands().CreateInstance(t.Context(), w.meta("k"), in)
-	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
+	require.EqualValues(t, "insufficient_capacity", fault.As(err).Code)
 	alloc := w.allocationInput()
 	alloc.NodeID = w.node
 	_, err = (&Service{DB: w.d}).CreateAllocation(t.Context(), w.meta("k2"), alloc)
-	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
+	require.EqualValues(t, "insufficient_capacity", fault.As(err).Code)
 }
 
 func TestAnAllocationThatIsNotPaidEndsWithWhatRunsInIt(t *testing.T) {

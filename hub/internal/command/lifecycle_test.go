@@ -42,9 +42,9 @@ func TestUpgradeAndRollback(t *testing.T) {
 	require.Equal(t, "2.0.0", i.Version)
 	require.Equal(t, []string{w.node, w.node}, w.poked)
 	_, err := w.commands().UpgradeInstance(t.Context(), w.meta("again"), w.project.ID, i.ID, "2.0.0")
-	require.Equal(t, "instance_upgrading", fault.As(err).Code)
+	require.EqualValues(t, "instance_upgrading", fault.As(err).Code)
 	_, err = w.commands().RollbackInstance(t.Context(), w.meta("early"), w.project.ID, i.ID, "")
-	require.Equal(t, "instance_upgrading", fault.As(err).Code)
+	require.EqualValues(t, "instance_upgrading", fault.As(err).Code)
 
 	ready := w.says(i, protocol.WorkloadStatus_READY)
 	ready.Revision = 2
@@ -106,7 +106,7 @@ func TestWhatRefusesAnUpgradeChangesNothing(t *testing.T) {
 				c.change(&m)
 			}
 			_, err := w.commands().UpgradeInstance(t.Context(), m, w.project.ID, i.ID, c.version)
-			require.Equal(t, c.code, fault.As(err).Code, "%v", err)
+			require.EqualValues(t, c.code, fault.As(err).Code, "%v", err)
 		})
 	}
 	require.Equal(t, before, w.contents())
@@ -144,7 +144,7 @@ func TestNoMoneyNoStart(t *testing.T) {
 	})
 	before := w.contents()
 	_, err := w.commands().StartInstance(t.Context(), w.meta("start"), w.project.ID, i.ID)
-	require.Equal(t, "insufficient_funds", fault.As(err).Code)
+	require.EqualValues(t, "insufficient_funds", fault.As(err).Code)
 	require.Equal(t, before, w.contents())
 }
 
@@ -153,7 +153,7 @@ func TestConfigIsCheckedAgainstTheVersion(t *testing.T) {
 	i := w.running()
 	_, err := (&Service{DB: w.d}).ChangeInstance(t.Context(), w.meta(""), w.project.ID, i.ID,
 		ChangeInstanceInput{Config: map[string]any{"x": 1}})
-	require.Equal(t, "config_invalid", fault.As(err).Code)
+	require.EqualValues(t, "config_invalid", fault.As(err).Code)
 }
 
 func TestWhatAnInstanceCostsIsKnownBeforeAndWhileItRuns(t *testing.T) {

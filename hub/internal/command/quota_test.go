@@ -126,7 +126,7 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 			err := attempt(w)
 			require.True(t, fault.Is(err, fault.Conflict), "%v", err)
 			f := fault.As(err)
-			require.Equal(t, iam.CodeQuotaExceeded, f.Code)
+			require.Equal(t, fault.CodeQuotaExceeded, f.Code)
 			require.Equal(t, "quota/"+string(name), f.Fields[0].Pointer)
 			require.Equal(t, before, w.contents())
 
@@ -168,7 +168,7 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	w.limit(iam.QuotaAppSlugs, w.used(iam.QuotaAppSlugs)+1)
 	require.NoError(t, reserve("vllm"))
 	require.NoError(t, reserve("vllm"), "the same again")
-	require.Equal(t, iam.CodeQuotaExceeded, fault.As(reserve("ollama")).Code)
+	require.Equal(t, fault.CodeQuotaExceeded, fault.As(reserve("ollama")).Code)
 
 	other, stranger := w.tenant("other")
 	asStranger := m
@@ -182,7 +182,8 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 		CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
 	}, w.now)
 	w.tx(func(ctx context.Context, tx db.Tx) error { return artifact.AddIntent(ctx, tx, intent) })
-	require.Equal(t, "app_slug_in_use", fault.As(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm")).Code)
+	require.EqualValues(t, "app_slug_in_use", fault.As(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm")).
+		Code)
 	m.Now = intent.ExpiresAt.Add(1)
 	require.NoError(t, release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm"))
 	require.True(t, fault.Is(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm"), fault.NotFound))
@@ -196,7 +197,7 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, other.OrgID, moved.OrgID)
 	require.Equal(t, catalog.CodeSlugTaken, fault.As(reserve("vllm")).Code)
-	require.Equal(t, "app_slug_in_use",
+	require.EqualValues(t, "app_slug_in_use",
 		fault.As(second(transfer.TransferAppSlug(t.Context(), admin, "demo", other.OrgID))).Code,
 		"a published one stays")
 }

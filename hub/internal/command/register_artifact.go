@@ -93,13 +93,14 @@ func (in RegisterArtifactInput) resolve(ctx context.Context, tx db.Tx, m Meta) (
 	case err == nil && app.OrgID == "" && m.Principal.PlatformAdmin:
 		orgSlug = ""
 	case err != nil || app.OrgID != project.OrgID:
-		return iam.Project{}, "", fault.New(fault.Unprocessable, "reference_unknown", "Ask for a publish intent for this "+
-			"app first.", nil).
+		return iam.Project{}, "", fault.New(fault.Unprocessable, fault.CodeReferenceUnknown,
+			"Ask for a publish intent for this "+
+				"app first.", nil).
 			WithField("/app_slug", "is no app of this org").Permanent()
 	}
 	repository := artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName)
 	if in.Repository != "" && in.Repository != repository {
-		return iam.Project{}, "", fault.New(fault.Unprocessable, "repository_wrong", "The artifact lies in another "+
+		return iam.Project{}, "", fault.New(fault.Unprocessable, codeRepositoryWrong, "The artifact lies in another "+
 			"repository.", nil).
 			WithHint("/repository", "is not the repository of this app's artifact", repository).Permanent()
 	}

@@ -74,7 +74,7 @@ func verifyManifest(ctx context.Context, tx db.Tx, env *protocol.Envelope, b pro
 			}
 		}
 	}
-	return manifest.Verified{}, false, refusedDocument(refusal, "manifest_refused", manifestPointer)
+	return manifest.Verified{}, false, refusedDocument(refusal, codeManifestRefused, manifestPointer)
 }
 
 // ownerOf finds the org in whose repositories all images of the manifest lie; empty for an app of the platform.
@@ -95,7 +95,7 @@ func ownerOf(ctx context.Context, tx db.Tx, v manifest.Verified) (orgID string, 
 	}
 	org, err := iam.GetOrgBySlug(ctx, tx, owner)
 	if fault.Is(err, fault.NotFound) {
-		return "", fault.New(fault.Unprocessable, "org_unknown", "The images lie in the repositories of an org that does "+
+		return "", fault.New(fault.Unprocessable, codeOrgUnknown, "The images lie in the repositories of an org that does "+
 			"not exist.", nil).
 			WithField(manifestPointer+"/payload/version/runtime_profile/image_variants/0/image_ref", "names no org").Permanent()
 	}

@@ -19,7 +19,7 @@ func (s *Service) RegisterPublisher(ctx context.Context, m Meta,
 	}
 	verified, err := protocol.VerifyDelegation(delegation, s.Bundle(), m.Now)
 	if err != nil {
-		return catalog.Publisher{}, refusedDocument(err, "delegation_refused", "/delegation")
+		return catalog.Publisher{}, refusedDocument(err, codeDelegationRefused, "/delegation")
 	}
 	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Publisher, error) {
 		return Idempotent(ctx, tx, m, func() (catalog.Publisher, error) {
@@ -27,7 +27,7 @@ func (s *Service) RegisterPublisher(ctx context.Context, m Meta,
 			if slug := verified.Message().GetOrgSlug(); slug != "" {
 				org, err := iam.GetOrgBySlug(ctx, tx, slug)
 				if fault.Is(err, fault.NotFound) {
-					return catalog.Publisher{}, fault.New(fault.Unprocessable, "org_unknown", "The delegation names an org that "+
+					return catalog.Publisher{}, fault.New(fault.Unprocessable, codeOrgUnknown, "The delegation names an org that "+
 						"does not exist.", nil).
 						WithField("/delegation/payload/org_slug", "is no org's slug").Permanent()
 				}

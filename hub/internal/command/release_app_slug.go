@@ -55,7 +55,7 @@ func (s *Service) transferAppSlug(ctx context.Context, tx db.Tx, m Meta, slug, o
 	}
 	if orgID != "" {
 		if _, err := iam.GetOrg(ctx, tx, orgID); err != nil {
-			return catalog.Slug{}, fault.New(fault.Unprocessable, "org_unknown", "There is no such org.", err).WithField(
+			return catalog.Slug{}, fault.New(fault.Unprocessable, codeOrgUnknown, "There is no such org.", err).WithField(
 				"/org_id",
 				"names no org").Permanent()
 		}
@@ -92,7 +92,7 @@ func checkUnpublished(ctx context.Context, tx db.Tx, m Meta, app catalog.App) er
 		return err
 	}
 	if versions || used {
-		return fault.New(fault.Conflict, "app_slug_in_use", "Versions, artifacts or open publish intents exist under this "+
+		return fault.New(fault.Conflict, codeAppSlugInUse, "Versions, artifacts or open publish intents exist under this "+
 			"slug.", nil).Permanent()
 	}
 	return nil

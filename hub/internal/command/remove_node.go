@@ -80,7 +80,7 @@ func checkEmpty(ctx context.Context, tx db.Tx, nodeID string) error {
 		return err
 	}
 	if held > 0 {
-		return fault.New(fault.Conflict, "node_in_use", fmt.Sprintf("%d allocations are held on the node; they must be "+
+		return fault.New(fault.Conflict, codeNodeInUse, fmt.Sprintf("%d allocations are held on the node; they must be "+
 			"released first.", held), nil)
 	}
 	owing, err := ledger.Owing(ctx, tx, nodeID)
@@ -88,7 +88,7 @@ func checkEmpty(ctx context.Context, tx db.Tx, nodeID string) error {
 		return err
 	}
 	if owing > 0 {
-		return fault.New(fault.Conflict, "node_owes_usage", "The node has not handed over all usage of what ran there; "+
+		return fault.New(fault.Conflict, codeNodeOwesUsage, "The node has not handed over all usage of what ran there; "+
 			"wait for it, or declare the node lost.", nil)
 	}
 	return nil

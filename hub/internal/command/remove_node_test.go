@@ -91,7 +91,7 @@ func TestADrainedNodeTakesNothingNewUntilItIsUndrained(t *testing.T) {
 	w.drained()
 	require.Equal(t, fleet.Draining, w.fleetNode().Status(w.now))
 	_, err := (&Service{DB: w.d}).CreateAllocation(t.Context(), w.meta("full"), w.allocationInput())
-	require.Equal(t, "insufficient_capacity", fault.As(err).Code)
+	require.EqualValues(t, "insufficient_capacity", fault.As(err).Code)
 	w.report(1, w.says(i, protocol.WorkloadStatus_READY))
 	require.Equal(t, instance.Running, w.get(i.ID).Lifecycle.Status, "what runs goes on")
 
@@ -107,7 +107,7 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 	w := newWorld(t)
 	i := w.running()
 	a := i.Members[0].AllocationID
-	refused := func(code string) {
+	refused := func(code fault.Code) {
 		t.Helper()
 		before := w.contents()
 		require.Equal(t, code, fault.As(w.removeNode(RemoveNodeInput{})).Code)
@@ -135,14 +135,14 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 		func() error { return (&Service{DB: w.d}).DrainNode(t.Context(), w.admin("d"), w.node) },
 		func() error { return (&Service{DB: w.d}).UndrainNode(t.Context(), w.admin("u"), w.node) },
 	} {
-		require.Equal(t, "node_removed", fault.As(do()).Code)
+		require.EqualValues(t, "node_removed", fault.As(do()).Code)
 	}
 	w.tx(func(ctx context.Context, tx db.Tx) error {
 		_, err := fleet.Connect(ctx, tx, fleet.Connection{
 			NodeID: w.node, ReplicaID: "r1",
 			Hello: &protocol.Hello{Incarnation: "i1"},
 		}, w.now)
-		require.Equal(t, "node_removed", fault.As(err).Code)
+		require.EqualValues(t, "node_removed", fault.As(err).Code)
 		return nil
 	})
 }
@@ -151,7 +151,7 @@ func TestANodeInContactIsNotLost(t *testing.T) {
 	w := newWorld(t)
 	w.running()
 	before := w.contents()
-	require.Equal(t, "node_connected", fault.As(w.removeNode(RemoveNodeInput{Lost: true})).Code)
+	require.EqualValues(t, "node_connected", fault.As(w.removeNode(RemoveNodeInput{Lost: true})).Code)
 	require.Equal(t, before, w.contents())
 	require.NoError(t, (&Service{DB: w.d, ShutOut: func(string, string) {}}).BanNode(t.Context(), w.admin("ban"), w.node,
 		"stolen"))
@@ -204,9 +204,9 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	require.Equal(t, "apps.instance.failed", w.eventTypes(runs.ID)[3])
 
 	_, err = w.commands().UpgradeInstance(t.Context(), w.meta("up"), w.project.ID, runs.ID, "1.0.0")
-	require.Equal(t, "node_lost", fault.As(err).Code)
+	require.EqualValues(t, "node_lost", fault.As(err).Code)
 	_, err = (&Service{DB: w.d}).ReleaseAllocation(t.Context(), w.meta("release"), w.project.ID, a)
-	require.Equal(t, "allocation_node_lost", fault.As(err).Code)
+	require.EqualValues(t, "allocation_node_lost", fault.As(err).Code)
 	gone, err := w.commands().DecommissionInstance(t.Context(), w.meta("end it"), w.project.ID, runs.ID)
 	require.NoError(t, err)
 	require.Equal(t, instance.Lifecycle{

@@ -47,7 +47,8 @@ func (s *Service) withProjectLock(ctx context.Context, projectID string,
 ) (instanceResult, error) {
 	unlock, err := s.projects.Lock(ctx, projectID)
 	if err != nil {
-		return instanceResult{}, fault.New(fault.Unavailable, "cancelled", "The request ended before it could be done.", err)
+		return instanceResult{}, fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be done.",
+			err)
 	}
 	defer unlock()
 	return db.RunTx(ctx, s.DB, fn)

@@ -49,7 +49,7 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	// What is billed is frozen with the modes.
 	if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope ||
 		next.RuntimeBackend != i.Modes.RuntimeBackend {
-		return instance.Change{}, fault.New(fault.Unprocessable, "mode_unsupported", "The version does not support the "+
+		return instance.Change{}, fault.New(fault.Unprocessable, codeModeUnsupported, "The version does not support the "+
 			"modes that the app instance runs in; deploy it anew.", nil).
 			WithField("/version", "does not support the modes of the app instance").Permanent()
 	}

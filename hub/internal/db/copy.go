@@ -210,7 +210,7 @@ func Load(ctx context.Context, d *DB, versions []int64,
 		return err
 	}
 	if len(have) > 0 {
-		return fault.New(fault.Conflict, "database_not_empty", "The database has tables already: a backup is restored into "+
+		return fault.New(fault.Conflict, codeDatabaseNotEmpty, "The database has tables already: a backup is restored into "+
 			"an empty one only.", fmt.Errorf("table %s", have[0].Name))
 	}
 	if err := migrateTo(ctx, d, versions); err != nil {
@@ -242,7 +242,7 @@ func loadTable(ctx context.Context, conn *pgxpool.Conn, have []Table, t Table, r
 		})
 	})
 	if !known {
-		return fault.New(fault.Unprocessable, "backup_of_another_schema", "The backup holds the table "+t.Name+
+		return fault.New(fault.Unprocessable, codeBackupOfAnotherSchema, "The backup holds the table "+t.Name+
 			" in a form that this release does not know.", nil)
 	}
 	// Migrations write rows, too; those of the dump are all there are to be.

@@ -80,7 +80,7 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	conf, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		// The parser's text holds the URL with its password masked; it still belongs to the log, not to a caller.
-		return nil, fault.New(fault.Unprocessable, "database_url_invalid", "The database URL cannot be read; expected "+
+		return nil, fault.New(fault.Unprocessable, codeDatabaseURLInvalid, "The database URL cannot be read; expected "+
 			"postgres://user@host:port/name.", err)
 	}
 	if !strings.Contains(url, "pool_max_conns") {
@@ -115,7 +115,7 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		d.engine = PostgreSQL
 	default:
 		pool.Close()
-		return nil, fault.New(fault.Unprocessable, "database_unsupported", "The database is neither CockroachDB nor "+
+		return nil, fault.New(fault.Unprocessable, codeDatabaseUnsupported, "The database is neither CockroachDB nor "+
 			"PostgreSQL.", fmt.Errorf("version() says %q", version))
 	}
 	return d, nil
@@ -202,7 +202,7 @@ func prepareConn(ctx context.Context, conn *pgx.Conn) error {
 }
 
 func unavailable(cause error) *fault.Error {
-	return fault.New(fault.Unavailable, "database_unavailable", "The database does not answer; try again in a moment.",
+	return fault.New(fault.Unavailable, CodeDatabaseUnavailable, "The database does not answer; try again in a moment.",
 		cause).RetryAfter(time.Second)
 }
 

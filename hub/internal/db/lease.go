@@ -19,9 +19,6 @@ const (
 	leaseEndTimeout = 5 * time.Second
 )
 
-// CodeLeaseHeld is the fault's code where another hub process works on the database.
-const CodeLeaseHeld = "hub_already_running"
-
 // Process is a hub process that wants to work on a database.
 type Process struct {
 	// ID is random for each process.

@@ -56,7 +56,7 @@ func migrateTo(ctx context.Context, d *DB, versions []int64) error {
 		}
 		for _, v := range versions {
 			if !known[v] {
-				return fault.New(fault.Unprocessable, "backup_of_newer_release", fmt.Sprintf("The backup was made by a newer "+
+				return fault.New(fault.Unprocessable, CodeBackupOfNewerRelease, fmt.Sprintf("The backup was made by a newer "+
 					"release: this one does not know migration %d. Restore it with that release.", v), nil)
 			}
 		}

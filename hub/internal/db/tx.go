@@ -105,7 +105,7 @@ func attempt[T any](ctx context.Context, writes bool, once func(context.Context,
 			}
 		}
 		if err := pause(ctx, conflicts+lost); err != nil {
-			return zero, fault.New(fault.Unavailable, "cancelled", "The request ended before it could be done.", err)
+			return zero, fault.New(fault.Unavailable, CodeCancelled, "The request ended before it could be done.", err)
 		}
 	}
 }
@@ -268,7 +268,7 @@ func committing(err error) result {
 
 func beginFailed(ctx context.Context, err error) result {
 	if ctx.Err() != nil {
-		return result{failed, fault.New(fault.Unavailable, "cancelled", "The request ended before it could be done.", err)}
+		return result{failed, fault.New(fault.Unavailable, CodeCancelled, "The request ended before it could be done.", err)}
 	}
 	return result{lostConnection, err}
 }
@@ -310,7 +310,7 @@ func isConnectionLoss(err error) bool {
 }
 
 func ambiguous(cause error) *fault.Error {
-	return fault.New(fault.Unavailable, "commit_ambiguous",
+	return fault.New(fault.Unavailable, codeCommitAmbiguous,
 		"The database broke off while saving; it is not known whether the change was made. Send the same request again "+
 			"with the same X-Idempotency-Key.",
 		errors.Join(ErrAmbiguousCommit, cause)).RetryAfter(time.Second)
@@ -321,13 +321,13 @@ func orDiskFull(err error) error {
 	if sqlState(err) != "53100" {
 		return err
 	}
-	return fault.New(fault.Unavailable, "database_disk_full",
+	return fault.New(fault.Unavailable, codeDatabaseDiskFull,
 		"The hub's database has no disk space left; nothing was changed. Try again when the hub's operator has freed some.",
 		err).RetryAfter(diskFullRetry)
 }
 
 func busy(cause error) *fault.Error {
-	return fault.New(fault.Unavailable, "database_busy", "Too many changes at the same place at once; try again in a "+
+	return fault.New(fault.Unavailable, CodeDatabaseBusy, "Too many changes at the same place at once; try again in a "+
 		"moment.", cause).RetryAfter(time.Second)
 }
 

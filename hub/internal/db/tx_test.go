@@ -190,7 +190,7 @@ func TestCommitWithoutAnAnswerIsAmbiguousAndNotRepeated(t *testing.T) {
 		return none{}, err
 	})
 	require.ErrorIs(t, err, db.ErrAmbiguousCommit)
-	require.Equal(t, "commit_ambiguous", fault.As(err).Code)
+	require.EqualValues(t, "commit_ambiguous", fault.As(err).Code)
 	require.Equal(t, 1, attempts, "only the caller knows whether doing it again is right")
 	do(t, d, `INSERT INTO rows VALUES ($1)`, db.NewID())
 }
@@ -290,7 +290,7 @@ func TestEndlessConflictEndsAsBusy(t *testing.T) {
 		_, err := tx.Exec(t.Context(), `UPDATE counters SET n = $1`, n+1)
 		return none{}, err
 	})
-	require.Equal(t, "database_busy", fault.As(err).Code)
+	require.EqualValues(t, "database_busy", fault.As(err).Code)
 	require.Positive(t, fault.As(err).RetryDelay)
 }
 
@@ -347,7 +347,7 @@ func TestOpenSaysWhatIsWrong(t *testing.T) {
 		fmt.Sprintf("postgres:///x?host=%s", t.TempDir()): "database_unavailable",
 	} {
 		_, err := db.Open(t.Context(), url)
-		require.Equal(t, code, fault.As(err).Code, url)
+		require.EqualValues(t, code, fault.As(err).Code, url)
 		require.NotContains(t, err.Error(), "hush")
 	}
 }

@@ -116,7 +116,7 @@ func page(limit int) int {
 func (e Event) Cursor() string { return strconv.FormatInt(e.ResourceVersion, 10) + "." + e.ID }
 
 func parseCursor(s string) (version int64, id string, err error) {
-	bad := fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.",
+	bad := fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
 		nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
 	for i := range len(s) {
 		if s[i] != '.' {

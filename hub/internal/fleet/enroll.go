@@ -40,7 +40,7 @@ func CreateToken(ctx context.Context, tx db.Tx, in NewToken, now time.Time) (Joi
 		in.TTL = DefaultTokenTTL
 	}
 	if in.TTL < MinTokenTTL || in.TTL > MaxTokenTTL {
-		return JoinToken{}, fault.New(fault.Unprocessable, "expiry_out_of_range",
+		return JoinToken{}, fault.New(fault.Unprocessable, codeExpiryOutOfRange,
 			fmt.Sprintf("A join token lives between %s and %s.", MinTokenTTL, MaxTokenTTL), nil).WithField("/expires_in_seconds",
 			"out of range")
 	}
@@ -121,7 +121,7 @@ func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node
 		return Node{}, false, err
 	}
 	if known {
-		return Node{}, false, fault.New(fault.Conflict, "node_key_in_use", "A node with this key is enrolled already: "+
+		return Node{}, false, fault.New(fault.Conflict, codeNodeKeyInUse, "A node with this key is enrolled already: "+
 			"renew its certificate, or make a new key.", nil).WithField("/csr_pem", "its key is another node's").Permanent()
 	}
 	if _, err := tx.Exec(ctx,

@@ -64,9 +64,6 @@ const (
 	Quarantined Status = "quarantined"
 )
 
-// CodeBanned is what a banned node is told.
-const CodeBanned = "node_banned"
-
 // ReasonIdentityUsedTwice says that two processes speak with the node's key at the same time: its disk was copied, or
 // its key stolen.
 const ReasonIdentityUsedTwice = "identity_used_twice"
@@ -151,7 +148,7 @@ func (n Node) admissionError() error {
 	case n.IsBanned():
 		return bannedFault()
 	case n.IsRemoved() && !n.Lost:
-		return fault.New(fault.Forbidden, "node_removed", "This node was removed from the mesh. It may return as a new "+
+		return fault.New(fault.Forbidden, CodeNodeRemoved, "This node was removed from the mesh. It may return as a new "+
 			"node, with a new key and a new join token.", nil).Permanent()
 	}
 	return nil
@@ -257,7 +254,7 @@ func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error
 
 // ErrProof answers a renewal without the proof of the node's key, also for a node that does not exist.
 func ErrProof() *fault.Error {
-	return fault.New(fault.Unauthenticated, "proof_invalid", "The request is not signed by the key that the node "+
+	return fault.New(fault.Unauthenticated, codeProofInvalid, "The request is not signed by the key that the node "+
 		"enrolled with.", nil).WithField("/signature", "does not verify")
 }
 
@@ -267,12 +264,12 @@ func bannedFault() error {
 }
 
 func notFound() error {
-	return fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
+	return fault.New(fault.NotFound, CodeNodeNotFound, "There is no such node.", nil)
 }
 
 // tokenFault is one answer for every token that cannot be used, so that trying tokens tells nothing.
 func tokenFault() error {
-	return fault.New(fault.Unauthenticated, "join_token_invalid", "The join token is unknown, expired, or was used by "+
+	return fault.New(fault.Unauthenticated, codeJoinTokenInvalid, "The join token is unknown, expired, or was used by "+
 		"another node. Make a new one.", nil).WithField("/join_token", "cannot be used").Permanent()
 }
 

@@ -77,7 +77,7 @@ func node(t *testing.T, d *db.DB) fleet.Node {
 func codeOf(t *testing.T, err error) string {
 	t.Helper()
 	require.Error(t, err)
-	return fault.As(err).Code
+	return string(fault.As(err).Code)
 }
 
 func TestJoinTokenLetsOneNodeInOnce(t *testing.T) {

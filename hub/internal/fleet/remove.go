@@ -14,10 +14,10 @@ import (
 func CheckRemoval(n Node, lost bool, now time.Time) error {
 	switch {
 	case lost && n.Connected(now) && !n.IsBanned():
-		return fault.New(fault.Conflict, "node_connected",
+		return fault.New(fault.Conflict, codeNodeConnected,
 			"The node is in contact, so it is not lost: drain it, end what runs there and remove it, or ban it first.", nil)
 	case !lost && !n.Draining && !n.IsBanned():
-		return fault.New(fault.Conflict, "node_not_draining", "Drain the node first, so that nothing new is placed on it.",
+		return fault.New(fault.Conflict, codeNodeNotDraining, "Drain the node first, so that nothing new is placed on it.",
 			nil)
 	}
 	return nil

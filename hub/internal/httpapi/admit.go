@@ -177,7 +177,7 @@ func (a *api) admitNode(node string, state *call) (leave func(), err error) {
 
 func credential(h http.Header) (string, error) {
 	values := h.Values("Authorization")
-	missing := fault.New(fault.Unauthenticated, "credential_missing", "This operation needs a bearer token.", nil).
+	missing := fault.New(fault.Unauthenticated, codeCredentialMissing, "This operation needs a bearer token.", nil).
 		WithHint("header/Authorization", "is missing", "Authorization: Bearer <token>")
 	if len(values) == 0 {
 		return "", missing
@@ -185,7 +185,8 @@ func credential(h http.Header) (string, error) {
 	scheme, token, ok := strings.Cut(values[0], " ")
 	token = strings.TrimSpace(token)
 	if len(values) > 1 || !ok || !strings.EqualFold(scheme, "Bearer") || token == "" || len(token) > maxCredentialBytes {
-		return "", fault.New(fault.Unauthenticated, "credential_invalid", "The Authorization header is not one bearer token.",
+		return "", fault.New(fault.Unauthenticated, fault.CodeCredentialInvalid, "The Authorization header is not one "+
+			"bearer token.",
 			nil).
 			WithHint("header/Authorization", "is not a bearer token", "Authorization: Bearer <token>")
 	}
@@ -204,7 +205,7 @@ func (a *api) fail(c *gin.Context, err error) {
 		if f.Kind == fault.Internal {
 			level = slog.LevelError
 		}
-		a.conf.Log.LogAttrs(ctx, level, "request failed", slog.String("code", f.Code), slog.Any("error", err),
+		a.conf.Log.LogAttrs(ctx, level, "request failed", slog.String("code", string(f.Code)), slog.Any("error", err),
 			slog.String("correlation_id", state.correlationID))
 	}
 	a.audit(ctx, state, f)

@@ -171,7 +171,7 @@ func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filte
 		return ledger.Filter{}, err
 	}
 	if !from.IsZero() && !to.IsZero() && !to.After(from) {
-		return ledger.Filter{}, fault.New(fault.Unprocessable, "period_empty", "The period ends before it begins.",
+		return ledger.Filter{}, fault.New(fault.Unprocessable, codePeriodEmpty, "The period ends before it begins.",
 			nil).WithField("query/to", "is not after from")
 	}
 	return ledger.Filter{Before: before, Limit: limitOf(limit), From: from, To: to}, nil
@@ -180,7 +180,8 @@ func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filte
 func amountOf(text, pointer string) (int64, error) {
 	nanos, err := ledger.ParseNanos(text)
 	if err != nil {
-		return 0, fault.New(fault.Unprocessable, "amount_invalid", "The amount cannot be read.", err).WithHint(pointer,
+		return 0, fault.New(fault.Unprocessable, ledger.CodeAmountInvalid, "The amount cannot be read.",
+			err).WithHint(pointer,
 			"is not an amount", "like 12.5, with at most nine digits after the point")
 	}
 	return nanos, nil

@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // call is one request on its way: what the middlewares found out about it.
@@ -24,7 +25,7 @@ type call struct {
 	bodyHash []byte
 	at       time.Time
 	// failure is the code of the fault that ended it; empty when all went well.
-	failure string
+	failure fault.Code
 }
 
 type callKey struct{}

@@ -264,7 +264,7 @@ func versionView(full query.AppVersion) (AppVersion, error) {
 // envelopeOf reads the JSON form of a signed document. Nothing is verified yet.
 func envelopeOf(in SignedEnvelope, pointer string) (*protocol.Envelope, error) {
 	malformed := func(at string, cause error) error {
-		return fault.New(fault.Malformed, "envelope_malformed", "The envelope cannot be read.", cause).WithField(pointer+at,
+		return fault.New(fault.Malformed, codeEnvelopeMalformed, "The envelope cannot be read.", cause).WithField(pointer+at,
 			"is not standard base64").Permanent()
 	}
 	payload, err := base64.StdEncoding.DecodeString(in.Payload)

@@ -46,7 +46,7 @@ func invalid(fields []fault.Field) error {
 	if len(fields) > maxProblemFields {
 		fields = fields[:maxProblemFields]
 	}
-	f := fault.New(fault.Malformed, "invalid_request", "The request is not what the contract asks for; see errors for "+
+	f := fault.New(fault.Malformed, codeInvalidRequest, "The request is not what the contract asks for; see errors for "+
 		"the places.", nil).Permanent()
 	f.Fields = fields
 	return f
@@ -57,11 +57,11 @@ func readBody(c *gin.Context, o *operation) ([]byte, error) {
 	var tooLarge *http.MaxBytesError
 	switch {
 	case errors.As(err, &tooLarge):
-		return nil, fault.New(fault.TooLarge, "body_too_large", fmt.Sprintf("The body is larger than the %d bytes that "+
+		return nil, fault.New(fault.TooLarge, codeBodyTooLarge, fmt.Sprintf("The body is larger than the %d bytes that "+
 			"this operation takes.", o.maxBodyBytes), nil).
 			WithField("", fmt.Sprintf("is larger than %d bytes", o.maxBodyBytes)).Permanent()
 	case err != nil:
-		return nil, fault.New(fault.Malformed, "body_incomplete", "The body did not arrive completely; send the request "+
+		return nil, fault.New(fault.Malformed, codeBodyIncomplete, "The body did not arrive completely; send the request "+
 			"again.", err)
 	}
 	c.Request.Body = readAlready{bytes.NewReader(body)}
@@ -87,21 +87,21 @@ func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error
 		return nil, nil
 	}
 	if len(text) == 0 {
-		return nil, fault.New(fault.Malformed, "body_missing", "This operation needs a JSON body.", nil).WithField("",
+		return nil, fault.New(fault.Malformed, codeBodyMissing, "This operation needs a JSON body.", nil).WithField("",
 			"is missing").Permanent()
 	}
 	if media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil ||
 		media != "application/json" || !isUTF8(params) {
-		return nil, fault.New(fault.Malformed, "content_type_unsupported", "Send the body as JSON.", nil).
+		return nil, fault.New(fault.Malformed, codeContentTypeUnsupported, "Send the body as JSON.", nil).
 			WithHint("header/Content-Type", "is not application/json in UTF-8", "Content-Type: application/json").Permanent()
 	}
 	if f := strictJSON(body); f != nil {
-		return nil, fault.New(fault.Malformed, "body_not_json", "The body is not the strict JSON that this API takes.", nil).
+		return nil, fault.New(fault.Malformed, codeBodyNotJSON, "The body is not the strict JSON that this API takes.", nil).
 			WithHint(f.Pointer, f.Reason, f.Hint).Permanent()
 	}
 	value, err := jsonschema.UnmarshalJSON(bytes.NewReader(body))
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "body_not_json", "The body is not JSON.", err).WithField("",
+		return nil, fault.New(fault.Malformed, codeBodyNotJSON, "The body is not JSON.", err).WithField("",
 			"is not JSON").Permanent()
 	}
 	return schemaFields("", o.body.Validate(value)), nil

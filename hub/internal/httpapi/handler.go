@@ -117,14 +117,14 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 			a.fail(c, err)
 			return
 		}
-		a.fail(c, fault.New(fault.NotFound, "route_not_found", "There is no such path; openapi.yaml lists them all.",
+		a.fail(c, fault.New(fault.NotFound, codeRouteNotFound, "There is no such path; openapi.yaml lists them all.",
 			nil).Permanent())
 	})
 	e.NoMethod(func(c *gin.Context) { a.methodNotAllowed(c) })
 
 	strict := NewStrictHandlerWithOptions(s, nil, StrictGinServerOptions{
 		RequestErrorHandlerFunc: func(c *gin.Context, err error) {
-			a.fail(c, fault.New(fault.Malformed, "invalid_request", "The body is not what the contract asks for.",
+			a.fail(c, fault.New(fault.Malformed, codeInvalidRequest, "The body is not what the contract asks for.",
 				err).WithField("",
 				"has a value of the wrong type").Permanent())
 		},
@@ -135,7 +135,7 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 		},
 	})
 	options := GinServerOptions{ErrorHandler: func(c *gin.Context, err error, _ int) {
-		a.fail(c, fault.New(fault.Malformed, "invalid_request", "A parameter is not what the contract asks for.",
+		a.fail(c, fault.New(fault.Malformed, codeInvalidRequest, "A parameter is not what the contract asks for.",
 			err).Permanent())
 	}}
 	RegisterHandlersWithOptions(e.Group(basePath, a.admit), strict, options)
@@ -173,9 +173,10 @@ func (a *api) methodNotAllowed(c *gin.Context) {
 	h.Set("Content-Type", "application/problem+json")
 	closeUnread(c.Writer, c.Request)
 	c.JSON(http.StatusMethodNotAllowed, Problem{
-		Type: problemType + codeMethodNotAllowed, Title: http.StatusText(http.StatusMethodNotAllowed),
+		Type: problemType + string(codeMethodNotAllowed), Title: http.StatusText(http.StatusMethodNotAllowed),
 		Status: http.StatusMethodNotAllowed,
-		Code:   codeMethodNotAllowed, Detail: "This path does not take this method; the Allow header lists those it takes.",
+		Code:   string(codeMethodNotAllowed), Detail: "This path does not take this method; the Allow header lists those " +
+			"it takes.",
 		CorrelationID: state.correlationID,
 	})
 }

@@ -45,7 +45,7 @@ func (r *readiness) check(ctx context.Context, ask func(context.Context) error) 
 func (s *Server) GetReadiness(ctx context.Context, _ GetReadinessRequestObject) (GetReadinessResponseObject, error) {
 	if s.Ready != nil {
 		if err := s.readiness.check(ctx, s.Ready); err != nil {
-			return nil, fault.New(fault.Unavailable, "not_ready", "The hub cannot serve now; its log says why.", err)
+			return nil, fault.New(fault.Unavailable, codeNotReady, "The hub cannot serve now; its log says why.", err)
 		}
 	}
 	return GetReadiness200JSONResponse{Status: HealthStatusOk, Version: s.Version}, nil

@@ -284,7 +284,7 @@ func TestAWatcherWaitsForAChangeAndLearnsOfItAtOnce(t *testing.T) {
 			"there")
 	}
 	require.NoError(t, s.mayReadLogs(t, boss, projectID))
-	require.Equal(t, "not_found", fault.As(s.mayReadLogs(t, other, projectID)).Code)
+	require.EqualValues(t, "not_found", fault.As(s.mayReadLogs(t, other, projectID)).Code)
 
 	// Allocations and nodes are watched the same way.
 	for token, path := range map[string]string{

@@ -246,12 +246,12 @@ func memberOf(i instance.Instance, id string) (instance.Member, error) {
 			continue
 		}
 		if m.Gone {
-			return instance.Member{}, fault.New(fault.Conflict, "member_removed", "The instance was removed from its node, "+
+			return instance.Member{}, fault.New(fault.Conflict, codeMemberRemoved, "The instance was removed from its node, "+
 				"its logs with it.", nil)
 		}
 		return m, nil
 	}
-	return instance.Member{}, fault.New(fault.Unprocessable, "member_unknown", "The instance has no such member.",
+	return instance.Member{}, fault.New(fault.Unprocessable, codeMemberUnknown, "The instance has no such member.",
 		nil).WithField("query/member_id", "names no member of the instance")
 }
 

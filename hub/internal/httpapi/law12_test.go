@@ -118,7 +118,7 @@ func refuses(t *testing.T, d *door, op *operation, bad badInput) {
 	if op.mutates() || bad.status == http.StatusUnauthorized {
 		require.Len(t, d.audits, 1)
 		require.Equal(t, op.id, d.audits[0].Operation)
-		require.Equal(t, p.Code, d.audits[0].Code)
+		require.EqualValues(t, p.Code, d.audits[0].Code)
 	}
 	require.NotContains(t, d.log.String(), marker)
 }

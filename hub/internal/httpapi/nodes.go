@@ -227,7 +227,7 @@ func (s *Server) EnrollNode(ctx context.Context, r EnrollNodeRequestObject) (Enr
 func (s *Server) RenewNode(ctx context.Context, r RenewNodeRequestObject) (RenewNodeResponseObject, error) {
 	signature, err := base64.StdEncoding.DecodeString(r.Body.Signature)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "signature_encoding", "The signature is not standard base64.",
+		return nil, fault.New(fault.Malformed, codeSignatureEncoding, "The signature is not standard base64.",
 			err).WithField("/signature", "not standard base64")
 	}
 	credentials, err := s.Commands.RenewNode(ctx, metaFrom(ctx), command.RenewNodeInput{

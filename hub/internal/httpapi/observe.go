@@ -53,7 +53,7 @@ func (a *api) observe(c *gin.Context) {
 	status, took := c.Writer.Status(), a.conf.Now().Sub(start)
 	span.SetAttributes(attribute.Int("http.response.status_code", status))
 	if status >= http.StatusInternalServerError {
-		span.SetStatus(codes.Error, state.failure)
+		span.SetStatus(codes.Error, string(state.failure))
 	}
 	a.duration.Record(ctx, took.Seconds(), metric.WithAttributes(
 		attribute.String("http.request.method", methodLabel(c.Request.Method)),
@@ -62,7 +62,7 @@ func (a *api) observe(c *gin.Context) {
 	))
 	a.conf.Log.LogAttrs(ctx, levelOf(status), "request",
 		slog.String("method", methodLabel(c.Request.Method)), slog.String("route", route), slog.Int("status", status),
-		slog.String("code", state.failure), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes",
+		slog.String("code", string(state.failure)), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes",
 			max(0, c.Writer.Size())),
 		slog.String("correlation_id", state.correlationID),
 		slog.String("principal_type", state.principal.Type), slog.String("principal_id", state.principal.ID),
@@ -79,7 +79,8 @@ func (a *api) guarded(c *gin.Context) {
 			a.conf.Log.ErrorContext(c.Request.Context(), "panic", slog.String("panic", fmt.Sprint(p)),
 				slog.String("stack", string(debug.Stack())),
 				slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
-			a.fail(c, fault.New(fault.Internal, "internal", "Something went wrong on our side; the correlation id finds it in "+
+			a.fail(c, fault.New(fault.Internal, fault.CodeInternal, "Something went wrong on our side; the correlation id "+
+				"finds it in "+
 				"the log.", nil))
 		}
 	}()

@@ -15,15 +15,12 @@ import (
 // problemType is the prefix of a problem's type; the code follows.
 const problemType = "urn:gpuaas:problem:"
 
-// codeMethodNotAllowed is the one code that no fault has: no kind of fault is a 405.
-const codeMethodNotAllowed = "method_not_allowed"
-
 // writeProblem is the one translation of a fault into HTTP (RFC 9457). The cause is never in it.
 func writeProblem(c *gin.Context, f *fault.Error, correlationID string) {
 	status := statusOf(f.Kind)
 	p := Problem{
-		Type: problemType + f.Code, Title: http.StatusText(status), Status: int32(status),
-		Code: f.Code, Detail: f.Public, CorrelationID: correlationID,
+		Type: problemType + string(f.Code), Title: http.StatusText(status), Status: int32(status),
+		Code: string(f.Code), Detail: f.Public, CorrelationID: correlationID,
 	}
 	for _, field := range f.Fields {
 		p.Errors = append(p.Errors, ProblemField{Pointer: field.Pointer, Reason: field.Reason, Hint: field.Hint})

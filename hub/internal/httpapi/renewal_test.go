@@ -96,7 +96,7 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 	}
 	require.Equal(t, refusals[0], refusals[1])
 	require.Equal(t, refusals[0], refusals[2])
-	require.Equal(t, fleet.CodeBanned, renew(renewal(t, banned, bannedKey)).text("code"))
+	require.EqualValues(t, fleet.CodeBanned, renew(renewal(t, banned, bannedKey)).text("code"))
 	require.Zero(t, lookups, "while the address has a budget")
 
 	for range visitorsBurst {

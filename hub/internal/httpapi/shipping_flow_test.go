@@ -211,7 +211,7 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 		require.NoError(t, err)
 	}
 	ofPlatform(nil)
-	require.Equal(t, "not_found", fault.As(estimate(owner)).Code)
+	require.EqualValues(t, "not_found", fault.As(estimate(owner)).Code)
 	require.NoError(t, estimate(iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}))
 	ofPlatform(y.orgID)
 	entitlement := "/projects/" + y.projectID + "/apps/entitlements/demo"
@@ -285,7 +285,7 @@ func TestOnlyVerifiedImagesBecomeLaunchable(t *testing.T) {
 	}
 	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m1", y.manifest(t, "1.0.0", pushed.Repository, pushed.Digest,
 		y.signer), 201)
-	require.Equal(t, artifact.CodeNotVerified, y.must(t, y.admin, "POST", publish, "b1", "", 409).text("code"))
+	require.EqualValues(t, artifact.CodeNotVerified, y.must(t, y.admin, "POST", publish, "b1", "", 409).text("code"))
 	art := y.must(t, y.boss, "POST", artifacts, "a1", registration("1.0.0", pushed), 201)
 	require.Equal(t, "rejected", art.text("trust_state"))
 	y.must(t, y.admin, "POST", publish, "b2", "", 409)
@@ -297,7 +297,7 @@ func TestOnlyVerifiedImagesBecomeLaunchable(t *testing.T) {
 	require.Equal(t, "verified", later.text("trust_state"))
 	require.Equal(t, art.text("id"), later.text("id"))
 	y.must(t, y.admin, "POST", publish, "b3", "", 200)
-	require.Equal(t, catalog.CodeVersionStatus, y.must(t, y.admin, "POST", publish, "b4", "", 409).text("code"))
+	require.EqualValues(t, catalog.CodeVersionStatus, y.must(t, y.admin, "POST", publish, "b4", "", 409).text("code"))
 	require.Equal(t, "true", y.must(t, y.admin, "POST", publish, "b3", "", 200).header.Get("Idempotency-Replayed"))
 	y.must(t, y.admin, "POST", "/admin/apps/manifests", "m2", y.manifest(t, "1.0.0", pushed.Repository, "sha256:"+
 		strings.Repeat("a", 64), y.signer), 409)

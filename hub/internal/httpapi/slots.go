@@ -43,7 +43,7 @@ func (s *slots) acquire(wanted ...slot) (release func(), err error) {
 	defer s.mu.Unlock()
 	for _, w := range wanted {
 		if s.used[w] >= w.max {
-			return nil, fault.New(fault.RateLimited, "too_many_at_once",
+			return nil, fault.New(fault.RateLimited, codeTooManyAtOnce,
 				fmt.Sprintf("%d requests of the budget %q are under way already; end one, or try again in a moment.", w.max,
 					w.what), nil).
 				WithField("budget/"+w.what, fmt.Sprintf("allows %d at once", w.max)).RetryAfter(slotRetryAfter)

@@ -162,7 +162,7 @@ func signingKey(ctx context.Context, tx db.Tx, sealer Sealer) (kid string, _ ed2
 	}
 	seed, err := sealer.Open(sealed, signingAAD(kid))
 	if err != nil || len(seed) != ed25519.SeedSize {
-		return "", nil, fault.New(fault.Internal, "token_key_sealed", "The key for access tokens cannot be opened: restore "+
+		return "", nil, fault.New(fault.Internal, codeTokenKeySealed, "The key for access tokens cannot be opened: restore "+
 			"the hub's key file that belongs to this database.", err)
 	}
 	return kid, ed25519.NewKeyFromSeed(seed), nil
@@ -171,7 +171,8 @@ func signingKey(ctx context.Context, tx db.Tx, sealer Sealer) (kid string, _ ed2
 func signingAAD(kid string) []byte { return []byte("iam_signing_key\x00" + kid) }
 
 func (p Proof) check() error {
-	bad := fault.New(fault.Unprocessable, "invalid", "Send key_id with private_key_pem, or an assertion.", nil).Permanent()
+	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "Send key_id with private_key_pem, or an assertion.",
+		nil).Permanent()
 	switch {
 	case p.Assertion == "" && p.PrivateKeyPEM == "":
 		return bad.WithField("/private_key_pem", "is required where there is no assertion")
@@ -187,7 +188,7 @@ func (p Proof) check() error {
 
 // checkPrivateKey compares public halves: the private one is neither kept nor logged.
 func checkPrivateKey(text string, public ed25519.PublicKey) error {
-	unreadable := fault.New(fault.Unprocessable, "private_key_unreadable", "The private key cannot be read.", nil).
+	unreadable := fault.New(fault.Unprocessable, codePrivateKeyUnreadable, "The private key cannot be read.", nil).
 		WithHint("/private_key_pem", "is no Ed25519 key in PKCS #8 PEM",
 			`build the body with: jq -n --arg pem "$(cat key.pem)" '{private_key_pem: $pem}'`).Permanent()
 	block, rest := pem.Decode([]byte(text))
@@ -249,7 +250,7 @@ func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.P
 }
 
 func wrongProof(cause error) *fault.Error {
-	return fault.New(fault.Unauthenticated, "credentials_invalid",
+	return fault.New(fault.Unauthenticated, codeCredentialsInvalid,
 		"The service account, its key or the assertion is not valid: check the ids, that the account is active and the key "+
 			"current, and for an assertion its claims and your clock.", cause).Permanent()
 }

@@ -42,7 +42,7 @@ func RecoverAdmin(ctx context.Context, tx db.Tx, tokenID, text string, now time.
 		return User{}, err
 	}
 	if !found {
-		return User{}, fault.New(fault.NotFound, "no_platform_admin", "There is no platform admin yet; the hub's first "+
+		return User{}, fault.New(fault.NotFound, codeNoPlatformAdmin, "There is no platform admin yet; the hub's first "+
 			"start makes one.", nil)
 	}
 	if _, err := revokeTokens(ctx, tx, admin.ID, now); err != nil {

@@ -170,7 +170,7 @@ func TestWrongProofsAnswerAlike(t *testing.T) {
 		_, err := w.mint(t, c.proof, start())
 		require.True(t, fault.Is(err, c.kind), "%s: %v", name, err)
 		if c.kind == fault.Unauthenticated {
-			require.Equal(t, "credentials_invalid", fault.As(err).Code, name)
+			require.EqualValues(t, "credentials_invalid", fault.As(err).Code, name)
 		} else {
 			require.NotEmpty(t, fault.As(err).Fields, name)
 		}

@@ -72,7 +72,8 @@ func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformA
 	if err != nil {
 		return u, err
 	}
-	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Permanent()
+	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
+		nil).Permanent()
 	switch {
 	case u.OrgID == "" && len(roles) > 0:
 		return u, bad.WithHint("/roles", "roles are held in an org", "this user belongs to none")
@@ -203,7 +204,7 @@ func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
 	}
 	other, err := otherAdminExists(ctx, tx, u.ID)
 	if err == nil && !other {
-		err = fault.New(fault.Conflict, "last_platform_admin", "This is the last platform admin; make another one first.",
+		err = fault.New(fault.Conflict, codeLastPlatformAdmin, "This is the last platform admin; make another one first.",
 			nil).Permanent()
 	}
 	return err
@@ -212,7 +213,7 @@ func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
 func checkRoles(roles []Role, may func(Role) bool, hint string) ([]Role, error) {
 	for _, r := range roles {
 		if !may(r) {
-			return nil, fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).
+			return nil, fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.", nil).
 				WithHint("/roles", "is no role that can be held here", hint).Permanent()
 		}
 	}

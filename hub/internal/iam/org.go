@@ -42,7 +42,7 @@ type Page struct {
 
 func (p Page) check() (Page, error) {
 	if p.After != "" && !db.IsID(p.After) {
-		return p, fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.",
+		return p, fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
 			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
 	if p.Limit <= 0 {
@@ -155,7 +155,8 @@ func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page
 func slugPattern() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) }
 
 func checkNames(slug, name, namePointer string) error {
-	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Permanent()
+	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
+		nil).Permanent()
 	if len(slug) > maxSlug || !slugPattern().MatchString(slug) {
 		return bad.WithHint("/slug", "is no slug", "lower-case letters, digits and inner hyphens, at most 63")
 	}
@@ -166,7 +167,8 @@ func checkNames(slug, name, namePointer string) error {
 }
 
 func taken(what, pointer string) *fault.Error {
-	return fault.New(fault.Conflict, "already_exists", "There is already a "+what+" of this name.", nil).WithField(pointer,
+	return fault.New(fault.Conflict, codeAlreadyExists, "There is already a "+what+" of this name.", nil).WithField(
+		pointer,
 		"is taken").Permanent()
 }
 
@@ -178,7 +180,7 @@ func below(ctx context.Context, tx db.Tx, count func(context.Context, db.Tx, str
 		return err
 	}
 	if n >= limit {
-		return fault.New(fault.Conflict, "limit_reached", "There are too many "+what+" already; remove one first.", nil)
+		return fault.New(fault.Conflict, codeLimitReached, "There are too many "+what+" already; remove one first.", nil)
 	}
 	return nil
 }

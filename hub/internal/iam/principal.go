@@ -92,15 +92,16 @@ func Authorize(p Principal, permission Permission, orgID, projectID string) erro
 
 // ErrNotFound is what an absent resource and another tenant's resource answer alike.
 func ErrNotFound() *fault.Error {
-	return fault.New(fault.NotFound, "not_found", "There is no such resource.", nil)
+	return fault.New(fault.NotFound, fault.CodeNotFound, "There is no such resource.", nil)
 }
 
 // ErrUnauthenticated answers a request without a usable credential.
 func ErrUnauthenticated() *fault.Error {
-	return fault.New(fault.Unauthenticated, "unauthenticated", "Send a valid token: Authorization: Bearer <token>.", nil)
+	return fault.New(fault.Unauthenticated, codeUnauthenticated, "Send a valid token: Authorization: Bearer <token>.", nil)
 }
 
 func forbidden(permission Permission) *fault.Error {
-	return fault.New(fault.Forbidden, "forbidden", "You may not do this; it needs the permission "+string(permission)+".",
+	return fault.New(fault.Forbidden, codeForbidden, "You may not do this; it needs the permission "+string(permission)+
+		".",
 		nil).Permanent()
 }

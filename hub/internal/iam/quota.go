@@ -32,9 +32,6 @@ const (
 	QuotaUserTokens Quota = "user_tokens"
 )
 
-// CodeQuotaExceeded is the code of the fault for a request beyond a quota.
-const CodeQuotaExceeded = "quota_exceeded"
-
 // Limits are an org's quotas.
 type Limits map[Quota]int64
 
@@ -70,7 +67,7 @@ func (l Limits) Check(name Quota, used, more int64) error {
 	if more <= 0 || used+more <= l[name] {
 		return nil
 	}
-	return fault.New(fault.Conflict, CodeQuotaExceeded,
+	return fault.New(fault.Conflict, fault.CodeQuotaExceeded,
 		fmt.Sprintf("The org's quota %s is %d and %d are in use; %d more do not fit. Give some back, or ask a platform "+
 			"admin to raise it.",
 			name, l[name], used, more), nil).
@@ -99,7 +96,7 @@ func SetLimits(ctx context.Context, tx db.Tx, orgID string, set Limits, now time
 	known := DefaultLimits()
 	for name, limit := range set {
 		if _, ok := known[name]; !ok || limit < 0 {
-			return 0, fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).
+			return 0, fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.", nil).
 				WithField("/limits", "names no quota, or a negative limit").Permanent()
 		}
 	}

@@ -64,7 +64,8 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	if err := checkNames(sa.Slug, sa.Name, "/name"); err != nil {
 		return ServiceAccount{}, err
 	}
-	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Permanent()
+	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
+		nil).Permanent()
 	if len([]rune(sa.Description)) > maxDescription {
 		return ServiceAccount{}, bad.WithHint("/description", "is too long", "at most 2048 characters")
 	}
@@ -129,7 +130,7 @@ func DisableServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now
 // rotated because it may be known to others.
 func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) (ServiceAccount, error) {
 	if sa.Status != StatusActive {
-		return sa, fault.New(fault.Conflict, "service_account_disabled", "The service account is disabled.", nil).Permanent()
+		return sa, fault.New(fault.Conflict, codeServiceAccountDisabled, "The service account is disabled.", nil).Permanent()
 	}
 	if err := revokeKeys(ctx, tx, sa.ID, key.CreatedAt); err != nil {
 		return sa, err

@@ -50,7 +50,8 @@ type UserToken struct {
 
 // CreateUser makes a user. A user of an org without a role is a member.
 func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
-	bad := fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).Permanent()
+	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
+		nil).Permanent()
 	u.Email = strings.ToLower(u.Email)
 	if len(u.Email) > maxEmail || !regexp.MustCompile(`^[^@\s]+@[^@\s]+$`).MatchString(u.Email) {
 		return User{}, bad.WithField("/email", "is no e-mail address")
@@ -137,7 +138,7 @@ func NewUserToken() string {
 func CreateUserToken(ctx context.Context, tx db.Tx, t UserToken, text string) error {
 	life := t.ExpiresAt.Sub(t.CreatedAt)
 	if life < minTokenLifetime || life > maxTokenLifetime {
-		return fault.New(fault.Unprocessable, "invalid", "The request is well-formed but not acceptable.", nil).
+		return fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.", nil).
 			WithHint("/expires_in_seconds", "is out of range", "60 to 31536000").Permanent()
 	}
 	if err := below(ctx, tx, func(ctx context.Context, tx db.Tx, id string) (int, error) {

@@ -57,7 +57,7 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Request, u Up
 		return Change{}, err
 	}
 	if u.AppVersion == i.Version && i.Lifecycle.Status == Running {
-		return Change{}, fault.New(fault.Conflict, "version_unchanged", "The app instance runs this version already.", nil).
+		return Change{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.", nil).
 			WithField("/target_version", "is the version that runs")
 	}
 	i.Revision = newestRevision(revisions).No + 1
@@ -102,11 +102,12 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 		if status == Failed && now.Worked() {
 			return now, nil
 		}
-		return Revision{}, fault.New(fault.Conflict, "no_previous_version", "There is no earlier version that this app "+
+		return Revision{}, fault.New(fault.Conflict, codeNoPreviousVersion, "There is no earlier version that this app "+
 			"instance has been running.", nil)
 	}
 	if version == now.AppVersion && status == Running {
-		return Revision{}, fault.New(fault.Conflict, "version_unchanged", "The app instance runs this version already.", nil).
+		return Revision{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.",
+			nil).
 			WithField("/target_version", "is the version that runs")
 	}
 	for _, r := range slices.Backward(revisions) {
@@ -114,7 +115,8 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 			return r, nil
 		}
 	}
-	return Revision{}, fault.New(fault.Unprocessable, "reference_unknown", "This app instance has not been running that "+
+	return Revision{}, fault.New(fault.Unprocessable, fault.CodeReferenceUnknown, "This app instance has not been "+
+		"running that "+
 		"version, or so long ago that it is not kept.", nil).
 		WithField("/target_version", "names no version that it was running within the retention").Permanent()
 }

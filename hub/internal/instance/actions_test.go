@@ -163,11 +163,11 @@ func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T
 	w.do(func(ctx context.Context, tx db.Tx) {
 		_, err := instance.RequestUpgrade(ctx, tx, i, w.ask(),
 			instance.Upgraded{NewRevision: instance.NewRevision{AppVersion: "2.0.0"}}, w.now)
-		require.Equal(t, "instance_failed", fault.As(err).Code)
+		require.EqualValues(t, "instance_failed", fault.As(err).Code)
 		_, err = instance.RollbackTarget(ctx, tx, i, "")
-		require.Equal(t, "instance_failed", fault.As(err).Code)
+		require.EqualValues(t, "instance_failed", fault.As(err).Code)
 		_, err = instance.RequestStop(ctx, tx, i, w.ask(), w.now)
-		require.Equal(t, "instance_failed", fault.As(err).Code)
+		require.EqualValues(t, "instance_failed", fault.As(err).Code)
 	})
 	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
 		return instance.RequestStart(ctx, tx, i, w.ask(), nil, w.now)

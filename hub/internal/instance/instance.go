@@ -436,5 +436,5 @@ func SnapshotOf(ctx context.Context, tx db.Tx, instanceID string) ([]plan.Member
 }
 
 func errNotFound() error {
-	return fault.New(fault.NotFound, "not_found", "There is no such app instance in this project.", nil)
+	return fault.New(fault.NotFound, fault.CodeNotFound, "There is no such app instance in this project.", nil)
 }

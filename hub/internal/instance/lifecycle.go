@@ -133,8 +133,8 @@ func (s Status) Desired() (held, stopped bool) {
 // Decommission asks for the end. It is open in every live state.
 func Decommission(l Lifecycle) (Lifecycle, Step, error) {
 	if !l.Status.CanBecome(Decommissioning) {
-		return l, Step{}, fault.New(fault.Conflict, "instance_"+string(l.Status),
-			"The app instance is already "+string(l.Status)+"; there is nothing left to decommission.", nil)
+		return l, Step{}, notOpen(l.Status, "is already "+string(l.Status)+
+			"; there is nothing left to decommission.")
 	}
 	step := Step{From: l.Status, To: Decommissioning}
 	return Lifecycle{Status: Decommissioning, Health: HealthUnknown}, step, nil
@@ -168,33 +168,44 @@ func Stop(l Lifecycle) (Lifecycle, Step, error) {
 func Start(l Lifecycle, p History) (Lifecycle, Step, error) {
 	// A requested instance becomes deploying by itself.
 	if l.Status != Stopped && l.Status != Failed {
-		return l, Step{}, notOpen(l.Status, "started")
+		return l, Step{}, notOpen(l.Status, "is "+string(l.Status)+" and cannot be started now.")
 	}
 	return requestStatus(l, Deploying, "started", History{Worked: true, Lost: p.Lost})
 }
 
 func requestStatus(l Lifecycle, next Status, done string, p History) (Lifecycle, Step, error) {
 	if p.Lost {
-		return l, Step{}, fault.New(fault.Conflict, "node_lost", "The node of the app instance is gone for "+
+		return l, Step{}, fault.New(fault.Conflict, codeNodeLost, "The node of the app instance is gone for "+
 			"good; decommission it and deploy anew.", nil)
 	}
 	if l.Status == Upgrading && next == RollingBack {
 		// That edge is the node's own way back.
-		return l, Step{}, notOpen(l.Status, done)
+		return l, Step{}, notOpen(l.Status, "is "+string(l.Status)+" and cannot be "+done+" now.")
 	}
 	if l.Status == Failed && !p.Worked {
-		return l, Step{}, fault.New(fault.Conflict, "instance_failed",
+		return l, Step{}, fault.New(fault.Conflict, codeInstanceFailed,
 			"The app instance has never been running; start it again, or decommission it.", nil)
 	}
 	if !l.Status.CanBecome(next) {
-		return l, Step{}, notOpen(l.Status, done)
+		return l, Step{}, notOpen(l.Status, "is "+string(l.Status)+" and cannot be "+done+" now.")
 	}
 	return Lifecycle{Status: next, Health: HealthUnknown}, Step{From: l.Status, To: next}, nil
 }
 
-func notOpen(s Status, done string) error {
-	return fault.New(fault.Conflict, "instance_"+string(s), "The app instance is "+string(s)+" and cannot be "+done+
-		" now.", nil)
+// notOpen is the fault of an action that the status does not allow; each status has its own code.
+func notOpen(s Status, public string) error {
+	return fault.New(fault.Conflict, map[Status]fault.Code{
+		Requested:       codeInstanceRequested,
+		Deploying:       codeInstanceDeploying,
+		Running:         codeInstanceRunning,
+		Upgrading:       codeInstanceUpgrading,
+		RollingBack:     codeInstanceRollingBack,
+		Stopping:        codeInstanceStopping,
+		Stopped:         codeInstanceStopped,
+		Decommissioning: codeInstanceDecommissioning,
+		Decommissioned:  codeInstanceDecommissioned,
+		Failed:          codeInstanceFailed,
+	}[s], "The app instance "+public, nil)
 }
 
 // Advance moves an instance on by what is known of its members now. It may take several steps at once, because a fast

@@ -354,7 +354,7 @@ func TestNothingButTheEndIsOpenOnceEveryNodeIsLost(t *testing.T) {
 	past := History{Worked: true, Lost: true}
 	for _, do := range []func(Lifecycle, History) (Lifecycle, Step, error){Upgrade, RollBack, Start} {
 		l, _, err := do(failed, past)
-		require.Equal(t, "node_lost", fault.As(err).Code)
+		require.EqualValues(t, "node_lost", fault.As(err).Code)
 		require.Equal(t, failed, l)
 	}
 	_, _, err := Decommission(failed)
@@ -404,7 +404,7 @@ func TestWhatARollbackGoesBackTo(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			r, err := rollbackTarget(c.revisions, c.wanted, c.status, c.version)
 			if c.code != "" {
-				require.Equal(t, c.code, fault.As(err).Code)
+				require.EqualValues(t, c.code, fault.As(err).Code)
 				return
 			}
 			require.NoError(t, err)

@@ -57,7 +57,7 @@ func parseHourCursor(text string) (c hourCursor, err error) {
 }
 
 func cursorInvalid() *fault.Error {
-	return fault.New(fault.Malformed, "cursor_invalid", "The cursor is not one that this listing gave.", nil).
+	return fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.", nil).
 		WithHint("cursor", "is not a cursor", "leave it out to start at the newest")
 }
 

@@ -41,11 +41,11 @@ func IssueLease(ctx context.Context, tx db.Tx, r LeaseRequest) (*protocol.Lease,
 func nextLease(ctx context.Context, tx db.Tx, s subject, r LeaseRequest) (*protocol.Lease, error) {
 	switch {
 	case s.Kind != Member:
-		return nil, fault.New(fault.Internal, "subject_kind", "Only a member has leases.", nil)
+		return nil, fault.New(fault.Internal, codeSubjectKind, "Only a member has leases.", nil)
 	case !s.closedAt.IsZero():
-		return nil, fault.New(fault.Conflict, "subject_closed", "The member is gone; it gets no further lease.", nil)
+		return nil, fault.New(fault.Conflict, codeSubjectClosed, "The member is gone; it gets no further lease.", nil)
 	case s.NodeID != r.NodeID:
-		return nil, fault.New(fault.Conflict, "wrong_node", "The member belongs to another node.", nil)
+		return nil, fault.New(fault.Conflict, codeWrongNode, "The member belongs to another node.", nil)
 	}
 	if s.AppSlug == "" {
 		s.AppSlug = r.AppSlug

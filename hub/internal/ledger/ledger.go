@@ -99,7 +99,7 @@ func (s subject) member() billing.Member {
 // and fails with insufficient_funds when the wallet does not cover it. Opening the same subject again changes nothing.
 func OpenSubject(ctx context.Context, tx db.Tx, s Subject) error {
 	if s.Kind != Member && s.Kind != Allocation {
-		return fault.New(fault.Internal, "subject_kind", "A subject is a member or an allocation.", nil)
+		return fault.New(fault.Internal, codeSubjectKind, "A subject is a member or an allocation.", nil)
 	}
 	s.OpenedAt = s.OpenedAt.UTC().Truncate(time.Microsecond)
 	if s.Kind == Allocation && s.AllocationID == "" {
@@ -147,7 +147,7 @@ func SettleSubject(ctx context.Context, tx db.Tx, subjectID string, now time.Tim
 		return err
 	}
 	if s.closedAt.IsZero() {
-		return fault.New(fault.Conflict, "subject_open", "The subject is still open; close it first.", nil)
+		return fault.New(fault.Conflict, codeSubjectOpen, "The subject is still open; close it first.", nil)
 	}
 	return settle(ctx, tx, s, now)
 }

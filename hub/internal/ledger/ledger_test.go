@@ -331,5 +331,5 @@ func faultCode(err error) string {
 	if err == nil {
 		return ""
 	}
-	return fault.As(err).Code
+	return string(fault.As(err).Code)
 }

@@ -139,7 +139,7 @@ func (f Filter) limit() int {
 func (f Filter) check() error {
 	for _, id := range []string{f.OrgID, f.ProjectID, f.AppInstanceID} {
 		if id != "" && !db.IsID(id) {
-			return fault.New(fault.Malformed, "id_invalid", "An id of the filter is not an id.", nil)
+			return fault.New(fault.Malformed, codeIDInvalid, "An id of the filter is not an id.", nil)
 		}
 	}
 	if f.Before != "" && !db.IsID(f.Before) {

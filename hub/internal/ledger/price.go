@@ -63,7 +63,7 @@ func PerQuantity(meter, per string) (int64, error) {
 }
 
 func badUnit(reason string) error {
-	return fault.New(fault.Unprocessable, "price_unit_invalid", "This meter cannot be priced per that unit.",
+	return fault.New(fault.Unprocessable, codePriceUnitInvalid, "This meter cannot be priced per that unit.",
 		nil).WithField("/per", reason)
 }
 
@@ -80,16 +80,16 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 	p.From = p.From.UTC().Truncate(time.Microsecond)
 	switch {
 	case p.From.Before(now):
-		return Price{}, fault.New(fault.Unprocessable, "price_in_the_past", "A price cannot begin in the past; that time "+
+		return Price{}, fault.New(fault.Unprocessable, codePriceInThePast, "A price cannot begin in the past; that time "+
 			"may have been billed.", nil).
 			WithHint("/from", "lies in the past", "leave it out for a price from now on")
 	case p.Nanos < 0 || p.HostBasisPoints < 0 || p.HostBasisPoints > rating.BasisPoints:
-		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "A price is not negative, and a host's share is at "+
+		return Price{}, fault.New(fault.Unprocessable, codePriceInvalid, "A price is not negative, and a host's share is at "+
 			"most all of it.", nil)
 	}
 	if hour, err := rating.ChargeUp(p.Nanos, per, time.Hour.Microseconds()); Unit(p.Meter) == unitSeconds &&
 		(err != nil || hour > maxHourNanos) {
-		return Price{}, fault.New(fault.Unprocessable, "price_invalid", "An hour at this price is out of range.",
+		return Price{}, fault.New(fault.Unprocessable, codePriceInvalid, "An hour at this price is out of range.",
 			nil).WithField("/price", "is too large")
 	}
 	p.ID, p.PerQuantity, p.CreatedAt = db.NewID(), per, now
@@ -98,7 +98,7 @@ func CreatePrice(ctx context.Context, tx db.Tx, p Price, now time.Time) (Price, 
 		return Price{}, err
 	}
 	if !made {
-		return Price{}, fault.New(fault.Conflict, "price_exists", "There is a price of the same scope from the same moment "+
+		return Price{}, fault.New(fault.Conflict, codePriceExists, "There is a price of the same scope from the same moment "+
 			"on; choose another moment.", nil).
 			WithField("/from", "is taken")
 	}
@@ -207,7 +207,7 @@ func currencyOf(ctx context.Context, tx db.Tx, s subject, meters []string, rows 
 	case currency == "":
 		return others[len(others)-1], nil
 	}
-	return "", fault.New(fault.Conflict, "price_currency_missing",
+	return "", fault.New(fault.Conflict, codePriceCurrencyMissing,
 		fmt.Sprintf("There is no price in %s, the currency of the org's wallet; ask the platform's admin to add one.",
 			currency), nil)
 }

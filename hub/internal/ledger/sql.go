@@ -98,7 +98,7 @@ func orNull(id string) any {
 func lockSubject(ctx context.Context, tx db.Tx, id string) (subject, error) {
 	s, err := scanSubject(tx.QueryRow(ctx, `SELECT `+subjectColumns+` FROM subjects WHERE id = $1 FOR UPDATE`, id))
 	if db.IsNoRows(err) {
-		return s, fault.New(fault.NotFound, "subject_not_found", "Nothing of this id is billed.", err)
+		return s, fault.New(fault.NotFound, codeSubjectNotFound, "Nothing of this id is billed.", err)
 	}
 	return s, err
 }

@@ -30,7 +30,7 @@ func (s Segment) Len() int { return len(s.records) }
 func ReadSegment(of billing.Store, seg *protocol.UsageSegment, digest []byte) (Segment, error) {
 	records, err := billing.ReadRecords(of.NodeID, of.Incarnation, seg)
 	if err != nil {
-		return Segment{}, fault.New(fault.Unprocessable, "segment_numbering", "The records of a usage segment are not "+
+		return Segment{}, fault.New(fault.Unprocessable, codeSegmentNumbering, "The records of a usage segment are not "+
 			"numbered in a row.", err).Permanent()
 	}
 	out := Segment{

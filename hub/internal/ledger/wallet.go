@@ -25,7 +25,7 @@ type Grant struct {
 // due again.
 func GrantCredit(ctx context.Context, tx db.Tx, g Grant, now time.Time) (Posting, error) {
 	if g.Nanos <= 0 {
-		return Posting{}, fault.New(fault.Unprocessable, "amount_invalid", "A credit must be above zero.", nil).WithField(
+		return Posting{}, fault.New(fault.Unprocessable, CodeAmountInvalid, "A credit must be above zero.", nil).WithField(
 			"/amount",
 			"is not above zero")
 	}
@@ -81,13 +81,12 @@ func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 		return err
 	}
 	if have > math.MaxInt64-nanos {
-		return fault.New(fault.Unprocessable, "amount_invalid", "The wallet cannot hold that much.", nil).WithField("/amount",
+		return fault.New(fault.Unprocessable, CodeAmountInvalid, "The wallet cannot hold that much.", nil).WithField(
+			"/amount",
 			"is too large")
 	}
 	return upsertWallet(ctx, tx, orgID, currency, have+nanos, now)
 }
-
-const codeInsufficientFunds = "insufficient_funds"
 
 func insufficientFunds() *fault.Error {
 	return fault.New(fault.Conflict, codeInsufficientFunds, "The org's wallet does not cover this; ask for credit, or "+

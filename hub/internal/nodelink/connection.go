@@ -307,7 +307,7 @@ func (s *Server) Logs(ctx context.Context, nodeID, orgID string, request *protoc
 }
 
 func unreachable(cause error) error {
-	return fault.New(fault.Unavailable, "node_unreachable", "The node is not connected now; try again later.",
+	return fault.New(fault.Unavailable, codeNodeUnreachable, "The node is not connected now; try again later.",
 		cause).RetryAfter(10 * time.Second)
 }
 
@@ -344,8 +344,8 @@ func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
 	}
 	if answer.GetErrorReason() != 0 {
 		_ = t.Close()
-		return nil, fault.New(fault.Conflict, "node_refused", "The node has nothing to show: "+answer.GetErrorReason().Text()+
-			".",
+		return nil, fault.New(fault.Conflict, codeNodeRefused, "The node has nothing to show: "+
+			answer.GetErrorReason().Text()+".",
 			nil)
 	}
 	_ = stream.SetDeadline(time.Time{})

@@ -148,7 +148,7 @@ func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
 	for k := range names {
 		require.NoError(t, say(n, fmt.Sprint("i", k)))
 	}
-	require.Equal(t, "incarnations_too_many", fault.As(say(n, "another")).Code)
+	require.EqualValues(t, "incarnations_too_many", fault.As(say(n, "another")).Code)
 	require.NoError(t, say(n, fmt.Sprint("i", names-1)))
 	require.NoError(t, say(neighbour, "another"))
 	h.Advance(time.Hour)

@@ -447,14 +447,14 @@ func (s *Server) refuse(conn *link.Conn, stream *link.Stream, err error) {
 	default:
 	}
 	if stream.Send(&protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: &protocol.GoAway{
-		Reason: f.Code,
+		Reason: string(f.Code),
 	}}}) == nil {
 		_ = stream.CloseWrite()
 		// The node closes when it has read GoAway; closing first could outrun it. The stream's deadline bounds the
 		// wait.
 		_ = stream.Receive(&protocol.NodeMessage{}, protocol.MaxHelloBytes)
 	}
-	_ = conn.Close(code, f.Code)
+	_ = conn.Close(code, string(f.Code))
 }
 
 // register makes c the connection of its node, and ends an older one.

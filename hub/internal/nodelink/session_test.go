@@ -225,7 +225,7 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 	h := hubtest.New(t)
 	n := h.Enroll()
 	_, err := h.Link.Logs(t.Context(), n.ID, "org", &protocol.LogsRequest{})
-	require.Equal(t, "node_unreachable", fault.As(err).Code)
+	require.EqualValues(t, "node_unreachable", fault.As(err).Code)
 
 	l := n.Connect(hubtest.Hello("i1"))
 	l.ExpectState(0)
@@ -259,13 +259,13 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 	require.NoError(t, logs.Close(), "closing twice is harmless")
 
 	_, err = h.Link.Logs(t.Context(), n.ID, "org", &protocol.LogsRequest{})
-	require.Equal(t, "node_refused", fault.As(err).Code)
+	require.EqualValues(t, "node_refused", fault.As(err).Code)
 	// One org's followed logs leave room for another's.
 	var followed []io.Closer
 	for range 8 {
 		logs, err := h.Link.Logs(t.Context(), n.ID, "greedy", &protocol.LogsRequest{MemberId: "m1", Follow: true})
 		if len(followed) == 4 {
-			require.Equal(t, "tunnels_busy", fault.As(err).Code)
+			require.EqualValues(t, "tunnels_busy", fault.As(err).Code)
 			continue
 		}
 		require.NoError(t, err)

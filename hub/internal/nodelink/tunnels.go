@@ -24,7 +24,7 @@ func (t *tunnels) acquire(orgID string) (free func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	busy := func(format string, n int) error {
-		return fault.New(fault.RateLimited, "tunnels_busy", fmt.Sprintf(format, n), nil).RetryAfter(tunnelRetryAfter)
+		return fault.New(fault.RateLimited, codeTunnelsBusy, fmt.Sprintf(format, n), nil).RetryAfter(tunnelRetryAfter)
 	}
 	if t.open[orgID] >= maxOrgTunnels {
 		return nil, busy("Your org has %d streams to this node open already; close one.", maxOrgTunnels)

@@ -33,7 +33,7 @@ type request struct {
 }
 
 func errBusy(cause error) error {
-	return fault.New(fault.Unavailable, "hub_busy", "The hub is busy with other nodes; dial again in a moment.", cause)
+	return fault.New(fault.Unavailable, codeHubBusy, "The hub is busy with other nodes; dial again in a moment.", cause)
 }
 
 // nextGroup splits off the requests that waited longest, one of each node.

@@ -36,14 +36,14 @@ type openedSession struct {
 func (svc *Service) OpenSession(ctx context.Context, peer nodelink.Peer, hello *protocol.Hello,
 ) (nodelink.Session, error) {
 	if !validIncarnation(hello.GetIncarnation()) {
-		return nodelink.Session{}, fault.New(fault.Malformed, "incarnation_invalid", "The hello names no incarnation of "+
+		return nodelink.Session{}, fault.New(fault.Malformed, codeIncarnationInvalid, "The hello names no incarnation of "+
 			"its store.", nil)
 	}
 	if !db.IsID(peer.NodeID) {
-		return nodelink.Session{}, fault.New(fault.NotFound, "node_not_found", "There is no such node.", nil)
+		return nodelink.Session{}, fault.New(fault.NotFound, fleet.CodeNodeNotFound, "There is no such node.", nil)
 	}
 	if !svc.budgets.mayUseIncarnation(peer.NodeID, hello.GetIncarnation(), svc.Now()) {
-		return nodelink.Session{}, fault.New(fault.Unavailable, "incarnations_too_many", "The node has given its store a "+
+		return nodelink.Session{}, fault.New(fault.Unavailable, codeIncarnationsTooMany, "The node has given its store a "+
 			"new name too often; it may dial again in a minute.", nil)
 	}
 	r := &request{peer: peer, hello: hello}
@@ -132,7 +132,7 @@ func authorizeNode(ctx context.Context, tx db.Tx, nodes map[string]fleet.Node, p
 		nodes[peer.NodeID] = node
 	}
 	if !bytes.Equal(node.PublicKey, peer.Key) {
-		return fault.New(fault.Unauthenticated, "node_key_unknown", "The certificate is not for the key that the node "+
+		return fault.New(fault.Unauthenticated, codeNodeKeyUnknown, "The certificate is not for the key that the node "+
 			"enrolled with.", nil), nil
 	}
 	return nil, nil

@@ -209,7 +209,7 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 	if out.newlyQuarantined {
 		svc.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),
 			slog.String("reason", fleet.ReasonIdentityUsedTwice))
-		svc.Disconnect(nodeID, codeNodeQuarantined)
+		svc.Disconnect(nodeID, string(codeNodeQuarantined))
 	}
 	if out.quarantined {
 		return fault.New(fault.Conflict, codeNodeQuarantined, "The node is quarantined; its reports do not count.",

@@ -21,9 +21,6 @@ import (
 // maxInFlight is how many segments of one stream may wait for their commit: a node that catches up sends several.
 const maxInFlight = 16
 
-// codeNodeQuarantined: the node gets nothing new until an admin releases it.
-const codeNodeQuarantined = "node_quarantined"
-
 // ServeUsage posts the segments of a usage stream and acknowledges each in the order of the stream, once it is
 // committed. Up to maxInFlight segments are posted while the next is received, so that they share commits. A segment
 // that was posted before is acknowledged again and posts nothing.

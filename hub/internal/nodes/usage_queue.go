@@ -79,7 +79,7 @@ func newUsageQueue(post func(context.Context, []*queuedSegment)) usageQueue {
 // put adds a segment as soon as there is capacity; its connection bounds how many of a node wait here.
 func (q usageQueue) put(ctx context.Context, d *queuedSegment) error {
 	if err := q.capacity.Acquire(ctx, d.weight()); err != nil {
-		return fault.New(fault.Unavailable, "usage_waits", "The hub has more usage waiting than it holds.", err)
+		return fault.New(fault.Unavailable, codeUsageWaits, "The hub has more usage waiting than it holds.", err)
 	}
 	q.batches.Put(ctx, d)
 	return nil

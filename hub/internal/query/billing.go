@@ -138,7 +138,7 @@ func pricedVersion(ctx context.Context, tx db.Tx, p iam.Principal, project iam.P
 	}
 	if !app.VisibleTo(project.OrgID) {
 		// The very words of an app that is not there.
-		return catalog.Version{}, fault.New(fault.NotFound, "not_found", "There is no such resource.", nil)
+		return catalog.Version{}, fault.New(fault.NotFound, fault.CodeNotFound, "There is no such resource.", nil)
 	}
 	version, err := catalog.GetVersion(ctx, tx, in.AppSlug, in.Version)
 	if err != nil {
@@ -162,7 +162,7 @@ func (s *Service) Wallet(ctx context.Context, p iam.Principal, orgID string) (Wa
 		orgID = p.OrgID
 	}
 	if orgID == "" {
-		return Wallet{}, fault.New(fault.Unprocessable, "org_required", "You belong to no org; say whose wallet you want.",
+		return Wallet{}, fault.New(fault.Unprocessable, codeOrgRequired, "You belong to no org; say whose wallet you want.",
 			nil).WithField("query/org_id", "is required")
 	}
 	if err := iam.Authorize(p, iam.WalletRead, orgID, ""); err != nil {

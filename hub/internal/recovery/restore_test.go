@@ -71,7 +71,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	_, err := (&command.Service{DB: again.DB, EnqueueNode: again.Dispatcher.Enqueue}).StopInstance(t.Context(),
 		again.Tenant("stop"),
 		again.Project.ID, kept.ID)
-	require.Equal(t, "node_recovering", fault.As(err).Code)
+	require.EqualValues(t, "node_recovering", fault.As(err).Code)
 
 	// In two messages, as a node does with much to tell.
 	l.UploadState(&protocol.StateUpload{State: push.GetEnvelope(), Parts: push.GetParts()[:1]})
@@ -122,9 +122,9 @@ func TestLaw16WhatARestoredHubHasNotHeardOfKeepsItsCapacity(t *testing.T) {
 			})
 		return err
 	}
-	require.Equal(t, "insufficient_capacity", fault.As(ask("away")).Code, "its node is away")
+	require.EqualValues(t, "insufficient_capacity", fault.As(ask("away")).Code, "its node is away")
 	n.Connect(hubtest.Hello("i1"))
-	require.Equal(t, "insufficient_capacity", fault.As(ask("waiting")).Code, "its node has not said what it runs")
+	require.EqualValues(t, "insufficient_capacity", fault.As(ask("waiting")).Code, "its node has not said what it runs")
 	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM allocations WHERE released_at IS NULL`))
 }
 

@@ -198,5 +198,5 @@ func createKEK(path string) (KEK, error) {
 func mustRandom(b []byte) { _, _ = rand.Read(b) }
 
 func refuse(public string, cause error) *fault.Error {
-	return fault.New(fault.Unprocessable, "key_file", public, cause).Permanent()
+	return fault.New(fault.Unprocessable, codeKeyFile, public, cause).Permanent()
 }

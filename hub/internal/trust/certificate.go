@@ -89,7 +89,7 @@ func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNam
 // ParseNodeCSR reads a node's certificate request and checks that the node holds its key, which must be Ed25519.
 func ParseNodeCSR(csrPEM string) (*x509.CertificateRequest, ed25519.PublicKey, error) {
 	invalid := func(reason string, cause error) error {
-		return fault.New(fault.Unprocessable, "csr_invalid", "The certificate request cannot be used: "+reason+".",
+		return fault.New(fault.Unprocessable, codeCSRInvalid, "The certificate request cannot be used: "+reason+".",
 			cause).WithField("/csr_pem", reason)
 	}
 	if len(csrPEM) > MaxCSRBytes {

@@ -59,7 +59,7 @@ var trustDomainForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0
 
 func (o InitOptions) check() error {
 	if !trustDomainForm.MatchString(o.TrustDomain) || len(o.TrustDomain) > 253 {
-		return fault.New(fault.Malformed, "trust_domain_invalid", "The trust domain must be a lower-case DNS name with a "+
+		return fault.New(fault.Malformed, codeTrustDomainInvalid, "The trust domain must be a lower-case DNS name with a "+
 			"dot, like gpuaas.internal.", nil)
 	}
 	if err := CheckPassphrase(o.Passphrase); err != nil {
@@ -73,10 +73,10 @@ func (o InitOptions) check() error {
 	}
 	in, err := inside(o.OfflineDir, o.DataDir)
 	if err != nil {
-		return fault.New(fault.Malformed, "offline_dir_unusable", "The directory "+o.OfflineDir+" cannot be used.", err)
+		return fault.New(fault.Malformed, codeOfflineDirUnusable, "The directory "+o.OfflineDir+" cannot be used.", err)
 	}
 	if in {
-		return fault.New(fault.Malformed, "offline_dir_inside", "The directory for the root and catalog keys must not be "+
+		return fault.New(fault.Malformed, codeOfflineDirInside, "The directory for the root and catalog keys must not be "+
 			"inside the data directory.", nil)
 	}
 	for _, path := range []string{
@@ -84,7 +84,7 @@ func (o InitOptions) check() error {
 			o.OfflineDir, CatalogKeyFile),
 	} {
 		if _, err := os.Lstat(path); err == nil {
-			return fault.New(fault.Conflict, "already_initialised", path+" exists already: init never overwrites keys. Choose "+
+			return fault.New(fault.Conflict, codeAlreadyInitialised, path+" exists already: init never overwrites keys. Choose "+
 				"other directories, or remove these by hand if nothing depends on them.", nil)
 		}
 	}
@@ -104,13 +104,13 @@ func Init(o InitOptions) (InitResult, error) {
 		mode os.FileMode
 	}{{o.DataDir, 0o711}, {dir, 0o700}, {o.OfflineDir, 0o700}} {
 		if err := os.MkdirAll(d.path, d.mode); err != nil {
-			return InitResult{}, fault.New(fault.Internal, "directory_unwritable", "The directory "+d.path+
+			return InitResult{}, fault.New(fault.Internal, codeDirectoryUnwritable, "The directory "+d.path+
 				" cannot be made: create it, or run init as a user who may.", err)
 		}
 	}
 	result, err := makeKeys(o, dir)
 	if err != nil {
-		return InitResult{}, fault.New(fault.Internal, "keys_not_written", "The keys could not be written: check free "+
+		return InitResult{}, fault.New(fault.Internal, codeKeysNotWritten, "The keys could not be written: check free "+
 			"space and permissions of "+o.DataDir+" and "+o.OfflineDir+", remove what was written, and run init again.", err)
 	}
 	return result, nil

@@ -135,21 +135,21 @@ func writeOffline(path, role string, key ed25519.PrivateKey, passphrase string, 
 // readOffline decrypts a root or catalog key.
 func readOffline(path, role, passphrase string) (ed25519.PrivateKey, error) {
 	damaged := func(cause error) error {
-		return fault.New(fault.Malformed, "key_file_damaged", path+" is not a key file that `gpuaas-hub init` wrote, or it "+
+		return fault.New(fault.Malformed, codeKeyFileDamaged, path+" is not a key file that `gpuaas-hub init` wrote, or it "+
 			"is damaged: take another copy.", cause)
 	}
 	data, err := os.ReadFile(path)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "key_file_unreadable", "The key file "+path+" cannot be read.", err)
+		return nil, fault.New(fault.Malformed, codeKeyFileUnreadable, "The key file "+path+" cannot be read.", err)
 	}
 	identity, err := age.NewScryptIdentity(passphrase)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, "passphrase_empty", "The passphrase is empty.", err)
+		return nil, fault.New(fault.Malformed, CodePassphraseEmpty, "The passphrase is empty.", err)
 	}
 	r, err := age.Decrypt(bytes.NewReader(data), identity)
 	if err != nil {
 		if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
-			return nil, fault.New(fault.Malformed, "passphrase_wrong", "The passphrase does not open "+path+".", err)
+			return nil, fault.New(fault.Malformed, CodePassphraseWrong, "The passphrase does not open "+path+".", err)
 		}
 		return nil, damaged(err)
 	}
@@ -163,7 +163,7 @@ func readOffline(path, role, passphrase string) (ed25519.PrivateKey, error) {
 		return nil, damaged(nil)
 	}
 	if block.Headers[headerRole] != role {
-		return nil, fault.New(fault.Malformed, "key_file_wrong", path+" is not the "+role+" key.", nil)
+		return nil, fault.New(fault.Malformed, codeKeyFileWrong, path+" is not the "+role+" key.", nil)
 	}
 	parsed, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	key, ok := parsed.(ed25519.PrivateKey)

@@ -46,7 +46,7 @@ func permittedHosts(names []string, hostname, trustDomain string) (hostNames, er
 		case hostNameForm.MatchString(host):
 			dns = append(dns, host)
 		default:
-			return hostNames{}, fault.New(fault.Malformed, "tls_name_invalid", "The name "+name+" is neither a host name nor "+
+			return hostNames{}, fault.New(fault.Malformed, codeTLSNameInvalid, "The name "+name+" is neither a host name nor "+
 				"an address.", nil)
 		}
 	}

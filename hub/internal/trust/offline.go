@@ -39,12 +39,12 @@ type DelegateOptions struct {
 func Delegate(o DelegateOptions) (*protocol.Envelope, error) {
 	block, _ := pem.Decode(o.PublisherPEM)
 	if block == nil {
-		return nil, fault.New(fault.Malformed, "publisher_key_invalid", "The publisher's public key is not in PEM.", nil)
+		return nil, fault.New(fault.Malformed, codePublisherKeyInvalid, "The publisher's public key is not in PEM.", nil)
 	}
 	parsed, err := x509.ParsePKIXPublicKey(block.Bytes)
 	pub, ok := parsed.(ed25519.PublicKey)
 	if err != nil || !ok {
-		return nil, fault.New(fault.Malformed, "publisher_key_invalid", "The publisher's public key is not an Ed25519 key.",
+		return nil, fault.New(fault.Malformed, codePublisherKeyInvalid, "The publisher's public key is not an Ed25519 key.",
 			err)
 	}
 	if err := checkPrefixes(o.OrgSlug, o.Prefixes); err != nil {
@@ -74,11 +74,11 @@ func checkPrefixes(orgSlug string, prefixes []string) error {
 		root = "org/" + orgSlug + "/"
 	}
 	if len(prefixes) == 0 {
-		return fault.New(fault.Malformed, "prefix_missing", "Name at least one repository prefix, like "+root+".", nil)
+		return fault.New(fault.Malformed, codePrefixMissing, "Name at least one repository prefix, like "+root+".", nil)
 	}
 	for _, p := range prefixes {
 		if !strings.HasPrefix(p, root) || !strings.HasSuffix(p, "/") {
-			return fault.New(fault.Malformed, "prefix_invalid", fmt.Sprintf("The repository prefix %q must start with %s and "+
+			return fault.New(fault.Malformed, codePrefixInvalid, fmt.Sprintf("The repository prefix %q must start with %s and "+
 				"end in a slash.", p, root), nil)
 		}
 	}
@@ -112,11 +112,11 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 		return protocol.Bundle{}, err
 	}
 	if len(o.KeyID) != len(protocol.KeyID(make([]byte, ed25519.PublicKeySize))) {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "key_id_invalid", "A key id is 64 hex digits; `gpuaas-hub "+
+		return protocol.Bundle{}, fault.New(fault.Malformed, codeKeyIDInvalid, "A key id is 64 hex digits; `gpuaas-hub "+
 			"trust show` lists those in use.", nil)
 	}
 	if bundle.Revoked(o.KeyID) {
-		return protocol.Bundle{}, fault.New(fault.Conflict, "key_revoked_already", "This key was revoked already.", nil)
+		return protocol.Bundle{}, fault.New(fault.Conflict, codeKeyRevokedAlready, "This key was revoked already.", nil)
 	}
 	root, err := o.Root.open()
 	if err != nil {
@@ -136,7 +136,7 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	}
 	if retired != "" {
 		if err := os.Remove(retired); err != nil && !errors.Is(err, os.ErrNotExist) {
-			return succeeded, fault.New(fault.Internal, "revoked_key_kept", "The key is revoked, but its file "+retired+
+			return succeeded, fault.New(fault.Internal, codeRevokedKeyKept, "The key is revoked, but its file "+retired+
 				" could not be removed.", err)
 		}
 	}
@@ -158,7 +158,7 @@ func (o RevokeOptions) successor(dir string,
 		var fresh *protocol.Role
 		switch role.GetName() {
 		case protocol.RoleRoot:
-			return nil, "", fault.New(fault.Unprocessable, "root_key_irrevocable", "A root key is replaced with `gpuaas-hub "+
+			return nil, "", fault.New(fault.Unprocessable, codeRootKeyIrrevocable, "A root key is replaced with `gpuaas-hub "+
 				"trust rotate-root`.", nil)
 		case protocol.RoleCatalog:
 			fresh, err = o.newCatalog()
@@ -201,11 +201,11 @@ func (o RevokeOptions) hosts(role *protocol.Role, trustDomain string) (hostNames
 
 func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
 	if o.CatalogKeyFile == "" {
-		return nil, fault.New(fault.Malformed, "catalog_key_file_missing", "Say with --catalog-key-file where the new "+
+		return nil, fault.New(fault.Malformed, codeCatalogKeyFileMissing, "Say with --catalog-key-file where the new "+
 			"catalog key goes.", nil)
 	}
 	if in, err := inside(o.CatalogKeyFile, o.DataDir); err != nil || in {
-		return nil, fault.New(fault.Malformed, "offline_dir_inside", "The catalog key must not be inside the data directory.",
+		return nil, fault.New(fault.Malformed, codeOfflineDirInside, "The catalog key must not be inside the data directory.",
 			err)
 	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
@@ -215,7 +215,7 @@ func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
 	defer clear(key)
 	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Root.Passphrases[0],
 		o.ScryptWorkFactor); err != nil {
-		return nil, fault.New(fault.Internal, "catalog_key_not_written", "The new catalog key could not be written to "+
+		return nil, fault.New(fault.Internal, codeCatalogKeyNotWritten, "The new catalog key could not be written to "+
 			o.CatalogKeyFile+": the file must not exist yet.", err)
 	}
 	return edRole(protocol.RoleCatalog, key), nil

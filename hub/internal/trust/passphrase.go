@@ -17,7 +17,7 @@ func NewPassphrase() string { return rand.Text() }
 // CheckPassphrase refuses a new passphrase that is too short. One that guards an old file is never refused.
 func CheckPassphrase(passphrase string) error {
 	if len(passphrase) < MinPassphraseBytes {
-		return fault.New(fault.Malformed, "passphrase_short", fmt.Sprintf(
+		return fault.New(fault.Malformed, codePassphraseShort, fmt.Sprintf(
 			"The passphrase needs at least %d bytes; --generate-passphrase makes one and prints it once.", MinPassphraseBytes),
 			nil)
 	}

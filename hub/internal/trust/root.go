@@ -45,7 +45,7 @@ func RootKey(file, passphrase string) RootKeys {
 
 func (r RootKeys) open() (keys []ed25519.PrivateKey, err error) {
 	if len(r.Files) == 0 || (len(r.Passphrases) != 1 && len(r.Passphrases) != len(r.Files)) {
-		return nil, fault.New(fault.Malformed, "passphrases_mismatched", "Give one passphrase for all root keys, or one "+
+		return nil, fault.New(fault.Malformed, codePassphrasesMismatched, "Give one passphrase for all root keys, or one "+
 			"for each.", nil)
 	}
 	for i, file := range r.Files {
@@ -90,7 +90,7 @@ func bundleEnd(now time.Time, ttl time.Duration) (*timestamppb.Timestamp, error)
 		ttl = DefaultBundleTTL
 	}
 	if ttl < MinBundleTTL {
-		return nil, fault.New(fault.Malformed, "bundle_lifetime_invalid",
+		return nil, fault.New(fault.Malformed, codeBundleLifetimeInvalid,
 			fmt.Sprintf("A trust bundle lasts for %s or longer.", MinBundleTTL), nil)
 	}
 	return timestamppb.New(now.Add(ttl)), nil
@@ -108,7 +108,7 @@ func sign(bundle protocol.Bundle, next *protocol.TrustBundle, keys []ed25519.Pri
 	}
 	succeeded, err := bundle.Succeed(env)
 	if err != nil {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "root_key_wrong", fmt.Sprintf(
+		return protocol.Bundle{}, fault.New(fault.Malformed, codeRootKeyWrong, fmt.Sprintf(
 			"The root keys that were given may not sign for this hub's trust bundle: it takes %d of those that `gpuaas-hub "+
 				"trust show` lists.", bundle.RootThreshold()), err)
 	}
@@ -118,13 +118,13 @@ func sign(bundle protocol.Bundle, next *protocol.TrustBundle, keys []ed25519.Pri
 // keep writes a signed bundle, and the certificate file of REST clients where dataDir is given.
 func keep(dir, dataDir string, bundle protocol.Bundle) error {
 	if err := writeBundle(dir, bundle.Envelope(), bundle.Version()); err != nil {
-		return fault.New(fault.Internal, "bundle_not_written", "The new trust bundle could not be written to "+dir+".", err)
+		return fault.New(fault.Internal, codeBundleNotWritten, "The new trust bundle could not be written to "+dir+".", err)
 	}
 	if dataDir == "" {
 		return nil
 	}
 	if err := writeCA(dataDir, bundle.Message()); err != nil {
-		return fault.New(fault.Internal, "ca_not_written", "The file "+CAFile+" could not be replaced in "+dataDir+".", err)
+		return fault.New(fault.Internal, codeCANotWritten, "The file "+CAFile+" could not be replaced in "+dataDir+".", err)
 	}
 	return nil
 }
@@ -207,7 +207,7 @@ func ChangeRoot(o ChangeRootOptions) (protocol.Bundle, error) {
 	// The keys come before the bundle that needs them: the other way round, a full disk would leave a root without a key.
 	for i, k := range o.Add {
 		if err := writeOffline(k.File, protocol.RoleRoot, keys[present+i], k.Passphrase, o.ScryptWorkFactor); err != nil {
-			return protocol.Bundle{}, fault.New(fault.Internal, "root_key_not_written", "The new root key could not be "+
+			return protocol.Bundle{}, fault.New(fault.Internal, codeRootKeyNotWritten, "The new root key could not be "+
 				"written to "+k.File+".", err)
 		}
 	}
@@ -219,10 +219,10 @@ func (o ChangeRootOptions) checkNew(k NewRootKey) error {
 		return err
 	}
 	if in, err := inside(k.File, o.DataDir); err != nil || in {
-		return fault.New(fault.Malformed, "offline_dir_inside", "A root key must not be inside the data directory.", err)
+		return fault.New(fault.Malformed, codeOfflineDirInside, "A root key must not be inside the data directory.", err)
 	}
 	if _, err := os.Lstat(k.File); !errors.Is(err, os.ErrNotExist) {
-		return fault.New(fault.Conflict, "key_file_exists", k.File+" exists already: name a new file for the new root key.",
+		return fault.New(fault.Conflict, codeKeyFileExists, k.File+" exists already: name a new file for the new root key.",
 			err)
 	}
 	return nil
@@ -235,7 +235,7 @@ func (o ChangeRootOptions) change(next *protocol.TrustBundle, added []ed25519.Pr
 	if o.Retire != "" {
 		is := func(k *protocol.PublicKey) bool { return k.GetKeyId() == o.Retire }
 		if !slices.ContainsFunc(role.GetKeys(), is) {
-			return fault.New(fault.Malformed, "key_id_invalid", "The key to retire is no root key; `gpuaas-hub trust show` "+
+			return fault.New(fault.Malformed, codeKeyIDInvalid, "The key to retire is no root key; `gpuaas-hub trust show` "+
 				"lists them.", nil)
 		}
 		role.Keys = slices.DeleteFunc(role.GetKeys(), is)
@@ -248,7 +248,7 @@ func (o ChangeRootOptions) change(next *protocol.TrustBundle, added []ed25519.Pr
 		role.Threshold = uint32(min(max(o.Threshold, 0), maxRootKeys+1))
 	}
 	if len(role.GetKeys()) > maxRootKeys || int(role.GetThreshold()) > len(role.GetKeys()) {
-		return fault.New(fault.Malformed, "root_role_invalid", fmt.Sprintf(
+		return fault.New(fault.Malformed, codeRootRoleInvalid, fmt.Sprintf(
 			"A root of %d keys of which %d must sign is not possible: there are at most %d keys, and no more must sign than "+
 				"there are.",
 			len(role.GetKeys()), role.GetThreshold(), maxRootKeys), nil)
@@ -291,7 +291,7 @@ type MinVersionOptions struct {
 // hub's online keys sign; what runs goes on.
 func SetMinVersion(o MinVersionOptions) (protocol.Bundle, error) {
 	if o.AppSlug == "" || len(o.AppSlug) > maxSlugBytes || len(o.Version) > maxVersionBytes {
-		return protocol.Bundle{}, fault.New(fault.Malformed, "min_version_invalid", "Name an app by its slug and a version "+
+		return protocol.Bundle{}, fault.New(fault.Malformed, codeMinVersionInvalid, "Name an app by its slug and a version "+
 			"as its manifest writes it.", nil)
 	}
 	return ChangeRoot(ChangeRootOptions{

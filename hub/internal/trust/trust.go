@@ -79,10 +79,10 @@ type authority struct {
 // a stolen root.
 func Open(dataDir string) (*Keys, error) {
 	if path, err := findOffline(dataDir); err != nil {
-		return nil, fault.New(fault.Internal, "data_dir_unreadable", "The data directory "+dataDir+
+		return nil, fault.New(fault.Internal, codeDataDirUnreadable, "The data directory "+dataDir+
 			" cannot be searched: run the hub as its owner.", err).Permanent()
 	} else if path != "" {
-		return nil, fault.New(fault.Internal, "root_key_in_data_dir",
+		return nil, fault.New(fault.Internal, codeRootKeyInDataDir,
 			"The root or catalog key lies inside the data directory ("+path+"). Move it to another machine or at least to "+
 				"another directory, then start again.", nil).Permanent()
 	}
@@ -91,7 +91,7 @@ func Open(dataDir string) (*Keys, error) {
 	var err error
 	if k.hubID, err = readLine(filepath.Join(dir, hubIDFile)); err != nil {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fault.New(fault.Internal, "not_initialised", "There are no keys in "+dir+
+			return nil, fault.New(fault.Internal, codeNotInitialised, "There are no keys in "+dir+
 				": run `gpuaas-hub init` first.", err).Permanent()
 		}
 		return nil, unreadable(dir, err)
@@ -106,7 +106,7 @@ func Open(dataDir string) (*Keys, error) {
 }
 
 func unreadable(dir string, err error) error {
-	return fault.New(fault.Internal, "keys_unreadable", "The keys in "+dir+" cannot be read: check owner and "+
+	return fault.New(fault.Internal, codeKeysUnreadable, "The keys in "+dir+" cannot be read: check owner and "+
 		"permissions, or restore them from a backup.", err).Permanent()
 }
 

@@ -43,7 +43,7 @@ func initialised(t *testing.T) (InitOptions, InitResult) {
 func code(t *testing.T, err error) string {
 	t.Helper()
 	require.Error(t, err)
-	return fault.As(err).Code
+	return string(fault.As(err).Code)
 }
 
 func TestInitMakesKeysThatSignWhatNodesAccept(t *testing.T) {

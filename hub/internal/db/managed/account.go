@@ -21,10 +21,10 @@ func unprivileged(wanted string) (account, error) {
 	if os.Geteuid() != 0 {
 		me, err := user.Current()
 		if err != nil {
-			return account{}, refuse("database_user", "The hub's own user cannot be found.", err)
+			return account{}, refuse(codeDatabaseUser, "The hub's own user cannot be found.", err)
 		}
 		if wanted != "" && wanted != me.Username {
-			return account{}, refuse("database_user", "Only root can run the database as another user: leave the database "+
+			return account{}, refuse(codeDatabaseUser, "Only root can run the database as another user: leave the database "+
 				"user empty.", nil)
 		}
 		return describe(me, true)
@@ -39,25 +39,25 @@ func unprivileged(wanted string) (account, error) {
 			if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
 				continue
 			}
-			return account{}, refuse("database_user", "The user "+name+" cannot be looked up.", err)
+			return account{}, refuse(codeDatabaseUser, "The user "+name+" cannot be looked up.", err)
 		}
 		if u.Uid == "0" {
-			return account{}, refuse("database_user", "PostgreSQL refuses to run as root: name an unprivileged user.", nil)
+			return account{}, refuse(codeDatabaseUser, "PostgreSQL refuses to run as root: name an unprivileged user.", nil)
 		}
 		return describe(u, false)
 	}
-	return account{}, refuse("database_user", "PostgreSQL refuses to run as root and none of these users exists: "+
+	return account{}, refuse(codeDatabaseUser, "PostgreSQL refuses to run as root and none of these users exists: "+
 		strings.Join(names, ", ")+". Install Debian's package postgresql, or make one with: useradd --system gpuaas-hub", nil)
 }
 
 func describe(u *user.User, same bool) (account, error) {
 	uid, err := strconv.ParseUint(u.Uid, 10, 32)
 	if err != nil {
-		return account{}, refuse("database_user", "The number of user "+u.Username+" cannot be read.", err)
+		return account{}, refuse(codeDatabaseUser, "The number of user "+u.Username+" cannot be read.", err)
 	}
 	gid, err := strconv.ParseUint(u.Gid, 10, 32)
 	if err != nil {
-		return account{}, refuse("database_user", "The group of user "+u.Username+" cannot be read.", err)
+		return account{}, refuse(codeDatabaseUser, "The group of user "+u.Username+" cannot be read.", err)
 	}
 	return account{name: u.Username, uid: uint32(uid), gid: uint32(gid), same: same}, nil
 }

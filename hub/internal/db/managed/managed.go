@@ -95,7 +95,7 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 		stopped: make(chan struct{}),
 	}
 	if n := len(filepath.Join(s.layout.socket, ".s.PGSQL.5432")); n > socketPathLimit {
-		return nil, refuse("database_path_too_long", fmt.Sprintf("The path of the database's socket is %d bytes long, at "+
+		return nil, refuse(codeDatabasePathTooLong, fmt.Sprintf("The path of the database's socket is %d bytes long, at "+
 			"most %d are possible: choose a shorter data directory than %s.", n, socketPathLimit, root), nil)
 	}
 	if s.user, err = unprivileged(conf.User); err != nil {
@@ -190,7 +190,7 @@ func (s *Server) Close() error {
 // makeRoot makes the directory and proves that the server's user can reach it.
 func (s *Server) makeRoot() error {
 	if err := os.MkdirAll(s.layout.root, 0o700); err != nil {
-		return refuse("database_directory", "The database's directory "+s.layout.root+" cannot be made: "+reason(err)+".",
+		return refuse(codeDatabaseDirectory, "The database's directory "+s.layout.root+" cannot be made: "+reason(err)+".",
 			err)
 	}
 	if s.user.same {
@@ -198,15 +198,15 @@ func (s *Server) makeRoot() error {
 	}
 	// The directory itself holds nothing secret; what it contains belongs to the server's user alone.
 	if err := os.Chmod(s.layout.root, 0o711); err != nil { //nolint:gosec // the unprivileged user must pass through
-		return refuse("database_directory", "The mode of "+s.layout.root+" cannot be set: "+reason(err)+".", err)
+		return refuse(codeDatabaseDirectory, "The mode of "+s.layout.root+" cannot be set: "+reason(err)+".", err)
 	}
 	for dir := filepath.Dir(s.layout.root); ; dir = filepath.Dir(dir) {
 		ok, err := s.user.mayEnter(dir)
 		if err != nil {
-			return refuse("database_directory", "The directory "+dir+" cannot be examined: "+reason(err)+".", err)
+			return refuse(codeDatabaseDirectory, "The directory "+dir+" cannot be examined: "+reason(err)+".", err)
 		}
 		if !ok {
-			return refuse("database_directory_closed", fmt.Sprintf(
+			return refuse(codeDatabaseDirectoryClosed, fmt.Sprintf(
 				"PostgreSQL runs as user %s, who may not pass through %s to %s. Put the data directory under /var/lib, or open "+
 					"that directory with: chmod o+x %s", s.user.name, dir, s.layout.root, dir), nil)
 		}
@@ -220,11 +220,11 @@ func (s *Server) makeRoot() error {
 func lockDir(root string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(root, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, refuse("database_directory", "The lock in "+root+" cannot be opened: "+reason(err)+".", err)
+		return nil, refuse(codeDatabaseDirectory, "The lock in "+root+" cannot be opened: "+reason(err)+".", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = f.Close()
-		return nil, refuse("database_in_use", "Another hub already runs the database in "+root+"; stop it, or give this "+
+		return nil, refuse(codeDatabaseInUse, "Another hub already runs the database in "+root+"; stop it, or give this "+
 			"one another data directory.", err)
 	}
 	return f, nil
@@ -243,10 +243,10 @@ func (s *Server) waitReady(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fault.New(fault.Unavailable, "database_not_ready", "The private PostgreSQL in "+s.layout.root+
+			return fault.New(fault.Unavailable, CodeDatabaseNotReady, "The private PostgreSQL in "+s.layout.root+
 				" did not become ready; its own messages are in the hub's log.", errors.Join(ctx.Err(), err))
 		case <-s.stopped:
-			return fault.New(fault.Unavailable, "database_not_ready", "The private PostgreSQL in "+s.layout.root+
+			return fault.New(fault.Unavailable, CodeDatabaseNotReady, "The private PostgreSQL in "+s.layout.root+
 				" ended; its own messages are in the hub's log.", err)
 		case <-poll.C:
 		}
@@ -287,7 +287,7 @@ func (s *Server) waitForPredecessor(ctx context.Context) error {
 		}
 		select {
 		case <-ctx.Done():
-			return refuse("database_in_use", fmt.Sprintf("An earlier PostgreSQL (process %d) still runs in %s and does not end.",
+			return refuse(codeDatabaseInUse, fmt.Sprintf("An earlier PostgreSQL (process %d) still runs in %s and does not end.",
 				pid, s.layout.data), ctx.Err())
 		case <-poll.C:
 		}
@@ -317,7 +317,7 @@ func (s *Server) predecessor() int {
 	return pid
 }
 
-func refuse(code, public string, cause error) *fault.Error {
+func refuse(code fault.Code, public string, cause error) *fault.Error {
 	return fault.New(fault.Unprocessable, code, public, cause).Permanent()
 }
 

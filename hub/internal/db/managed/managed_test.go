@@ -138,7 +138,7 @@ func TestServerDiesWithTheHubAndTheNextHubGoesOn(t *testing.T) {
 	require.True(t, alive(pid))
 
 	_, err = managed.Start(t.Context(), managed.Config{Dir: dir, Settings: fast()})
-	require.Equal(t, "database_in_use", fault.As(err).Code)
+	require.EqualValues(t, "database_in_use", fault.As(err).Code)
 
 	require.NoError(t, hub.Process.Kill())
 	_ = hub.Wait()
@@ -156,7 +156,7 @@ func TestEngineNeverChangesByItself(t *testing.T) {
 		dir := directory(t)
 		require.NoError(t, os.WriteFile(filepath.Join(dir, "engine"), []byte(content), 0o600))
 		_, err := managed.Start(t.Context(), managed.Config{Dir: dir})
-		require.Equal(t, code, fault.As(err).Code, content)
+		require.EqualValues(t, code, fault.As(err).Code, content)
 		require.True(t, fault.IsPermanent(err))
 	}
 }
@@ -185,7 +185,7 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 		}[os.Geteuid() == 0]},
 	} {
 		_, err := managed.Start(t.Context(), c.conf)
-		require.Equal(t, c.code, fault.As(err).Code, name)
+		require.EqualValues(t, c.code, fault.As(err).Code, name)
 		require.Contains(t, fault.As(err).Public, c.says, name)
 	}
 }
@@ -197,6 +197,6 @@ func TestDirectoryClosedToTheServersUserIsSaid(t *testing.T) {
 	closed := directory(t)
 	require.NoError(t, os.Chmod(closed, 0o700))
 	_, err := managed.Start(t.Context(), managed.Config{Dir: filepath.Join(closed, "postgres")})
-	require.Equal(t, "database_directory_closed", fault.As(err).Code)
+	require.EqualValues(t, "database_directory_closed", fault.As(err).Code)
 	require.Contains(t, fault.As(err).Public, "chmod o+x "+closed)
 }

@@ -18,10 +18,10 @@ import (
 func (s *Server) prepare(ctx context.Context) error {
 	for _, dir := range []string{s.layout.data, s.layout.socket} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return refuse("database_directory", "The directory "+dir+" cannot be made: "+reason(err)+".", err)
+			return refuse(codeDatabaseDirectory, "The directory "+dir+" cannot be made: "+reason(err)+".", err)
 		}
 		if err := s.user.own(dir); err != nil {
-			return refuse("database_directory", "The directory "+dir+" cannot be given to user "+s.user.name+": "+reason(err)+
+			return refuse(codeDatabaseDirectory, "The directory "+dir+" cannot be given to user "+s.user.name+": "+reason(err)+
 				".", err)
 		}
 	}
@@ -40,12 +40,12 @@ func (s *Server) recordedMajor() (int, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, refuse("database_directory", "The engine file in "+s.layout.root+" cannot be read: "+reason(err)+".", err)
+		return 0, refuse(codeDatabaseDirectory, "The engine file in "+s.layout.root+" cannot be read: "+reason(err)+".", err)
 	}
 	engine, version, _ := strings.Cut(strings.TrimSpace(string(raw)), " ")
 	major, err := strconv.Atoi(version)
 	if engine != "postgresql" || err != nil {
-		return 0, refuse("database_engine", fmt.Sprintf("The data in %s was made by another engine than this hub can run "+
+		return 0, refuse(codeDatabaseEngine, fmt.Sprintf("The data in %s was made by another engine than this hub can run "+
 			"(%s names it): run the hub that made it, or give this one another --data-dir.", s.layout.root,
 			filepath.Join(s.layout.root, engineFile)), err)
 	}
@@ -55,7 +55,7 @@ func (s *Server) recordedMajor() (int, error) {
 // create runs initdb. The engine file is written last: a directory without it was cut short and is made anew.
 func (s *Server) create(ctx context.Context) error {
 	if err := clearDir(s.layout.data); err != nil {
-		return refuse("database_directory", "The unfinished database in "+s.layout.data+" cannot be removed: "+reason(err)+
+		return refuse(codeDatabaseDirectory, "The unfinished database in "+s.layout.data+" cannot be removed: "+reason(err)+
 			".", err)
 	}
 	args := []string{
@@ -72,12 +72,12 @@ func (s *Server) create(ctx context.Context) error {
 	var out bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &out, &out
 	if err := cmd.Run(); err != nil {
-		return refuse("database_init_failed", "PostgreSQL could not make its database in "+s.layout.data+": "+
+		return refuse(codeDatabaseInitFailed, "PostgreSQL could not make its database in "+s.layout.data+": "+
 			lastLine(out.String()), err)
 	}
 	major, err := majorVersion(s.layout.data)
 	if err != nil {
-		return refuse("database_init_failed", "The version of the new database cannot be read.", err)
+		return refuse(codeDatabaseInitFailed, "The version of the new database cannot be read.", err)
 	}
 	return s.writeSynced(engineFile, fmt.Sprintf("postgresql %d\n", major))
 }
@@ -86,17 +86,17 @@ func (s *Server) writeSynced(name, content string) error {
 	path := filepath.Join(s.layout.root, name)
 	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
 	if err != nil {
-		return refuse("database_directory", "The file "+path+" cannot be written: "+reason(err)+".", err)
+		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
 	}
 	defer func() { _ = f.Close() }()
 	if _, err := f.WriteString(content); err != nil {
-		return refuse("database_directory", "The file "+path+" cannot be written: "+reason(err)+".", err)
+		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
 	}
 	if err := f.Sync(); err != nil {
-		return refuse("database_directory", "The file "+path+" cannot be written: "+reason(err)+".", err)
+		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
 	}
 	if err := os.Rename(path+".new", path); err != nil {
-		return refuse("database_directory", "The file "+path+" cannot be written: "+reason(err)+".", err)
+		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
 	}
 	return nil
 }
@@ -133,10 +133,10 @@ func (s *Server) configure() error {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		path := filepath.Join(s.layout.data, name)
 		if err := os.WriteFile(path, []byte(files[name]), 0o600); err != nil {
-			return refuse("database_directory", "The file "+path+" cannot be written: "+reason(err)+".", err)
+			return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
 		}
 		if err := s.user.own(path); err != nil {
-			return refuse("database_directory", "The file "+path+" cannot be given to user "+s.user.name+": "+reason(err)+".",
+			return refuse(codeDatabaseDirectory, "The file "+path+" cannot be given to user "+s.user.name+": "+reason(err)+".",
 				err)
 		}
 	}
@@ -174,12 +174,12 @@ func findBinaries(given string, major int) (string, error) {
 	case best != "":
 		return best, nil
 	case major != 0:
-		return "", refuse("database_binaries_missing", fmt.Sprintf("The database was made by PostgreSQL %d and its "+
+		return "", refuse(codeDatabaseBinariesMissing, fmt.Sprintf("The database was made by PostgreSQL %d and its "+
 			"programs are not installed; on Debian: apt-get install postgresql-%d", major, major), nil)
 	case given != "":
-		return "", refuse("database_binaries_missing", "There are no postgres and initdb in "+given+".", nil)
+		return "", refuse(codeDatabaseBinariesMissing, "There are no postgres and initdb in "+given+".", nil)
 	}
-	return "", refuse("database_binaries_missing", "PostgreSQL is not installed, and no database URL was given. On "+
+	return "", refuse(codeDatabaseBinariesMissing, "PostgreSQL is not installed, and no database URL was given. On "+
 		"Debian: apt-get install postgresql (set create_main_cluster = false in /etc/postgresql-common/createcluster.conf "+
 		"first, if no server of its own is wanted).", nil)
 }

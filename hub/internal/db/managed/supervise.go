@@ -61,7 +61,7 @@ func (s *Server) spawn() (*exec.Cmd, error) {
 	out, in := io.Pipe()
 	cmd.Stdout, cmd.Stderr = in, in
 	if err := cmd.Start(); err != nil {
-		return nil, refuse("database_start_failed", "PostgreSQL cannot be started from "+s.bin+": "+reason(err)+".", err)
+		return nil, refuse(codeDatabaseStartFailed, "PostgreSQL cannot be started from "+s.bin+": "+reason(err)+".", err)
 	}
 	go s.forward(out)
 	s.setPID(cmd.Process.Pid)

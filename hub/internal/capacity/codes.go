@@ -1,0 +1,29 @@
+package capacity
+
+import "github.com/gpuaas/gpuaas/pkg/fault"
+
+// Codes of the faults of this package.
+const (
+	// codeAllocationInUse: app instances run in the allocation.
+	codeAllocationInUse fault.Code = "allocation_in_use"
+	// codeAllocationNodeLost: the node of the allocation is gone for good.
+	codeAllocationNodeLost fault.Code = "allocation_node_lost"
+	// codeAllocationReleased: the allocation was released.
+	codeAllocationReleased fault.Code = "allocation_released"
+	// codeAllocationReleasing: the allocation is being released.
+	codeAllocationReleasing fault.Code = "allocation_releasing"
+	// codeAllocationUnknown: an allocation named for placement is not in this project.
+	codeAllocationUnknown fault.Code = "allocation_unknown"
+	// CodeInsufficient: no node or allocation has room for the request.
+	CodeInsufficient fault.Code = "insufficient_capacity"
+	// codeNodeUnknown: the node named for an allocation does not exist.
+	codeNodeUnknown fault.Code = "node_unknown"
+	// codePlacementRequired: the request must name the allocation that the instance runs in.
+	codePlacementRequired fault.Code = "placement_required"
+	// codePlacementUnsupported: the placement names more than one allocation.
+	codePlacementUnsupported fault.Code = "placement_unsupported"
+	// codeSKUMismatch: the requested shape is not the one of the SKU.
+	codeSKUMismatch fault.Code = "sku_mismatch"
+	// codeSKUUnknown: the SKU does not exist.
+	codeSKUUnknown fault.Code = "sku_unknown"
+)

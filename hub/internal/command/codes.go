@@ -1,0 +1,29 @@
+package command
+
+import "github.com/gpuaas/gpuaas/pkg/fault"
+
+// Codes of the faults of this package.
+const (
+	// codeAppSlugInUse: versions, artifacts or open publish intents exist under the slug.
+	codeAppSlugInUse fault.Code = "app_slug_in_use"
+	// codeDelegationRefused: the signed delegation does not verify.
+	codeDelegationRefused fault.Code = "delegation_refused"
+	// codeIdempotencyKeyReused: the idempotency key was used for another request.
+	codeIdempotencyKeyReused fault.Code = "idempotency_key_reused"
+	// codeManifestRefused: the signed manifest does not verify.
+	codeManifestRefused fault.Code = "manifest_refused"
+	// codeMemberLimitExceeded: what a node would hold of the app instance exceeds a limit.
+	codeMemberLimitExceeded fault.Code = "member_limit_exceeded"
+	// codeModeUnsupported: the version does not support the modes that the app instance runs in.
+	codeModeUnsupported fault.Code = "mode_unsupported"
+	// codeNodeInUse: allocations are held on the node.
+	codeNodeInUse fault.Code = "node_in_use"
+	// codeNodeOwesUsage: the node has not handed over all usage of what ran there.
+	codeNodeOwesUsage fault.Code = "node_owes_usage"
+	// codeNodeRecovering: the node of the app instance has not returned since the hub was restored.
+	codeNodeRecovering fault.Code = "node_recovering"
+	// codeOrgUnknown: the request names an org that does not exist.
+	codeOrgUnknown fault.Code = "org_unknown"
+	// codeRepositoryWrong: the artifact lies in another repository.
+	codeRepositoryWrong fault.Code = "repository_wrong"
+)

@@ -1,0 +1,27 @@
+package iam
+
+import "github.com/gpuaas/gpuaas/pkg/fault"
+
+// Codes of the faults of this package.
+const (
+	// codeAlreadyExists: a resource of this name exists already.
+	codeAlreadyExists fault.Code = "already_exists"
+	// codeCredentialsInvalid: the service account, its key or the assertion is not valid.
+	codeCredentialsInvalid fault.Code = "credentials_invalid"
+	// codeForbidden: the caller lacks the permission.
+	codeForbidden fault.Code = "forbidden"
+	// codeLastPlatformAdmin: the last platform admin cannot be removed.
+	codeLastPlatformAdmin fault.Code = "last_platform_admin"
+	// codeLimitReached: the org or project holds as many as it may.
+	codeLimitReached fault.Code = "limit_reached"
+	// codeNoPlatformAdmin: no platform admin exists yet.
+	codeNoPlatformAdmin fault.Code = "no_platform_admin"
+	// codePrivateKeyUnreadable: the private key cannot be read.
+	codePrivateKeyUnreadable fault.Code = "private_key_unreadable"
+	// codeServiceAccountDisabled: the service account is disabled.
+	codeServiceAccountDisabled fault.Code = "service_account_disabled"
+	// codeTokenKeySealed: the key of access tokens cannot be opened with the hub's key file.
+	codeTokenKeySealed fault.Code = "token_key_sealed"
+	// codeUnauthenticated: the request carries no valid token.
+	codeUnauthenticated fault.Code = "unauthenticated"
+)

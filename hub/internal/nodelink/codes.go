@@ -1,0 +1,13 @@
+package nodelink
+
+import "github.com/gpuaas/gpuaas/pkg/fault"
+
+// Codes of the faults of this package.
+const (
+	// codeNodeRefused: the node refused the stream.
+	codeNodeRefused fault.Code = "node_refused"
+	// codeNodeUnreachable: the node is not connected at present.
+	codeNodeUnreachable fault.Code = "node_unreachable"
+	// codeTunnelsBusy: too many streams to the node are open.
+	codeTunnelsBusy fault.Code = "tunnels_busy"
+)

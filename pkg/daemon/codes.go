@@ -1,0 +1,9 @@
+package daemon
+
+import "github.com/gpuaas/gpuaas/pkg/fault"
+
+// Codes of the faults of this package.
+const (
+	// codeEnvironmentInvalid: an environment variable has no usable value.
+	codeEnvironmentInvalid fault.Code = "environment_invalid"
+)
