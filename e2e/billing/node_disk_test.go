@@ -45,10 +45,7 @@ func says(w *harness.Testbed, a *devcluster.Agent) (s nodeSays, err error) {
 func finalBill(w *harness.Testbed, i client.AppInstance) *big.Rat {
 	w.T.Helper()
 	w.Decommission(i)
-	w.Eventually("the bill is final", func() error {
-		postings, err := w.Tenant.Postings(w.Ctx, i.ID)
-		return harness.Pending(err, harness.HasKind(postings, client.PostingKindHoldClosed))
-	})
+	w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(w.T, err)
 	total := new(big.Rat)

@@ -91,11 +91,7 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w.RequireAnswer(i)
 	require.Equal(t, pid, w.PidOf(i))
 	w.Decommission(i)
-	var postings []client.Posting
-	w.Eventually("the bill is final", func() (err error) {
-		postings, err = w.Tenant.Postings(w.Ctx, i.ID)
-		return harness.Pending(err, harness.HasKind(postings, client.PostingKindHoldClosed))
-	})
+	w.FinalPostings(i)
 	billed := new(big.Rat)
 	for _, id := range []string{i.ID, leaves.ID, later.ID} {
 		usage, err := w.Tenant.Usage(w.Ctx, id)
@@ -159,11 +155,7 @@ func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 			"%s was answered and is lost", id)
 	}
 	w.Decommission(i)
-	var postings []client.Posting
-	w.Eventually("the bill is final", func() (err error) {
-		postings, err = w.Tenant.Postings(w.Ctx, i.ID)
-		return harness.Pending(err, harness.HasKind(postings, client.PostingKindHoldClosed))
-	})
+	w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(t, err)
 	harness.RequireBilledTime(t, containers.RunningTime(t), harness.RequireContiguous(t, usage, "session_seconds"))

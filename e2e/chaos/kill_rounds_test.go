@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/big"
 	"net/http"
 	"os"
 	"slices"
@@ -280,14 +279,6 @@ func (k *killTest) requireLaws(l instanceHistory) {
 	}
 	billed := harness.RequireNoOverlap(k.T, usage)
 	ran, runs := k.oracle.RunsOf(k.T, l.member)
-	seen := big.NewRat(ran.Microseconds(), 1_000_000)
-	// Containerd writes its events some milliseconds late.
-	slack := big.NewRat(int64(runs), 4)
-	least := new(big.Rat).Sub(seen, new(big.Rat).Add(slack, big.NewRat(int64(runs)*harness.MeteringInterval.Microseconds(),
-		1_000_000)))
-	require.LessOrEqual(k.T, billed.Cmp(new(big.Rat).Add(seen, slack)), 0, "billed %s s of %s in %d runs",
-		billed.FloatString(3), ran, runs)
-	require.GreaterOrEqual(k.T, billed.Cmp(least), 0, "billed %s s of %s in %d runs", billed.FloatString(3), ran, runs)
-	off := new(big.Rat).Sub(harness.UsageCost(k.T, postings), new(big.Rat).Mul(billed, big.NewRat(1, 1000)))
-	require.LessOrEqual(k.T, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", off.FloatString(9))
+	harness.RequireBilledRuns(k.T, ran, runs, billed)
+	harness.RequireCost(k.T, postings, billed, 1)
 }

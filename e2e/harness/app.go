@@ -3,6 +3,7 @@ package harness
 import (
 	"math/big"
 	"strings"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -43,15 +44,11 @@ func (w *Testbed) EventTypes(id string) (types []string) {
 	return types
 }
 
-// RequireRuns holds the bill of an ended instance against what containerd saw: so many runs, each measured without a
-// gap and none overlapping another, and every second charged once at the price of a tenth of a cent.
+// RequireRuns compares the bill of an ended instance with what containerd saw: the number of runs, each measured
+// without a gap and none overlapping another, and every second charged once.
 func (w *Testbed) RequireRuns(containers *ContainerdOracle, id string, runs int) {
 	w.T.Helper()
-	var postings []api.Posting
-	w.Eventually("the bill is final", func() (err error) {
-		postings, err = w.Tenant.Postings(w.Ctx, id)
-		return Pending(err, HasKind(postings, api.PostingKindHoldClosed))
-	})
+	postings := w.FinalPostings(w.Instance(id))
 	usage, err := w.Tenant.Usage(w.Ctx, id)
 	require.NoError(w.T, err)
 	var mine []api.UsageRecord
@@ -75,13 +72,7 @@ func (w *Testbed) RequireRuns(containers *ContainerdOracle, id string, runs int)
 		gaps++
 	}
 	require.Equal(w.T, runs-1, gaps, "one gap between two runs, none within one")
-	ran := containers.RunningTime(w.T)
-	seen, slack := big.NewRat(ran.Microseconds(), 1_000_000), big.NewRat(int64(runs), 4)
-	off := new(big.Rat).Sub(total, seen)
-	require.LessOrEqual(w.T, off.Cmp(slack), 0, "billed %s s of %s", total.FloatString(3), ran)
-	require.GreaterOrEqual(w.T,
-		off.Cmp(new(big.Rat).Neg(new(big.Rat).Add(slack, big.NewRat(MeteringInterval.Microseconds(), 1_000_000)))), 0,
-		"billed %s s of %s", total.FloatString(3), ran)
-	paid := new(big.Rat).Sub(UsageCost(w.T, postings), new(big.Rat).Mul(total, big.NewRat(1, 1000)))
-	require.LessOrEqual(w.T, paid.Abs(paid).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", paid.FloatString(9))
+	ran, slack := containers.RunningTime(w.T), time.Duration(runs)*eventDelay
+	RequireBilledBetween(w.T, total, ran-MeteringInterval-slack, ran+slack)
+	RequireCost(w.T, postings, total, 1)
 }

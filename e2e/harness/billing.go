@@ -9,6 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -19,14 +20,56 @@ const MeteringInterval = time.Second
 // interval less.
 func RequireBilledTime(t *testing.T, ran time.Duration, seconds *big.Rat) {
 	t.Helper()
-	seen := big.NewRat(ran.Microseconds(), 1_000_000)
-	// Containerd's start event is written some milliseconds after the process has started.
-	slack := big.NewRat(250, 1000)
-	least := new(big.Rat).Sub(seen, big.NewRat(MeteringInterval.Microseconds(), 1_000_000))
-	require.GreaterOrEqual(t, seconds.Cmp(new(big.Rat).Sub(least, slack)), 0, "billed %s s of %s", seconds.FloatString(3),
-		ran)
-	require.LessOrEqual(t, seconds.Cmp(new(big.Rat).Add(seen, slack)), 0, "billed %s s of %s", seconds.FloatString(3),
-		ran)
+	RequireBilledRuns(t, ran, 1, seconds)
+}
+
+// eventDelay bounds how late containerd writes the event of a container's start.
+const eventDelay = 250 * time.Millisecond
+
+// RequireBilledRuns is RequireBilledTime for several runs: each may lack up to one metering interval.
+func RequireBilledRuns(t *testing.T, ran time.Duration, runs int, seconds *big.Rat) {
+	t.Helper()
+	slack := time.Duration(runs) * eventDelay
+	RequireBilledBetween(t, seconds, ran-time.Duration(runs)*MeteringInterval-slack, ran+slack)
+}
+
+// RequireBilledBetween checks that the billed seconds are within bounds.
+func RequireBilledBetween(t *testing.T, seconds *big.Rat, least, most time.Duration) {
+	t.Helper()
+	inSeconds := func(d time.Duration) *big.Rat { return big.NewRat(d.Microseconds(), 1_000_000) }
+	require.GreaterOrEqual(t, seconds.Cmp(inSeconds(least)), 0, "billed %s s, at least %s ran", seconds.FloatString(3),
+		least)
+	require.LessOrEqual(t, seconds.Cmp(inSeconds(most)), 0, "billed %s s, at most %s ran", seconds.FloatString(3), most)
+}
+
+// RequireCost checks that the postings charge a tenth of a cent for each billed second, rounded to a billionth once for
+// each of the roundings.
+func RequireCost(t *testing.T, postings []api.Posting, seconds *big.Rat, roundings int64) {
+	t.Helper()
+	paid := UsageCost(t, postings)
+	off := new(big.Rat).Sub(paid, new(big.Rat).Mul(seconds, big.NewRat(1, 1000)))
+	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(roundings, 1_000_000_000)), 0, "paid %s for %s s",
+		paid.FloatString(9), seconds.FloatString(6))
+}
+
+// FinalPostings waits until nothing more can be billed for an instance: its hold is closed after the node's last record
+// is posted.
+func (w *Testbed) FinalPostings(i api.AppInstance) (postings []api.Posting) {
+	w.T.Helper()
+	w.Eventually("the bill of "+i.DisplayName+" is final", func() (err error) {
+		postings, err = w.Tenant.Postings(w.Ctx, i.ID)
+		return Pending(err, HasKind(postings, api.PostingKindHoldClosed))
+	})
+	return postings
+}
+
+// GrantCredit gives the tenant money for long leases: a lease of a week holds some 600 dollars.
+func (w *Testbed) GrantCredit() {
+	w.T.Helper()
+	_, err := api.Read[api.Posting](w.Tenant.Admin.GrantCredit(w.Ctx, api.CreditGrant{
+		OrgID: w.Tenant.Org.ID, Amount: "9000", Currency: scenario.Currency, Description: "long leases",
+	}))
+	require.NoError(w.T, err)
 }
 
 // Decommission ends an instance and waits until its node has proved it.

@@ -12,11 +12,18 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// RemoveContainersOf removes a node's containers as a power cut does; the agent is not told.
-func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
+// ContainerdClient opens a node's namespace of containerd; the caller closes it.
+func (w *Testbed) ContainerdClient(a *devcluster.Agent) *client.Client {
 	w.T.Helper()
 	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.T, err)
+	return cl
+}
+
+// RemoveContainersOf removes a node's containers as a power cut does; the agent is not told.
+func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
+	w.T.Helper()
+	cl := w.ContainerdClient(a)
 	defer func() { require.NoError(w.T, cl.Close()) }()
 	containers, err := cl.Containers(w.Ctx)
 	require.NoError(w.T, err)
@@ -39,8 +46,7 @@ func (w *Testbed) PidOf(i api.AppInstance) uint32 {
 // PidOn is PidOf on another node.
 func (w *Testbed) PidOn(a *devcluster.Agent, i api.AppInstance) uint32 {
 	w.T.Helper()
-	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
-	require.NoError(w.T, err)
+	cl := w.ContainerdClient(a)
 	defer func() { require.NoError(w.T, cl.Close()) }()
 	containers, err := cl.Containers(w.Ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))
 	require.NoError(w.T, err)
@@ -70,8 +76,7 @@ func (w *Testbed) AdminShell() *Shell {
 // ContainersOn counts the containers that an instance has on a node.
 func (w *Testbed) ContainersOn(a *devcluster.Agent, i api.AppInstance) int {
 	w.T.Helper()
-	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
-	require.NoError(w.T, err)
+	cl := w.ContainerdClient(a)
 	defer func() { require.NoError(w.T, cl.Close()) }()
 	list, err := cl.Containers(w.Ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))
 	require.NoError(w.T, err)

@@ -108,16 +108,6 @@ func (n *MonitoredNode) AwaitUsage() {
 	})
 }
 
-// FinalPostings waits until nothing more can be billed for an instance that was decommissioned.
-func (w *Testbed) FinalPostings(i api.AppInstance) (postings []api.Posting) {
-	w.T.Helper()
-	w.Eventually("the bill of "+i.DisplayName+" is final", func() (err error) {
-		postings, err = w.Tenant.Postings(w.Ctx, i.ID)
-		return Pending(err, HasKind(postings, api.PostingKindHoldClosed))
-	})
-	return postings
-}
-
 // repeatUntilStopped gets again and again until the returned function is called, which tells of the first failure.
 func (w *Testbed) repeatUntilStopped(get func(ctx context.Context) error) (stop func() error) {
 	ctx, cancel := context.WithCancel(w.Ctx)

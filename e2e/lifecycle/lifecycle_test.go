@@ -49,12 +49,7 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsExact(t *testing.T) {
 		return harness.DifferenceError(leakcheck.Diff(before, after))
 	})
 
-	// The hold is returned only after the node's last record is posted: then the bill is final.
-	var postings []client.Posting
-	w.Eventually("the bill is final", func() (err error) {
-		postings, err = w.Tenant.Postings(w.Ctx, second.ID)
-		return harness.Pending(err, harness.HasKind(postings, client.PostingKindHoldClosed))
-	})
+	postings := w.FinalPostings(second)
 	ran := containers.RunningTime(t)
 	usage, err := w.Tenant.Usage(w.Ctx, second.ID)
 	require.NoError(t, err)
@@ -62,12 +57,7 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsExact(t *testing.T) {
 	harness.RequireBilledTime(t, ran, seconds)
 	paid := harness.UsageCost(t, postings)
 	require.Equal(t, 1, paid.Sign())
-	// 3.60 an hour is a tenth of a cent a second, rounded to a billionth once.
-	want := new(big.Rat).Mul(seconds, big.NewRat(1, 1000))
-	off := new(big.Rat).Sub(paid, want)
-	require.LessOrEqual(t, off.Abs(off).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s for %s s", paid.FloatString(9),
-		seconds.FloatString(6))
-
+	harness.RequireCost(t, postings, seconds, 1)
 	require.Equal(t, seconds.RatString(), signedSeconds(w, second).RatString(), "what the node signed is what was billed")
 
 	events, err := w.Tenant.Events(w.Ctx, w.Operator, second.ID)

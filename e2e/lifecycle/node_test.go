@@ -2,7 +2,6 @@ package lifecycle_test
 
 import (
 	"encoding/json"
-	"math/big"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -82,18 +81,13 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsEmptiedWhenItReturns(t *testing.T
 
 	w.RestartAgent(w.Agent)
 	w.Eventually("nothing of it runs any more", func() error { return harness.Pending(nil, containersOf(w, i) == 0) })
-	var postings []client.Posting
-	w.Eventually("the node has said its last word", func() (err error) {
-		postings, err = w.Tenant.Postings(w.Ctx, i.ID)
-		return harness.Pending(err, harness.HasKind(postings, client.PostingKindHoldClosed))
-	})
+	postings := w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(t, err)
 	seconds := harness.RequireContiguous(t, usage, "session_seconds")
 	containers.RunningTime(t) // it has exited
 	harness.RequireBilledTime(t, lost.RemovedAt.Sub(containers.FirstStart()), seconds)
-	paid := new(big.Rat).Sub(harness.UsageCost(t, postings), new(big.Rat).Mul(seconds, big.NewRat(1, 1000)))
-	require.LessOrEqual(t, paid.Abs(paid).Cmp(big.NewRat(1, 1_000_000_000)), 0, "paid %s off", paid.FloatString(9))
+	harness.RequireCost(t, postings, seconds, 1)
 	require.Equal(t, client.NodeStatusLost, harness.AsJSON[client.Node](s, "nodes", "get", node).Status,
 		"it stays what it was declared")
 }

@@ -11,7 +11,6 @@ import (
 	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -25,11 +24,7 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	w.StartContainerd()
 	w.StartHub(w.HubConfig())
 	w.NewTenant("acme")
-	_, err := client.Read[client.Posting](w.Tenant.Admin.GrantCredit(w.Ctx, client.CreditGrant{
-		OrgID:  w.Tenant.Org.ID,
-		Amount: "9000", Currency: scenario.Currency, Description: "leases of what is refused",
-	}))
-	require.NoError(t, err)
+	w.GrantCredit()
 	node := w.AgentConfig("node")
 	file := filepath.Join(w.Dir, "policy.yaml")
 	says := func(policy string) {

@@ -35,10 +35,7 @@ func TestLaw04AKilledAgentLeavesTheAppServingAndTheUsageWhole(t *testing.T) {
 	require.NoError(t, serving(), "the app answered throughout")
 	require.Equal(t, pid, w.PidOf(i))
 	w.Decommission(i)
-	w.Eventually("the bill is final", func() error {
-		postings, err := w.Tenant.Postings(w.Ctx, i.ID)
-		return harness.Pending(err, harness.HasKind(postings, api.PostingKindHoldClosed))
-	})
+	w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(t, err)
 	harness.RequireBilledTime(t, containers.RunningTime(t), harness.RequireContiguous(t, usage, "session_seconds"))

@@ -22,12 +22,7 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	reserved, err := w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, away.Ready.NodeID, 1, 256)
 	require.NoError(t, err)
 	w.ShipVersion("2.0.0", harness.FirstGreeting, harness.SecondGreeting)
-	// Each lease of a week holds some 600.
-	_, err = api.Read[api.Posting](w.Tenant.Admin.GrantCredit(w.Ctx, api.CreditGrant{
-		OrgID:  w.Tenant.Org.ID,
-		Amount: "9000", Currency: scenario.Currency, Description: "more",
-	}))
-	require.NoError(t, err)
+	w.GrantCredit()
 	containers := w.WatchContainerd(w.Agent.Config.ContainerdNamespace)
 	kept, changed := w.Launch("kept"), w.Launch("changed")
 	w.Allocate(w.Agent)
@@ -116,18 +111,12 @@ func billedOnce(w *harness.Testbed, containers *harness.ContainerdOracle, ended 
 	}
 	all := new(big.Rat)
 	for _, i := range append(running, ended) {
-		var postings []api.Posting
-		w.Eventually("the bill of "+i.DisplayName+" is final", func() (err error) {
-			postings, err = w.Tenant.Postings(w.Ctx, i.ID)
-			return harness.Pending(err, harness.HasKind(postings, api.PostingKindHoldClosed))
-		})
+		postings := w.FinalPostings(i)
 		usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 		require.NoError(w.T, err)
 		seconds := sessionSeconds(w.T, usage)
 		all.Add(all, seconds)
-		off := new(big.Rat).Sub(harness.UsageCost(w.T, postings), new(big.Rat).Mul(seconds, big.NewRat(1, 1000)))
-		require.LessOrEqual(w.T, off.Abs(off).Cmp(big.NewRat(5, 1_000_000_000)), 0, "%s: %s for %s s", i.DisplayName,
-			harness.UsageCost(w.T, postings).FloatString(9), seconds.FloatString(6))
+		harness.RequireCost(w.T, postings, seconds, 5)
 	}
 	ran := containers.RunningTime(w.T)
 	seen := big.NewRat(ran.Microseconds(), 1_000_000)

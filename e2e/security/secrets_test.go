@@ -10,7 +10,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/containerd/containerd/v2/client"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/e2e/harness"
@@ -150,8 +149,7 @@ func secrets(w *harness.Testbed) map[string]string {
 // containerSpecs are the OCI specs and labels of the node's containers, as containerd keeps them.
 func containerSpecs(w *harness.Testbed) (specs []string) {
 	w.T.Helper()
-	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(w.Agent.Config.ContainerdNamespace))
-	require.NoError(w.T, err)
+	cl := w.ContainerdClient(w.Agent)
 	defer func() { require.NoError(w.T, cl.Close()) }()
 	containers, err := cl.Containers(w.Ctx)
 	require.NoError(w.T, err)

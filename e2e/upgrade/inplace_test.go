@@ -10,7 +10,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/release"
 	api "github.com/gpuaas/gpuaas/pkg/client"
@@ -113,10 +112,7 @@ func upgradeInPlace(t *testing.T, steps []upgradeStep) {
 	require.NoError(t, serving(), "the app answered throughout")
 	w.Decommission(young)
 	w.Decommission(kept)
-	w.Eventually("the bill is final", func() error {
-		postings, err := w.Tenant.Postings(w.Ctx, kept.ID)
-		return harness.Pending(err, harness.HasKind(postings, api.PostingKindHoldClosed))
-	})
+	w.FinalPostings(kept)
 	usage, err := w.Tenant.Usage(w.Ctx, kept.ID)
 	require.NoError(t, err)
 	harness.RequireBilledTime(t, containers.RunningTimeOf(t, kept.Members[0].ID), harness.RequireContiguous(t, usage,
@@ -136,11 +132,8 @@ func newReleaseTestbed(t *testing.T, bin string) *harness.Testbed {
 	node.Bin = bin
 	w.Agent = w.StartAgent(node)
 	w.ShipApp()
-	_, err := api.Read[api.Posting](w.Tenant.Admin.GrantCredit(w.Ctx, api.CreditGrant{
-		OrgID:  w.Tenant.Org.ID,
-		Amount: "9000", Currency: scenario.Currency, Description: "weeks of leases",
-	}))
-	require.NoError(t, err)
+	w.GrantCredit()
+	var err error
 	w.Allocation, err = w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, w.Agent.Ready.NodeID, 2, 1024)
 	require.NoError(t, err)
 	return w

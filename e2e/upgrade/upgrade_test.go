@@ -5,7 +5,6 @@ import (
 	"math/big"
 	"testing"
 
-	"github.com/containerd/containerd/v2/client"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
@@ -138,8 +137,7 @@ func priceIsKnown(w *harness.Testbed, i api.AppInstance) {
 // runsAt reports whether the instance's one container is of the revision.
 func runsAt(w *harness.Testbed, i api.AppInstance, revision int) bool {
 	w.T.Helper()
-	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(w.Agent.Config.ContainerdNamespace))
-	require.NoError(w.T, err)
+	cl := w.ContainerdClient(w.Agent)
 	defer func() { require.NoError(w.T, cl.Close()) }()
 	containers, err := cl.Containers(w.Ctx, fmt.Sprintf("labels.%q==%q,labels.%q==%q", "gpuaas.instance", i.ID,
 		"gpuaas.revision", fmt.Sprint(revision)))
