@@ -14,18 +14,9 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
-)
-
-// The times of an agent's session (agent/internal/uplink).
-const (
-	retryMin       = 500 * time.Millisecond
-	retryMax       = 30 * time.Second
-	settledFactor  = 10
-	goodbyeSpread  = 5 * time.Second
-	helloTimeout   = 15 * time.Second
-	reportInterval = 30 * time.Second
 )
 
 // node is one simulated node.
@@ -53,15 +44,14 @@ type node struct {
 	sha256     []byte
 	bundleNo   uint64
 	last       error
-	// retry is the next pause between dials, 0 for the shortest.
-	retry time.Duration
+	backoff    hubsession.Backoff
 }
 
 // resetBackoff lets the node dial as after a session that lasted.
 func (n *node) resetBackoff() {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	n.retry = 0
+	n.backoff = hubsession.Backoff{}
 }
 
 func (n *node) welcomed() time.Time {
@@ -91,15 +81,11 @@ func (n *node) run(ctx context.Context, c *fleet) {
 		c.outcomes.ended(err)
 		n.mu.Lock()
 		n.conn, n.usage, n.last = nil, nil, err
-		if n.retry == 0 || lasted > settledFactor*n.retry {
-			n.retry = retryMin
-		}
-		pause := n.retry/2 + rand.N(n.retry/2+1)
-		n.retry = min(2*n.retry, retryMax)
-		n.mu.Unlock()
 		if code, known := link.CloseCode(err); known && code == link.CodeShutdown {
-			pause += rand.N(goodbyeSpread)
+			err = hubsession.ErrGoAway
 		}
+		pause := n.backoff.Pause(lasted, err, rand.Float64())
+		n.mu.Unlock()
 		select {
 		case <-ctx.Done():
 		case <-time.After(pause):
@@ -148,13 +134,13 @@ func (n *node) session(ctx context.Context) (lasted time.Duration, err error) {
 }
 
 func (n *node) openControl(ctx context.Context, conn *link.Conn) (*link.Stream, error) {
-	ctx, cancel := context.WithTimeout(ctx, helloTimeout)
+	ctx, cancel := context.WithTimeout(ctx, hubsession.HelloTimeout)
 	defer cancel()
 	control, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_CONTROL})
 	if err != nil {
 		return nil, err
 	}
-	_ = control.SetDeadline(time.Now().Add(helloTimeout))
+	_ = control.SetDeadline(time.Now().Add(hubsession.HelloTimeout))
 	n.mu.Lock()
 	hello := &protocol.Hello{
 		ProtocolVersion: protocol.Version, AgentVersion: "simulated", Incarnation: n.incarnation, Epoch: n.epoch,
@@ -248,7 +234,7 @@ func (n *node) report(conn *link.Conn, control *link.Stream) {
 		select {
 		case <-conn.Done():
 			return
-		case <-time.After(reportInterval):
+		case <-time.After(hubsession.DefaultReportInterval):
 		}
 	}
 }

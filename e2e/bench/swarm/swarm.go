@@ -1,6 +1,6 @@
 // Package swarm is thousands of simulated nodes in one process, and how a benchmark commands that process. A node of it
 // enrolls, dials, says hello, verifies and accepts its desired state, reports, and uploads usage that it sealed and
-// signed, as an agent does (agent/internal/uplink); it has no containers, no disk and no clock of its own.
+// signed, as an agent does (agent/hubsession); it has no containers, no disk and no clock of its own.
 package swarm
 
 import (
