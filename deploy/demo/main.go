@@ -1,5 +1,5 @@
 // Command demo starts a hub and a node on this machine, ships an app to them, runs, meters and bills it; `make demo`
-// and `make demo-down` call it. It uses the programs and the public API alone, so what it does anybody can do.
+// and `make demo-down` call it. It uses only the programs and the public API.
 package main
 
 import (

@@ -40,7 +40,7 @@ type state struct {
 	Processes     []process
 }
 
-// process names one process for ever: a pid that was given anew has other start ticks.
+// process identifies one process: a reused pid has other start ticks.
 type process struct {
 	Name       string
 	PID        int

@@ -95,7 +95,7 @@ func up(ctx context.Context, c *config) error {
 func (d *demo) startHub(ctx context.Context) (string, error) {
 	conf := devcluster.HubConfig{
 		Bin: d.conf.Bin, Dir: filepath.Join(d.conf.Dir, "hub"), Listen: d.conf.Listen, SessionListen: d.conf.Listen,
-		// So that the journal can be shown at once, and not once a day.
+		// The demo shows the journal, which is posted once a day by default.
 		ExtraArgs: []string{"--posting-interval", "1s"},
 	}
 	var err error
@@ -126,7 +126,7 @@ func (d *demo) startNode(ctx context.Context) (string, error) {
 		APIURL: d.hub.Ready.APIURL, RootFingerprint: d.hub.RootFingerprint,
 		ContainerdAddress: address, ContainerdNamespace: "gpuaas-demo", CgroupParent: "/gpuaas-demo",
 		Bridge: d.conf.Bridge, PodCIDR: d.conf.PodCIDR, PortRange: d.conf.PortRange,
-		// So that nobody has to wait half a minute for the first usage.
+		// The demo shows the first usage, which takes half a minute by default.
 		ExtraArgs: []string{"--metering-interval", "2s", "--usage-interval", "4s"},
 	}
 	if err := d.state.save(); err != nil {

@@ -26,7 +26,7 @@ func (d *Containerd) Destroy() error {
 	errs = append(errs, d.removeShimSockets(), d.unmountAll())
 	removeCgroups(cgroups)
 	errs = append(errs, os.RemoveAll(d.Dir))
-	// These belong to every containerd on the machine; the last one removes them, once they are empty.
+	// All containerds of the machine share these directories; the last one removes them.
 	for _, dir := range []string{"/run/containerd/s", "/run/containerd/fifo", "/run/containerd/runc", "/run/containerd"} {
 		_ = os.Remove(dir)
 	}
@@ -61,7 +61,7 @@ func (d *Containerd) containerProcesses() []int {
 		if _, err := fmt.Sscanf(string(data), "%d", &pid); err != nil || pid <= 1 {
 			continue
 		}
-		// The id may meanwhile be another's: only a process in the container's cgroup is meant.
+		// The id may be another process's now: only one in the container's cgroup counts.
 		id := filepath.Base(filepath.Dir(name))
 		if cgroup, err := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid)); err == nil && bytes.Contains(cgroup, []byte(id)) {
 			pids = append(pids, pid)
@@ -122,8 +122,8 @@ func (d *Containerd) removeShimSockets() error {
 	return errors.Join(append(errs, d.removeForgottenSockets())...)
 }
 
-// removeForgottenSockets removes the sockets of shims that the daemon was killed over while it started them, and of
-// which it wrote nothing down: those that came after it and that nobody listens on.
+// removeForgottenSockets removes sockets of shims that the daemon had started but not recorded when it was killed:
+// those that are newer than the daemon and have no listener.
 func (d *Containerd) removeForgottenSockets() error {
 	began, err := os.Stat(d.born())
 	if err != nil {

@@ -14,17 +14,17 @@ import (
 	"time"
 )
 
-// EndLimit bounds how long a program that cannot work may take to say so.
+// EndLimit bounds how long a program that cannot work takes to exit.
 const EndLimit = 30 * time.Second
 
-// Ended is how a program came to its end by itself, and all that it wrote.
+// Ended is the exit code of a program, and all that it wrote.
 type Ended struct {
 	ExitCode int
 	Said     string
 }
 
-// TryHub runs `gpuaas-hub serve` where it cannot work, and returns how it ended. One that comes up is stopped and an
-// error. The hub does not see the paths in hide.
+// TryHub runs `gpuaas-hub serve` where it must fail, and returns how it ended. A hub that comes up is stopped and an
+// error. The paths in hide are hidden from the hub.
 func TryHub(ctx context.Context, c HubConfig, hide ...string) (Ended, error) {
 	args := []string{"serve", "--data-dir", c.DataDir(), "--listen", c.Listen, "--session-listen", c.SessionListen}
 	return try(ctx, c.binary(), append(args, c.ExtraArgs...), c.Env, hide)

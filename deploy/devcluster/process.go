@@ -1,6 +1,6 @@
-// Package devcluster starts the real programs — hub, agents, containerd — each with directories, ports and names of its
-// own, so that several stand beside each other on one machine and any of them may be killed. It serves the demo and the
-// end-to-end tests; it asserts nothing.
+// Package devcluster starts the real programs — hub, agents, containerd — each with its own directories, ports and
+// names, so that several run side by side on one machine and any of them may be killed. The demo and the end-to-end
+// tests use it; it asserts nothing.
 package devcluster
 
 import (

@@ -34,8 +34,8 @@ func nodeConditions(w *harness.Testbed) ([]string, error) {
 	return status.Conditions, json.Unmarshal(out, &status)
 }
 
-// The node's disk becomes full while two apps run: the owner and the hub see it, one app goes on, the other is
-// decommissioned nevertheless, nothing new is started, and every second is on the bill once there is room again.
+// The node's disk becomes full while two apps run. Owner and hub see the condition, one app goes on, the other can
+// still be decommissioned, nothing new is started, and every second is billed once there is room again.
 func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w := harness.New(t)
 	w.StartContainerd()
@@ -101,8 +101,8 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	harness.RequireBilledTime(t, containers.RunningTime(t), billed)
 }
 
-// The hub's disk becomes full: it says so and takes nothing it cannot keep; what it has answered is there afterwards,
-// and it works on by itself once there is room.
+// The hub's disk becomes full: it refuses what it cannot store, keeps all that it has answered, and works again once
+// there is room.
 func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w := harness.New(t)
 	w.StartContainerd()

@@ -74,22 +74,21 @@ func (d *demo) up(app, containerd string) devcluster.DemoSummary {
 	return line
 }
 
-// The demo, a second one on top of it, one after a failure, and the end of it: the guard of the world finds nothing
-// left.
+// The demo replaces an earlier one, also after its programs were killed, and leaves nothing behind.
 func TestDemoComesUpTwiceAndLeavesNothing(t *testing.T) {
 	w := harness.NewAlone(t)
 	d := newDemo(w)
-	first := d.up("demo", filepath.Join(w.Dir, "nobody.sock"))
+	first := d.up("demo", filepath.Join(w.Dir, "absent.sock"))
 	w.Eventually("the app answers", func() error { return exec.Command("curl", "-sf", first.EndpointURL+"/").Run() })
-	// Killed in the middle of its life: the next one starts clean.
+	// The next demo starts clean after a kill.
 	require.NoError(t, exec.Command("kill", "-9", fmt.Sprint(first.AgentPID), fmt.Sprint(first.HubPID)).Run())
-	second := d.up("demo", filepath.Join(w.Dir, "nobody.sock"))
+	second := d.up("demo", filepath.Join(w.Dir, "absent.sock"))
 	require.NotEqual(t, first.InstanceID, second.InstanceID)
 	d.run("down")
 	d.run("down")
 }
 
-// Where a containerd serves already, the demo is a guest in it: afterwards it holds what it held before.
+// Where a containerd serves already, the demo uses it and leaves it as it was.
 func TestDemoIsAGuestInTheMachinesContainerd(t *testing.T) {
 	w := harness.New(t)
 	w.StartContainerd()
@@ -119,7 +118,7 @@ func TestJupyterRunsACellInTheBrowser(t *testing.T) {
 	w := harness.New(t)
 	d := newDemo(w)
 	browser := filepath.Join(harness.Source(t), "e2e", "browser")
-	line := d.up("jupyter", filepath.Join(w.Dir, "nobody.sock"))
+	line := d.up("jupyter", filepath.Join(w.Dir, "absent.sock"))
 	password, err := os.ReadFile(filepath.Join(w.Dir, "d", "jupyter-password"))
 	require.NoError(t, err)
 	run := exec.Command("node", "notebook.mjs", line.EndpointURL, filepath.Join(w.Dir, "profile"))

@@ -157,7 +157,7 @@ func (q *quickstart) publish() {
 "media_type": "application/vnd.oci.image.manifest.v1+json"
 }'`, &a)
 	require.Equal(t, client.ArtifactTrustStateVerified, a.TrustState)
-	// An image that nobody pushed.
+	// An image that was not pushed.
 	q.export("NO_DIGEST", "sha256:"+strings.Repeat("0", 64))
 	var problem client.Problem
 	q.sh("422",

@@ -46,7 +46,7 @@ func (w *Testbed) WatchContainerd(namespace string) *ContainerdOracle {
 			case m := <-messages:
 				tr.record(m)
 			case <-broken: //nolint:errcheck // it is the daemon that is gone
-				// The daemon was killed. What happens until it is back is not told again.
+				// The daemon was killed. Events until its restart are lost.
 				select {
 				case <-ctx.Done():
 					return
@@ -121,7 +121,7 @@ func (tr *ContainerdOracle) sum(t *testing.T, prefix string) (total time.Duratio
 	return total
 }
 
-// Lifetime is when the container started and exited; zero where containerd has not said so.
+// Lifetime returns when the container started and exited; zero where containerd has not reported it.
 func (tr *ContainerdOracle) Lifetime(id string) (started, exited time.Time) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
@@ -196,7 +196,7 @@ func sortByStart(records []api.UsageRecord) {
 	}
 }
 
-// RunningTimeUntil is how long a member's containers had run before a moment, or in all when that is zero.
+// RunningTimeUntil is how long a member's containers ran before the given time, or in all when it is zero.
 func (tr *ContainerdOracle) RunningTimeUntil(member string, moment time.Time) (total time.Duration) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()

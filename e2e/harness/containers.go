@@ -20,7 +20,7 @@ func (w *Testbed) ContainerdClient(a *devcluster.Agent) *client.Client {
 	return cl
 }
 
-// RemoveContainersOf removes a node's containers as a power cut does; the agent is not told.
+// RemoveContainersOf removes a node's containers without the agent, as a power cut does.
 func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
 	w.T.Helper()
 	cl := w.ContainerdClient(a)
@@ -56,7 +56,7 @@ func (w *Testbed) PidOn(a *devcluster.Agent, i api.AppInstance) uint32 {
 	return task.Pid()
 }
 
-// KeepCalling calls the app again and again until the returned function is called, which tells of the first failure.
+// KeepCalling calls the app repeatedly until stop is called, which returns the first failure.
 func (w *Testbed) KeepCalling(i api.AppInstance) (stop func() error) {
 	return w.repeatUntilStopped(func(ctx context.Context) error {
 		_, err := scenario.Get(ctx, i.Endpoints[0].URL+"/")

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// Answer is what the hub says to a request as it is: no client in between that mends or repeats it.
+// Answer is the hub's answer to a plain request, without a client that retries.
 type Answer struct {
 	Status  int
 	Header  http.Header
@@ -36,7 +36,7 @@ func (w *Testbed) PlainClient() *http.Client {
 	return &http.Client{Transport: transport}
 }
 
-// AdminToken is what the hub wrote into its file.
+// AdminToken reads the token file of the hub's first admin.
 func (w *Testbed) AdminToken() string {
 	w.T.Helper()
 	token, err := os.ReadFile(w.Hub.Ready.TokenFile)

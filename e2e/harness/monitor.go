@@ -16,11 +16,10 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// callInterval is the pause between two calls of an app that is asked all the time: short against everything that
-// happens to it.
+// callInterval is the pause between two calls of a monitored app.
 const callInterval = 50 * time.Millisecond
 
-// MonitoredNode is a node with an app that is to go on whatever happens around it.
+// MonitoredNode is a node with an app that is called all the time and must not fail.
 type MonitoredNode struct {
 	Testbed     *Testbed
 	Agent       *devcluster.Agent
@@ -32,7 +31,7 @@ type MonitoredNode struct {
 	Instances   []api.AppInstance
 }
 
-// MonitorApp launches the app on the node, and begins to ask it.
+// MonitorApp launches the app on the node and starts calling it.
 func (w *Testbed) MonitorApp(a *devcluster.Agent) *MonitoredNode {
 	w.T.Helper()
 	n := &MonitoredNode{Testbed: w, Agent: a, Oracle: w.WatchContainerd(a.Config.ContainerdNamespace)}
@@ -44,14 +43,14 @@ func (w *Testbed) MonitorApp(a *devcluster.Agent) *MonitoredNode {
 	return n
 }
 
-// StartCalling begins to ask the app that is kept.
+// StartCalling starts calling the monitored app.
 func (n *MonitoredNode) StartCalling() {
 	n.Testbed.T.Helper()
 	n.PID = n.Testbed.PidOn(n.Agent, n.App)
 	n.StopCalling = n.Testbed.repeatUntilStopped(func(ctx context.Context) error { return n.Get(ctx, n.App) })
 }
 
-// Request asks for an instance on the node and waits for nothing.
+// Request creates an instance on the node and does not wait for it.
 func (n *MonitoredNode) Request(name string) (id string) {
 	n.Testbed.T.Helper()
 	i, err := api.Read[api.AppInstance](n.Testbed.Operator.CreateAppInstance(n.Testbed.Ctx, n.Testbed.Tenant.Project.ID,
@@ -91,7 +90,7 @@ func (n *MonitoredNode) Get(ctx context.Context, i api.AppInstance) error {
 	return err
 }
 
-// RequireSameProcess holds that what was running runs on.
+// RequireSameProcess checks that the monitored app was not restarted.
 func (n *MonitoredNode) RequireSameProcess() {
 	n.Testbed.T.Helper()
 	require.Equal(n.Testbed.T, n.PID, n.Testbed.PidOn(n.Agent, n.App), "the very process goes on")
@@ -108,7 +107,7 @@ func (n *MonitoredNode) AwaitUsage() {
 	})
 }
 
-// repeatUntilStopped gets again and again until the returned function is called, which tells of the first failure.
+// repeatUntilStopped calls get repeatedly until stop is called, which returns the first failure.
 func (w *Testbed) repeatUntilStopped(get func(ctx context.Context) error) (stop func() error) {
 	ctx, cancel := context.WithCancel(w.Ctx)
 	done := make(chan error, 1)

@@ -116,7 +116,8 @@ func (h preparedHub) keep(dir string) error {
 	return nil
 }
 
-// initHub gives a hub of today its directories, as `gpuaas-hub init` and a first start have left them.
+// initHub makes a hub's directories, as `gpuaas-hub init` and a first start leave them. Programs of another version
+// initialise their own.
 func (w *Testbed) initHub(c devcluster.HubConfig) (fingerprint string) {
 	w.T.Helper()
 	if c.Bin != Binaries(w.T) {

@@ -15,9 +15,9 @@ import (
 // maxHashedBytes bounds how much of a file under /etc is read to notice a change.
 const maxHashedBytes = 1 << 20
 
-// noise is what is nobody's remainder. Each has its reason.
+// noise lists paths that no test is responsible for, each with its reason.
 var noise = regexp.MustCompile(strings.Join([]string{
-	// The Go tool compiles there what tests run; it removes its files itself.
+	// The Go tool's build directories; it removes them itself.
 	`^/tmp/go-(build|link|tool)[^/]*(/|$)`,
 	// The lock file of iptables, made by the first user and shared by all.
 	`^/run/xtables\.lock$`,

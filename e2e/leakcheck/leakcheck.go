@@ -1,6 +1,6 @@
-// Package leakcheck photographs a machine and says what changed between two photographs: processes, mounts, network
-// namespaces, links, routes, firewall rules, sysctls, cgroups, containerd's objects and files. Tests hold it against
-// everything that promises to clean up. It never removes anything.
+// Package leakcheck takes snapshots of a machine and compares them: processes, mounts, network namespaces, links,
+// routes, firewall rules, sysctls, cgroups, containerd's objects and files. Tests use it to check that nothing is left
+// behind. It never removes anything.
 package leakcheck
 
 import (
@@ -13,7 +13,7 @@ import (
 	"time"
 )
 
-// Kind is what sort of thing an item is.
+// Kind is the kind of an item.
 type Kind string
 
 // The kinds that a snapshot holds.
@@ -30,7 +30,7 @@ const (
 	File       Kind = "file"
 )
 
-// Scope says what is compared. The zero value means the whole machine, but no containerd.
+// Scope selects what is compared. The zero value selects the whole machine without any containerd.
 type Scope struct {
 	// Kinds restricts what is compared; empty means all.
 	Kinds []Kind
@@ -47,19 +47,19 @@ type Scope struct {
 	// Contains keeps only items whose text holds one of these; empty keeps all. For tests that share a machine with
 	// others: they name everything they make with one unique word.
 	Contains []string
-	// Skip leaves out what it returns true for, by its identity; nil leaves out nothing.
+	// Skip leaves out the items for whose identity it returns true.
 	Skip func(id string) bool
 	// KeepImages accepts new images, their content and committed snapshots: cached images may stay (law 9).
 	KeepImages bool
 }
 
-// Snapshot is what was there: per kind, an item's identity and its state.
+// Snapshot maps, for each kind, an item's identity to its state.
 type Snapshot struct {
 	Items map[Kind]map[string]string `json:"items"`
 	scope Scope
 }
 
-// Take photographs what scope covers. What it cannot read is an error, so that a snapshot never claims too little.
+// Take takes a snapshot of the scope. What it cannot read is an error, so that no snapshot is incomplete.
 func Take(scope Scope) (Snapshot, error) {
 	s := Snapshot{Items: map[Kind]map[string]string{}, scope: scope}
 	var errs []error
@@ -91,8 +91,8 @@ func (c Scope) covers(texts ...string) bool {
 	})
 }
 
-// Diff lists what differs, sorted, one line each. What has ended meanwhile and may end at any time — processes, network
-// namespaces, cgroups — is no difference: it is not left over.
+// Diff lists the differences, sorted, one line each. Processes, network namespaces and cgroups that have ended are no
+// difference.
 func Diff(before, after Snapshot) []string {
 	var out []string
 	for _, kind := range []Kind{Process, Mount, NetNS, Link, Route, Firewall, Sysctl, Cgroup, Containerd, File} {
@@ -132,8 +132,8 @@ func endsByItself(kind Kind) bool {
 // settleWithin bounds how long Left waits for the kernel, which removes network namespaces and cgroups in its own time.
 const settleWithin = 15 * time.Second
 
-// Guard photographs now and again after everything else that the test cleans up, and fails the test on any difference.
-// Call it first: clean-ups run in the opposite order.
+// Guard takes a snapshot now and one after the test's clean-ups, and fails the test if they differ. Call it first:
+// clean-ups run in reverse order.
 func Guard(t testing.TB, scope Scope) {
 	t.Helper()
 	before, err := Take(scope)
@@ -147,7 +147,7 @@ func Guard(t testing.TB, scope Scope) {
 	})
 }
 
-// Left waits a moment for what ends by itself and returns what differs from before then, one line each.
+// Left waits until the kernel has removed what is ending, and returns the differences to the snapshot, one line each.
 func Left(before Snapshot) []string {
 	ctx, cancel := context.WithTimeout(context.Background(), settleWithin)
 	defer cancel()

@@ -159,7 +159,7 @@ func TestIgnoredPathsAreNotCompared(t *testing.T) {
 	require.NotEmpty(t, leakcheck.Diff(before, take(t, scope)))
 }
 
-// failing stands in for a test, so that a failing guard does not fail this one.
+// failing is a fake test, so that a failing guard does not fail the real one.
 type failing struct {
 	testing.TB
 	cleanups []func()

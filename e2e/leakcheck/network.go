@@ -294,7 +294,7 @@ func takeSysctls(s *Snapshot, where string) error {
 	return nil
 }
 
-// noisySysctl names those that the kernel moves by itself.
+// noisySysctl reports whether the kernel changes the setting by itself.
 func noisySysctl(path string) bool {
 	switch filepath.Base(path) {
 	case "tcp_mem", "udp_mem", "tcp_fastopen_key", "flush", "netdev_rss_key":

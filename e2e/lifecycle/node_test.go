@@ -14,7 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// requireCutOff waits until the agent itself says why it has no session.
+// requireCutOff waits until the agent reports why it has no session.
 func requireCutOff(w *harness.Testbed, a *devcluster.Agent, reason string) {
 	w.T.Helper()
 	w.Eventually("the agent knows that it is shut out", func() error {
@@ -42,8 +42,7 @@ func containersOf(w *harness.Testbed, i client.AppInstance) int {
 	return w.ContainersOn(w.Agent, i)
 }
 
-// Law 9: a node that is gone for good is its own outcome. It comes back all the same: it is emptied, and the bill ends
-// at its loss.
+// Law 9: a lost node ends its instances as node_lost. When it returns, it is emptied, and the bill ends at its loss.
 func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsEmptiedWhenItReturns(t *testing.T) {
 	w := harness.NewPlatform(t)
 	s := w.AdminShell()
@@ -77,7 +76,7 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsEmptiedWhenItReturns(t *testing.T
 	require.Equal(t, client.AppInstanceStatusDecommissioned, w.Decommission(i).Status)
 	require.Equal(t, []string{"requested", "deploying", "running", "failed", "decommission_requested", "decommissioned"},
 		w.EventTypes(i.ID))
-	require.Equal(t, pid, w.PidOf(i), "nobody was there to end it")
+	require.Equal(t, pid, w.PidOf(i), "no hub could end it")
 
 	w.RestartAgent(w.Agent)
 	w.Eventually("nothing of it runs any more", func() error { return harness.Pending(nil, containersOf(w, i) == 0) })
@@ -92,7 +91,7 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsEmptiedWhenItReturns(t *testing.T
 		"it stays what it was declared")
 }
 
-// A node leaves in order, and one is shut out; what the second runs goes on as long as its lease does.
+// One node is removed in order, another is banned; what the banned one runs goes on until its lease ends.
 func TestARemovedAndABannedNodeAreShutOut(t *testing.T) {
 	w := harness.NewPlatform(t)
 	s := w.AdminShell()

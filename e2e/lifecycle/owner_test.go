@@ -16,9 +16,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Law 15: the owner closes the machine. What runs there stops although it is leased and paid, and although no hub is
-// there to agree, and is not billed; hub and tenant learn it from the owner's signed word. Nothing starts there until
-// the owner opens it again; then what was stopped goes on.
+// Law 15: the owner closes the machine, without a hub. Leased and paid apps stop and are not billed; hub and tenant
+// learn it from the owner's signed refusal. Nothing starts until the owner opens the machine; then the apps go on.
 func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	w := harness.New(t)
 	w.StartContainerd()
@@ -73,7 +72,7 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	w.RequireRuns(containers, running.ID, 2)
 }
 
-// requireSignedByOwner holds what the tenant was shown against the key of the node.
+// requireSignedByOwner verifies the refusal that the tenant sees with the node's key.
 func requireSignedByOwner(w *harness.Testbed, i client.AppInstance) {
 	w.T.Helper()
 	var key []byte

@@ -1,4 +1,4 @@
-// Command mutants breaks the product on purpose, one law at a time, and demands that the law's test notices.
+// Command mutants breaks the product on purpose, one law at a time, and checks that the law's test fails.
 //
 // Each patch in e2e/mutants names its law, and one or more tests that must fail with it:
 //
@@ -155,7 +155,7 @@ func parse(name string, raw []byte) (mutant, error) {
 	return m, nil
 }
 
-// mustBeNoticed runs the mutant's tests with the patch and returns an error unless each of them fails, by itself.
+// mustBeNoticed runs each of the mutant's tests alone with the patch, and returns an error for one that passes.
 func (m mutant) mustBeNoticed(ctx context.Context) error {
 	dir, err := os.MkdirTemp("", "gpuaas-mutant-")
 	if err != nil {

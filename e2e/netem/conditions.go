@@ -1,6 +1,6 @@
-// Package netem is a bad network between nodes and a hub: a proxy for UDP and TCP that loses, delays, reorders,
-// doubles, cuts and rebinds as the test sets it while it runs. What happens to each packet follows from a seed. It
-// understands nothing of what it carries.
+// Package netem impairs the network between nodes and a hub: a proxy for UDP and TCP that loses, delays, reorders,
+// duplicates, cuts and rebinds, as the test sets it at run time. A seed decides what happens to each packet. It does
+// not read what it carries.
 package netem
 
 import (
@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Conditions are what happens to the packets of one direction. The zero value lets all pass.
+// Conditions impair the packets of one direction. The zero value lets all packets pass.
 type Conditions struct {
 	// Loss and Duplicate are the chances of each packet, 0 to 1, to be lost and to come twice.
 	Loss, Duplicate float64
@@ -33,7 +33,7 @@ func InBursts(share, meanPackets float64) Gilbert {
 // maxCopies is how often a packet can arrive.
 const maxCopies = 2
 
-// fate draws what becomes of the packets of one direction.
+// fate draws the impairments of the packets of one direction.
 type fate struct {
 	random *rand.Rand
 	bad    bool

@@ -9,11 +9,11 @@ import (
 	"time"
 )
 
-// Config is where a proxy stands. The TCP and the UDP address may be the same.
+// Config holds a proxy's addresses. TCP and UDP may use the same one.
 type Config struct {
 	// NetNS is the path of the network namespace that it works in; empty for the caller's.
 	NetNS string
-	// ListenUDP and ListenTCP are where nodes come to, HubUDP and HubTCP where it takes them.
+	// ListenUDP and ListenTCP are the addresses for nodes, HubUDP and HubTCP those of the hub.
 	ListenUDP, HubUDP string
 	ListenTCP, HubTCP string
 	Seed              uint64
@@ -78,7 +78,7 @@ func (p *Proxy) Close() error {
 	return err
 }
 
-// Link is the way of the node with this address. It is there before the node's first packet, to be impaired already.
+// Link returns the link of the node with this address; it can be impaired before the node's first packet.
 func (p *Proxy) Link(node string) *Link { return p.link(netip.MustParseAddr(node)) }
 
 func (p *Proxy) link(node netip.Addr) *Link {
@@ -105,7 +105,7 @@ type way struct {
 	stats      Stats
 }
 
-// Link is the way between one node and the hub.
+// Link is the path between one node and the hub.
 type Link struct {
 	p *Proxy
 

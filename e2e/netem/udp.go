@@ -95,7 +95,7 @@ func (f *flow) open() error {
 	return nil
 }
 
-// send passes a packet on to the hub. A hub that is away is no matter of a network's.
+// send forwards a packet to the hub; errors of an absent hub are ignored, as by a network.
 func (f *flow) send(packet []byte) {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -24,8 +24,7 @@ import (
 // in agent/internal/uplink.
 const certificateLife = "20s"
 
-// partitionedNetwork is a hub, nodes, and between them a bad network: each in a network namespace of its own. A node's
-// only way to anywhere is to the proxy.
+// partitionedNetwork is a hub and nodes in network namespaces of their own; a node reaches only the proxy between them.
 type partitionedNetwork struct {
 	*harness.Testbed
 	proxy *netem.Proxy
@@ -75,8 +74,8 @@ func newPartitionedNetwork(t *testing.T, nodes int) *partitionedNetwork {
 	return d
 }
 
-// launchWhileCut asks for an instance while one direction is cut, and for as long as something else takes the hub
-// cannot know that it runs. What ran before goes on, and afterwards it lives as any other.
+// launchWhileCut creates an instance while one direction is cut, so that the hub cannot know whether it runs. Running
+// apps go on, and after the cut the new one runs too.
 func (n *farNode) launchWhileCut(name string, up, down netem.Conditions, meanwhile func()) {
 	n.Testbed.T.Helper()
 	began := time.Now()
@@ -106,7 +105,7 @@ func (n *farNode) awaitPacketFaults(what string, done func(netem.Stats) bool) {
 	})
 }
 
-// logged reports whether the agent has written the word.
+// logged reports whether the agent's log contains the text.
 func (n *farNode) logged(word string) bool {
 	data, err := os.ReadFile(n.Agent.LogPath)
 	return err == nil && strings.Contains(string(data), word)
@@ -118,14 +117,14 @@ func (n *farNode) certificateExpired() (bool, error) {
 	return err == nil && time.Now().After(node.CertificateExpiresAt), err
 }
 
-// Laws 3, 4, 5, 13: whatever the network does, workloads run on, states arrive, and usage is delivered once and in
-// order.
+// Laws 3, 4, 5, 13: through every fault of the network, workloads run on, states arrive, and usage is delivered once
+// and in order.
 func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T) {
 	d := newPartitionedNetwork(t, 3)
 	shaky, moved, gone := d.nodes[0], d.nodes[1], d.nodes[2]
 	healthy, cut := netem.Conditions{}, netem.Conditions{Cut: true}
 
-	// One node is away for the rest of the test, and its agent is killed meanwhile.
+	// One node is cut off for the rest of the test, and its agent is killed meanwhile.
 	gone.link.Set(cut, cut)
 	away := len(gone.link.Dials())
 	require.NoError(t, gone.Agent.Kill9())
@@ -185,11 +184,11 @@ func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T
 	}
 }
 
-// requireSpaced holds that a node that gets no answer goes on dialling, ever more seldom: after each silence a pause
-// that is at least twice the least of the one before.
+// requireSpaced checks that a node without an answer goes on dialling with exponential backoff: the least pause after
+// each failed dial doubles.
 func requireSpaced(t *testing.T, dials []time.Time) {
 	t.Helper()
-	require.GreaterOrEqual(t, len(dials), 3, "the node tries again and again")
+	require.GreaterOrEqual(t, len(dials), 3, "the node goes on dialling")
 	const silence, leastPause, mostLeast = link.HandshakeTimeout / 2, 250 * time.Millisecond, 15 * time.Second
 	for i := 1; i < len(dials); i++ {
 		require.Greater(t, dials[i].Sub(dials[i-1]), silence+min(leastPause<<(i-1), mostLeast), "dials at %v", dials)
@@ -241,7 +240,7 @@ func (n *farNode) requireOneChain() {
 	posted := count(`SELECT count(*), count(DISTINCT (u.subject_id, u.meter, u.run_id, u.started_at)), 0
 		FROM usage_recent u JOIN subjects s ON s.id = u.subject_id WHERE s.node_id = $1 AND s.kind = 'member'`)
 	require.Equal(t, posted[0], posted[1], "no record is there twice")
-	// The last word on each member is of no length.
+	// The final record of each member has no length.
 	require.Equal(t, sealed[2], posted[0]+int64(len(n.Instances)), "each record is there")
 	require.Zero(t, count(`SELECT count(*), 0, 0 FROM suspense_records WHERE node_id = $1`)[0], "nothing is in doubt")
 }

@@ -79,7 +79,7 @@ func TestLaw03AColdBootWithoutTheHubRestartsTheLeasedWorkload(t *testing.T) {
 	w.Decommission(i)
 }
 
-// removeContainers does what a power cut does to containers: they are gone, without a word to the agent.
+// removeContainers removes the node's containers without the agent, as a power cut does.
 func removeContainers(w *harness.Testbed) {
 	w.T.Helper()
 	w.RemoveContainersOf(w.Agent)

@@ -14,8 +14,8 @@ import (
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// Law 16: the hub's disk is lost, and the hub comes back from a backup that knows nothing of what was asked for since.
-// Nothing that runs is stopped, what was asked for since stays as it is, and every second is billed once.
+// Law 16: the hub's disk is lost, and the hub is restored from a backup that lacks later changes. Nothing that runs is
+// stopped, instances created or changed after the backup stay as they are, and every second is billed once.
 func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 	w := harness.NewPlatform(t)
 	away := w.StartAgent(w.AgentConfig("away"))
@@ -101,7 +101,7 @@ func awaitAdopted(w *harness.Testbed, running []api.AppInstance, ended api.AppIn
 	})
 }
 
-// billedOnce ends what runs and holds all bills against containerd's own times.
+// billedOnce ends what runs and compares all bills with containerd's times.
 func billedOnce(w *harness.Testbed, containers *harness.ContainerdOracle, ended api.AppInstance,
 	running []api.AppInstance,
 ) {
@@ -146,7 +146,7 @@ func recovery(w *harness.Testbed) (api.Recovery, error) {
 	return api.Read[api.Recovery](w.Tenant.Admin.GetRecovery(w.Ctx))
 }
 
-// foundOnly holds the findings against what is expected for each instance; empty for none.
+// foundOnly compares the findings with those expected for each instance; empty for none.
 func foundOnly(w *harness.Testbed, want map[string]api.RecoveryFindingKind) {
 	w.T.Helper()
 	r, err := recovery(w)

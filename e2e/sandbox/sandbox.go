@@ -1,7 +1,6 @@
 // Package sandbox runs a test program on a machine of its own: in new mount, network, process, host name, IPC and
-// cgroup namespaces, with its own /tmp, /run, /var and a copy of /etc. What others do on the machine is not visible
-// inside, and what the program leaves inside ends with it. It isolates by accident, not against attack: root inside is
-// root.
+// cgroup namespaces, with its own /tmp, /run, /var and a copy of /etc. Changes outside are not visible inside, and what
+// the program leaves behind ends with the sandbox. It prevents accidents, not attacks: root inside is root.
 package sandbox
 
 import (

@@ -17,10 +17,9 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// What an owner who wants to run something else tries first: one byte of each file below the data directory is altered
-// while the agent is stopped. Beside an app that runs, one that was stopped is in the store, in its older values as a
-// running one. No container is ever started, and the one that runs goes on. The bytes of single values are altered in
-// agent/internal/state.
+// One byte of each file below the data directory is altered while the agent is stopped, as a careless attacker would.
+// The store holds a running app and one that was stopped. No container is ever started, and the running one goes on.
+// agent/internal/state alters the bytes of single values.
 func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
 	w := harness.NewPlatform(t)
 	runs, stopped := w.Launch("runs"), w.Launch("stopped")

@@ -63,7 +63,7 @@ func operations(t *testing.T) []operation {
 
 var pathParameter = regexp.MustCompile(`\{[a-z_]+\}`)
 
-// filled puts something that could be there into the path's parameters.
+// filled replaces the path's parameters by plausible values.
 func (o operation) filled() string {
 	return pathParameter.ReplaceAllStringFunc(o.path, func(p string) string {
 		if strings.HasSuffix(p, "_id}") {

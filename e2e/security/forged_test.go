@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// attacker holds the hub's online state key and its database: the worst that a break-in at the hub gives.
+// attacker holds the hub's online state key and its database, the worst result of a break-in at the hub.
 type attacker struct {
 	w        *harness.Testbed
 	key      ed25519.PrivateKey
@@ -88,8 +88,7 @@ func (a *attacker) sign(key ed25519.PrivateKey, change func(*protocol.DesiredSta
 	return env
 }
 
-// Laws 1 and 2, seen from outside: what a node refuses, it refuses with a reason that the hub shows, and what runs goes
-// on.
+// Laws 1 and 2: a node refuses forged and old states with a reason that the hub shows, and what runs goes on.
 func TestLaw01AndLaw02ANodeRefusesForgedAndOldStates(t *testing.T) {
 	w := harness.NewPlatform(t)
 	i := w.Launch("app")
@@ -155,7 +154,7 @@ func TestLaw01AndLaw02ANodeRefusesForgedAndOldStates(t *testing.T) {
 	w.Decommission(i)
 }
 
-// Law 1: the hub's database was altered; the publisher's signature is what the node believes.
+// Law 1: the hub's database was altered, and the node still trusts only the publisher's signature.
 func TestLaw01AManifestThatThePublisherDidNotSignNeverRuns(t *testing.T) {
 	w := harness.NewPlatform(t)
 	running := w.Launch("honest")
@@ -168,7 +167,7 @@ func TestLaw01AManifestThatThePublisherDidNotSignNeverRuns(t *testing.T) {
 			harness.AppSlug).Scan(&stored))
 	env := &protocol.Envelope{}
 	require.NoError(t, proto.Unmarshal(stored, env))
-	// The very manifest, but with another command, signed with another key.
+	// The same manifest with another command, signed with another key.
 	changed := strings.ReplaceAll(string(env.GetPayload()), "/app", "/app2")
 	require.NotEqual(t, string(env.GetPayload()), changed)
 	forged, err := protocol.Sign(protocol.PayloadManifest, []byte(changed), protocol.NewEd25519Signer(stranger))
@@ -182,7 +181,7 @@ func TestLaw01AManifestThatThePublisherDidNotSignNeverRuns(t *testing.T) {
 	w.RequireAnswer(running)
 }
 
-// Law 1: what the registry serves is not what the digest says.
+// Law 1: the registry serves content that does not match its digest.
 func TestLaw01AnImageThatIsNotItsDigestNeverRuns(t *testing.T) {
 	w := harness.NewPlatform(t)
 	running := w.Launch("honest")

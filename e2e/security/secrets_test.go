@@ -25,8 +25,8 @@ func keyFiles() []string {
 	}
 }
 
-// Law 11: after a whole life of an app, no secret stands in a log, an event, an audit row, a container's spec, a
-// database, or any file but the listed ones.
+// Law 11: after an app's whole lifecycle no secret is in a log, an event, an audit row, a container's spec, a database,
+// or any file but the listed ones.
 func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 	w := harness.NewPlatform(t)
 	secrets := secrets(w)

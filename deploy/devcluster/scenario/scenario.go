@@ -1,6 +1,5 @@
-// Package scenario is what people and programs do with a hub, one step each, through the public API and the programs
-// alone: a platform admin sets up an org, an app team ships a version, an operator runs it. It serves the demo and the
-// end-to-end tests.
+// Package scenario takes the steps of the users of a hub, through the public API and the programs alone: a platform
+// admin sets up an org, an app team ships a version, an operator runs it. The demo and the end-to-end tests use it.
 package scenario
 
 import (
@@ -263,7 +262,7 @@ func (t *Tenant) Events(ctx context.Context, as *client.Hub, instanceID string) 
 // maxBody bounds what is read of an app's answer.
 const maxBody = 1 << 20
 
-// Get fetches a URL of a node's private endpoint and returns the body; the caller stands on the node.
+// Get fetches a URL of a node's private endpoint from the node itself, and returns the body.
 func Get(ctx context.Context, url string) (string, error) {
 	return GetWith(ctx, http.DefaultClient, url)
 }
@@ -274,7 +273,7 @@ func GetWith(ctx context.Context, c *http.Client, url string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	// Each call is a caller of its own: a connection kept from before would speak to a container that is gone.
+	// No connection is reused: it could lead to a container that is gone.
 	req.Close = true
 	res, err := c.Do(req)
 	if err != nil {

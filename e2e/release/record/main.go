@@ -215,7 +215,7 @@ func (r *recording) live(ctx context.Context) error {
 	return err
 }
 
-// answers is what people were told before the upgrade.
+// answers are the answers of the API before the upgrade.
 type answers struct {
 	NodeID    string               `json:"node_id"`
 	ProjectID string               `json:"project_id"`
@@ -261,7 +261,7 @@ func (r *recording) keepAnswers(ctx context.Context) error {
 	return os.WriteFile(filepath.Join(r.out, "answers.json"), append(text, '\n'), 0o600)
 }
 
-// keepDatabase writes the rows as statements, which every later version of PostgreSQL reads.
+// keepDatabase writes the rows as SQL statements, which every later version of PostgreSQL reads.
 func (r *recording) keepDatabase(ctx context.Context) error {
 	return r.shell(ctx,
 		`pg_dump --host "$1/hub/data/postgres/run" --username gpuaas --no-owner --no-privileges --rows-per-insert=500 `+
