@@ -57,7 +57,7 @@ demo-down: ## take the demo down; nothing is left but the build cache
 
 .PHONY: check
 check: tools generate-check ## format, linters (vet is one), room rules, generated files
-	@test -z "$$(gofmt -l $$(git ls-files '*.go'))" || { gofmt -l $$(git ls-files '*.go'); echo 'gofmt would change these'; exit 1; }
+	@wrong=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$wrong" || { echo "gofmt would change: $$wrong"; exit 1; }
 	@golangci-lint run ./...
 	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law
 	@$(GO) mod tidy -diff && cd e2e/sqlcheck && $(GO) mod tidy -diff
@@ -74,7 +74,7 @@ generate: tools ## write the generated files anew
 generate-check: ## fail if generated files are not what make generate writes
 	@sums() { git ls-files '*.gen.go' '*.pb.go' 'docs/reference/*.md' | xargs sha256sum; }; \
 	before=$$(sums); $(MAKE) --no-print-directory generate; \
-	test "$$before" = "$$(sums)" || { echo 'generated files were not up to date; they are now: look at them and commit'; exit 1; }
+	test "$$before" = "$$(sums)" || { echo 'generated files were stale and are written anew: review and commit them'; exit 1; }
 
 .PHONY: test
 test: deps check unit mutants e2e ## every check: linters, unit, property, integration, mutants, end to end
@@ -89,7 +89,7 @@ e2e: build build-failpoint demo-app ## end to end, with the real binaries; each 
 	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 20m $(E2E)
 
 .PHONY: release-fixture
-release-fixture: deps build demo-app ## record what a version leaves on disk for the upgrade tests (VERSION=<tag or commit>, else the newest tag)
+release-fixture: deps build demo-app ## record a version's data for the upgrade tests (VERSION=, else the newest tag)
 	@$(GO) run ./e2e/release/record -version '$(VERSION)'
 
 .PHONY: bench
@@ -97,8 +97,9 @@ bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows,
 	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)
 
 .PHONY: kill-points
-kill-points: build build-failpoint demo-app ## kill hub and agent at each of their failpoints, REPEATS times (1), and hold the rest against the laws
-	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v -run TestEverythingResumesAfterAKillAtAnyPoint ./e2e/chaos
+kill-points: build build-failpoint demo-app ## kill hub and agent at each of their failpoints, REPEATS times (1)
+	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v \
+		-run TestEverythingResumesAfterAKillAtAnyPoint ./e2e/chaos
 
 .PHONY: race
 race: ## the unit tests under the race detector

@@ -6,7 +6,8 @@ set -euo pipefail
 
 declare -A run=(
   [containerd]=containerd [runc]=runc [iptables]=iptables [nft]=nftables [ip]=iproute2 [nsenter]=util-linux
-  [mmdebstrap]=mmdebstrap [chromium]=chromium [jq]=jq [ps]=procps [mount]=mount [curl]=curl [gcc]=gcc [uuidgen]=uuid-runtime
+  [mmdebstrap]=mmdebstrap [chromium]=chromium [jq]=jq [ps]=procps [mount]=mount [curl]=curl [gcc]=gcc
+  [uuidgen]=uuid-runtime
 )
 declare -A generate=([protoc]=protobuf-compiler)
 
@@ -15,7 +16,8 @@ PATH=$PATH:/usr/sbin:/sbin
 case "${1:-run}" in
   run)
     for b in "${!run[@]}"; do command -v "$b" >/dev/null || missing+=("${run[$b]}"); done
-    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null || missing+=(postgresql)
+    compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null ||
+      missing+=(postgresql)
     [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
     ;;
   generate)

@@ -1,4 +1,5 @@
-// Opens a Jupyter server in Debian's Chromium as a person would: logs in, makes a notebook, runs a cell, prints its result.
+// Opens a Jupyter server in Debian's Chromium as a person would: logs in, runs a cell of a new notebook, prints the
+// result.
 //   node notebook.mjs URL PROFILE_DIR < password
 import { readFileSync } from 'node:fs';
 import { chromium } from 'playwright-core';
