@@ -56,7 +56,7 @@ demo-down: ## take the demo down; nothing is left but the build cache
 	@$(GO) run ./deploy/demo down
 
 .PHONY: check
-check: tools generate-check ## format, linters (vet is one), room rules, generated files
+check: tools generate-check ## format, linters, generated files, rules of the tree
 	@wrong=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$wrong" || { echo "gofmt would change: $$wrong"; exit 1; }
 	@golangci-lint run ./...
 	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law

@@ -15,7 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// The whole life of an app with the command alone: an operator's day.
+// An operator takes an app through its lifecycle with the command alone.
 func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	w := harness.NewPlatform(t)
 	s := w.Shell("admin")
@@ -101,7 +101,7 @@ func requireCatalogAndProjects(w *harness.Testbed, s *harness.Shell) {
 	require.Equal(w.T, projects[0], harness.AsJSON[client.Project](s, "projects", "get", "--project", "main"))
 }
 
-// loginServiceAccount makes an account for a program, whose key is in a file of its own, and logs in with that file.
+// loginServiceAccount makes a service account with its key in a file, and logs in with that file.
 func loginServiceAccount(w *harness.Testbed, s *harness.Shell) *harness.Shell {
 	w.T.Helper()
 	ready := w.Hub.Ready
@@ -118,7 +118,7 @@ func loginServiceAccount(w *harness.Testbed, s *harness.Shell) *harness.Shell {
 	return ci
 }
 
-// People, quotas, names and the audit trail with the command alone. It needs no node.
+// An admin manages people, quotas, app slugs and the audit trail with the command alone, without a node.
 func TestTheCommandManagesPeopleQuotasAndNames(t *testing.T) {
 	w := harness.New(t)
 	w.StartHub(w.HubConfig())
@@ -134,7 +134,7 @@ func TestTheCommandManagesPeopleQuotasAndNames(t *testing.T) {
 
 const adaEmail = "ada@acme.example"
 
-// requireUsersAndTokens makes a user, who logs in, and takes the user's tokens and access away again.
+// requireUsersAndTokens makes a user who logs in, then revokes the user's tokens and disables the user.
 func requireUsersAndTokens(w *harness.Testbed, s *harness.Shell) client.User {
 	w.T.Helper()
 	ada := harness.AsJSON[client.User](s, "users", "create", adaEmail, "--org", "acme", "--role", "org_member")
@@ -183,7 +183,7 @@ func requireRoles(t *testing.T, s *harness.Shell, ada client.User) {
 	s.Fails(5, "", "users", "get", ada.ID)
 }
 
-// requireQuotasAndSlugs sets a quota and meets it, and tries to give away the name of an app.
+// requireQuotasAndSlugs sets a quota and exceeds it, and tries to release the slug of an app.
 func requireQuotasAndSlugs(w *harness.Testbed, s *harness.Shell) {
 	w.T.Helper()
 	quota := func(list harness.Items[client.OrgQuotaItem], name client.QuotaName) client.OrgQuotaItem {
@@ -221,7 +221,7 @@ func requireQuotasAndSlugs(w *harness.Testbed, s *harness.Shell) {
 	s.Fails(5, "", "apps", "release-slug", "spare", "--org", "globex")
 }
 
-// requireAudit finds in the audit trail what was done before, by each filter.
+// requireAudit finds the earlier actions in the audit trail by each filter.
 func requireAudit(t *testing.T, s *harness.Shell, ada client.User) {
 	t.Helper()
 	requireEveryFormat(t, s, ada.ID, "audit", "list")
@@ -240,7 +240,7 @@ func requireAudit(t *testing.T, s *harness.Shell, ada client.User) {
 	s.Fails(7, "", "audit", "list", "--outcome", "undone")
 }
 
-// requireEveryFormat holds the three formats of one list against each other.
+// requireEveryFormat compares the three formats of one list.
 func requireEveryFormat(t *testing.T, s *harness.Shell, id string, args ...string) {
 	t.Helper()
 	require.Contains(t, s.MustRun(args...), id)
@@ -263,7 +263,7 @@ func firstKeys(t *testing.T, v any) map[string]bool {
 	return keys
 }
 
-// requireLocalCommands asks the node itself, as its owner does.
+// requireLocalCommands runs the commands of the node's owner.
 func requireLocalCommands(w *harness.Testbed, s *harness.Shell, i client.AppInstance) {
 	w.T.Helper()
 	ask := func(args ...string) string {
@@ -300,12 +300,12 @@ func requireLocalCommands(w *harness.Testbed, s *harness.Shell, i client.AppInst
 		w.Agent.Ready.LocalSocket)
 	require.Equal(w.T, 1, r.Code, "a member that is not there: %s", r.Out)
 	r = s.Run(filepath.Join(harness.Binaries(w.T), "gpuaas-agent"), "status", "--local-socket",
-		filepath.Join(w.RunDir, "nobody.sock"))
+		filepath.Join(w.RunDir, "absent.sock"))
 	require.Equal(w.T, 1, r.Code)
 	require.Contains(w.T, r.Err, "gpuaas-agent")
 }
 
-// requireExitCodes has one command for each exit code of `gpuaas exit-codes` that needs no fault on the way.
+// requireExitCodes runs a command for each exit code of `gpuaas exit-codes` that needs no broken network.
 func requireExitCodes(t *testing.T, admin, operator *harness.Shell) {
 	t.Helper()
 	w := admin.Testbed
@@ -313,7 +313,7 @@ func requireExitCodes(t *testing.T, admin, operator *harness.Shell) {
 	admin.Fails(2, "--output is", "nodes", "list", "-o", "xml")
 	admin.Fails(2, "which project?", "instances", "list")
 	bad := filepath.Join(w.Dir, "bad-token")
-	require.NoError(t, os.WriteFile(bad, []byte("nobody's"), 0o600))
+	require.NoError(t, os.WriteFile(bad, []byte("of no account"), 0o600))
 	admin.Fails(3, "", "login", "--name", "bad", "--url", w.Hub.Ready.APIURL, "--ca-file", w.Hub.Ready.CAFile,
 		"--token-file", bad)
 	require.NotContains(t, admin.MustRun("context", "list"), "bad", "a credential that does not count is not kept")

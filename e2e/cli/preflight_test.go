@@ -28,8 +28,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// What is wrong with a machine is said at the start, with what to do, and nothing is changed: once it is set right, the
-// very same directories and tokens work.
+// These tests check that a daemon that cannot work says at its start what is wrong and what to do, and changes nothing:
+// once the fault is corrected, the same directories and tokens work.
 
 // fileStates are all files below the directories: mode and content. Lock files are left out: they are empty, and
 // each start makes them.
@@ -61,16 +61,16 @@ func fileStates(t *testing.T, dirs ...string) map[string]string {
 	return seen
 }
 
-// trouble is one thing that is wrong.
-type trouble struct {
+// fault is a fault of a machine or a configuration.
+type fault struct {
 	name string
-	// hide are the files and directories of this machine that are not there.
+	// hide are files and directories of the machine that the program does not see.
 	hide []string
 	// says are words of the message: what is wrong, and what to do.
 	says []string
 }
 
-func (tr trouble) requireSaid(t *testing.T, e devcluster.Ended, err error) {
+func (f fault) requireReported(t *testing.T, e devcluster.Ended, err error) {
 	t.Helper()
 	require.NoError(t, err)
 	t.Log(e.Said)
@@ -78,43 +78,43 @@ func (tr trouble) requireSaid(t *testing.T, e devcluster.Ended, err error) {
 	require.NotEqual(t, -1, e.ExitCode, "a signal ended it: %s", e.Said)
 	require.NotContains(t, e.Said, "panic")
 	require.NotContains(t, e.Said, "goroutine ")
-	for _, words := range tr.says {
+	for _, words := range f.says {
 		require.Contains(t, e.Said, words)
 	}
 }
 
-// hubTrouble is trouble that the configuration of a hub, or what it finds, causes.
-type hubTrouble struct {
-	trouble
+// hubMisconfiguration is a fault of a hub's configuration.
+type hubMisconfiguration struct {
+	fault
 	change func(t *testing.T, c *devcluster.HubConfig)
 }
 
-// hubAddressTroubles are those of addresses, of programs that are missing and of flags.
-func hubAddressTroubles(w *harness.Testbed, taken string) []hubTrouble {
-	return []hubTrouble{
+// hubAddressCases are faults of addresses, flags, and missing programs.
+func hubAddressCases(w *harness.Testbed, taken string) []hubMisconfiguration {
+	return []hubMisconfiguration{
 		{
-			trouble{name: "taken TCP port", says: []string{taken, "taken by another program", "ss -ltnp", "--listen"}},
+			fault{name: "taken TCP port", says: []string{taken, "taken by another program", "ss -ltnp", "--listen"}},
 			func(_ *testing.T, c *devcluster.HubConfig) { c.Listen = taken },
 		},
 		{
-			trouble{name: "taken UDP port", says: []string{"taken by another program", "ss -lunp", "--session-listen"}},
+			fault{name: "taken UDP port", says: []string{"taken by another program", "ss -lunp", "--session-listen"}},
 			func(_ *testing.T, c *devcluster.HubConfig) { c.SessionListen = w.Hub.Ready.SessionAddr },
 		},
 		{
-			trouble{name: "taken metrics port", says: []string{"taken by another program", "--metrics-listen"}},
+			fault{name: "taken metrics port", says: []string{"taken by another program", "--metrics-listen"}},
 			func(_ *testing.T, c *devcluster.HubConfig) {
 				c.ExtraArgs = []string{"--metrics-listen", taken}
 			},
 		},
-		{trouble{name: "another machine's address", says: []string{
+		{fault{name: "another machine's address", says: []string{
 			"No interface of this machine has the address",
 			"--listen",
 		}}, func(_ *testing.T, c *devcluster.HubConfig) { c.Listen = "192.0.2.1:8443" }},
-		{trouble{name: "no PostgreSQL", hide: []string{"/usr/lib/postgresql"}, says: []string{
+		{fault{name: "no PostgreSQL", hide: []string{"/usr/lib/postgresql"}, says: []string{
 			"PostgreSQL is not installed",
 			"apt-get install postgresql",
 		}}, nil},
-		{trouble{name: "database that does not answer", says: []string{
+		{fault{name: "database that does not answer", says: []string{
 			"database-url",
 			"does not answer: check that it runs",
 		}}, func(t *testing.T, c *devcluster.HubConfig) {
@@ -123,7 +123,7 @@ func hubAddressTroubles(w *harness.Testbed, taken string) []hubTrouble {
 			c.ExtraArgs = []string{"--database-url-file", file}
 		}},
 		{
-			trouble{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}},
+			fault{name: "a flag that cannot be", says: []string{"--lease-duration must be between"}},
 			func(_ *testing.T, c *devcluster.HubConfig) {
 				c.ExtraArgs = []string{"--lease-duration", "1s"}
 			},
@@ -131,19 +131,19 @@ func hubAddressTroubles(w *harness.Testbed, taken string) []hubTrouble {
 	}
 }
 
-// hubDataTroubles are those of the data directory; at is a hub's configuration in another directory.
-func hubDataTroubles(w *harness.Testbed, at func(dir string) devcluster.HubConfig) []hubTrouble {
-	return []hubTrouble{
+// hubDataCases are faults of the data directory; at returns a hub's configuration in another directory.
+func hubDataCases(w *harness.Testbed, at func(dir string) devcluster.HubConfig) []hubMisconfiguration {
+	return []hubMisconfiguration{
 		{
-			trouble{name: "never initialised", says: []string{"There is no data directory", "gpuaas-hub init"}},
+			fault{name: "never initialised", says: []string{"There is no data directory", "gpuaas-hub init"}},
 			func(_ *testing.T, c *devcluster.HubConfig) { *c = at("nowhere") },
 		},
 		{
-			trouble{name: "data directory in use", says: []string{"Another gpuaas-hub works on the data directory", "stop it"}},
+			fault{name: "data directory in use", says: []string{"Another gpuaas-hub works on the data directory", "stop it"}},
 			func(_ *testing.T, c *devcluster.HubConfig) { c.Dir = w.Hub.Config.Dir },
 		},
 		{
-			trouble{name: "full disk", says: []string{"is full", "Free some space"}},
+			fault{name: "full disk", says: []string{"is full", "Free some space"}},
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = at("small")
 				w.SmallDisk(c.DataDir(), 8)
@@ -152,7 +152,7 @@ func hubDataTroubles(w *harness.Testbed, at func(dir string) devcluster.HubConfi
 			},
 		},
 		{
-			trouble{name: "not one byte free", says: []string{"is full", "Free some space"}},
+			fault{name: "not one byte free", says: []string{"is full", "Free some space"}},
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = at("none")
 				w.SmallDisk(c.DataDir(), 1)
@@ -162,26 +162,26 @@ func hubDataTroubles(w *harness.Testbed, at func(dir string) devcluster.HubConfi
 			},
 		},
 		{
-			trouble{name: "another engine's data", says: []string{"made by another engine", "give this one another --data-dir"}},
+			fault{name: "another engine's data", says: []string{"made by another engine", "give this one another --data-dir"}},
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = initialised(w, t, "engine", "cockroachdb 25\n")
 			},
 		},
 		{
-			trouble{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}},
+			fault{name: "another PostgreSQL's data", says: []string{"made by PostgreSQL 99", "apt-get install postgresql-99"}},
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = initialised(w, t, "newer", "postgresql 99\n")
 			},
 		},
 		{
-			trouble{name: "clock that is behind", says: []string{"This machine's clock is wrong", "timedatectl set-ntp true"}},
+			fault{name: "clock that is behind", says: []string{"This machine's clock is wrong", "timedatectl set-ntp true"}},
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = initialised(w, t, "early", "")
 				signBundle(w, *c, time.Now().Add(time.Hour))
 			},
 		},
 		{
-			trouble{name: "root key in the data directory", says: []string{"lies inside the data directory", "Move it"}},
+			fault{name: "root key in the data directory", says: []string{"lies inside the data directory", "Move it"}},
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = initialised(w, t, "careless", "")
 				keys, err := filepath.Glob(filepath.Join(c.KeyDir(), "root*"))
@@ -193,7 +193,7 @@ func hubDataTroubles(w *harness.Testbed, at func(dir string) devcluster.HubConfi
 	}
 }
 
-func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
+func TestTheHubReportsMisconfigurationsAndChangesNothing(t *testing.T) {
 	w := harness.New(t)
 	w.StartHub(w.HubConfig())
 	good := w.HubConfig()
@@ -206,7 +206,7 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 		c.Dir = filepath.Join(w.Dir, dir)
 		return c
 	}
-	for _, c := range append(hubAddressTroubles(w, taken), hubDataTroubles(w, at)...) {
+	for _, c := range append(hubAddressCases(w, taken), hubDataCases(w, at)...) {
 		t.Run(c.name, func(t *testing.T) {
 			conf := good
 			if c.change != nil {
@@ -214,16 +214,16 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 			}
 			if _, err := os.Stat(conf.DataDir()); err != nil || conf.Dir == w.Hub.Config.Dir {
 				e, err := devcluster.TryHub(w.Ctx, conf, c.hide...)
-				c.requireSaid(t, e, err)
+				c.requireReported(t, e, err)
 				return
 			}
 			before := fileStates(t, conf.DataDir(), conf.KeyDir())
 			e, err := devcluster.TryHub(w.Ctx, conf, c.hide...)
-			c.requireSaid(t, e, err)
+			c.requireReported(t, e, err)
 			require.Equal(t, before, fileStates(t, conf.DataDir(), conf.KeyDir()))
 		})
 	}
-	// The first hub noticed nothing, and the second one starts where nothing is wrong.
+	// The running hub was not disturbed, and a second one starts with a correct configuration.
 	_, err = scenario.JoinToken(w.Ctx, w.Admin())
 	require.NoError(t, err)
 	second, err := devcluster.StartHub(w.Ctx, good)
@@ -231,8 +231,7 @@ func TestTroubleOfTheHubIsSaidAndChangesNothing(t *testing.T) {
 	require.NoError(t, second.Stop())
 }
 
-// initialised is a hub's directory of its own; engine is what the file says of who made its database, where there is
-// one.
+// initialised makes a hub's directory; engine, where given, is the content of the file that names its database engine.
 func initialised(w *harness.Testbed, t *testing.T, name, engine string) devcluster.HubConfig {
 	t.Helper()
 	c := w.HubConfig()
@@ -247,7 +246,7 @@ func initialised(w *harness.Testbed, t *testing.T, name, engine string) devclust
 	return c
 }
 
-// signBundle lets the root sign the next trust bundle at that time: a clock that was right then is wrong now.
+// signBundle signs the next trust bundle with the given time, so that the machine's clock appears to be wrong.
 func signBundle(w *harness.Testbed, c devcluster.HubConfig, at time.Time) {
 	w.T.Helper()
 	dir := filepath.Join(c.DataDir(), "trust")
@@ -289,7 +288,7 @@ func rootKey(w *harness.Testbed, c devcluster.HubConfig) ed25519.PrivateKey {
 	return key
 }
 
-// closedPort is an address where nobody listens.
+// closedPort is an address without a listener.
 func closedPort(t *testing.T) string {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -298,23 +297,23 @@ func closedPort(t *testing.T) string {
 	return l.Addr().String()
 }
 
-// agentTrouble is trouble that the configuration of an agent, or what it finds, causes.
-type agentTrouble struct {
-	trouble
+// agentMisconfiguration is a fault of an agent's configuration or machine.
+type agentMisconfiguration struct {
+	fault
 	change func(t *testing.T, c *devcluster.AgentConfig)
 }
 
-// nodeTroubles are those of the machine.
-func nodeTroubles(w *harness.Testbed) []agentTrouble {
-	return []agentTrouble{
-		{trouble{name: "no containerd", says: []string{
+// machineCases are faults of the machine.
+func machineCases(w *harness.Testbed) []agentMisconfiguration {
+	return []agentMisconfiguration{
+		{fault{name: "no containerd", says: []string{
 			"There is no containerd socket", "apt-get install containerd",
 			"--containerd-address",
 		}}, func(_ *testing.T, c *devcluster.AgentConfig) {
-			c.ContainerdAddress = filepath.Join(w.Dir, "nobody.sock")
+			c.ContainerdAddress = filepath.Join(w.Dir, "absent.sock")
 		}},
 		{
-			trouble{name: "containerd that is dead", says: []string{"containerd does not answer", "systemctl start containerd"}},
+			fault{name: "containerd that is dead", says: []string{"containerd does not answer", "systemctl start containerd"}},
 			func(t *testing.T, c *devcluster.AgentConfig) {
 				c.ContainerdAddress = filepath.Join(w.Dir, "dead.sock")
 				l, err := net.ListenUnix("unix", &net.UnixAddr{Name: c.ContainerdAddress, Net: "unix"})
@@ -323,24 +322,24 @@ func nodeTroubles(w *harness.Testbed) []agentTrouble {
 				require.NoError(t, l.Close())
 			},
 		},
-		{trouble{name: "no iptables", hide: []string{"/usr/sbin/iptables"}, says: []string{"apt-get install iptables"}}, nil},
-		{trouble{
+		{fault{name: "no iptables", hide: []string{"/usr/sbin/iptables"}, says: []string{"apt-get install iptables"}}, nil},
+		{fault{
 			name: "no runc and no nft", hide: []string{"/usr/sbin/runc", "/usr/sbin/nft"},
 			says: []string{"apt-get install nftables runc"},
 		}, nil},
 		{
-			trouble{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}},
+			fault{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}},
 			func(_ *testing.T, c *devcluster.AgentConfig) {
 				c.Dir = filepath.Join(w.Dir, "small")
 				w.SmallDisk(c.DataDir(), 200)
 			},
 		},
-		{trouble{name: "full disk", says: []string{"Free some space"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
+		{fault{name: "full disk", says: []string{"Free some space"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.Dir = filepath.Join(w.Dir, "full")
 			w.SmallDisk(c.DataDir(), 20)
 		}},
 		{
-			trouble{name: "not one byte free", says: []string{"is full: free some space", "--data-dir"}},
+			fault{name: "not one byte free", says: []string{"is full: free some space", "--data-dir"}},
 			func(_ *testing.T, c *devcluster.AgentConfig) {
 				c.Dir = filepath.Join(w.Dir, "none")
 				w.SmallDisk(c.DataDir(), 1)
@@ -350,30 +349,30 @@ func nodeTroubles(w *harness.Testbed) []agentTrouble {
 	}
 }
 
-// enrollmentTroubles are those of enrollment and of flags.
-func enrollmentTroubles(running *devcluster.Agent, usedToken, expired string) []agentTrouble {
-	return []agentTrouble{
-		{trouble{name: "wrong root fingerprint", says: []string{
+// enrollmentCases are faults of enrollment and of flags.
+func enrollmentCases(running *devcluster.Agent, usedToken, expired string) []agentMisconfiguration {
+	return []agentMisconfiguration{
+		{fault{name: "wrong root fingerprint", says: []string{
 			"is not rooted in", "Compare the fingerprint",
 			"gpuaas-hub trust show",
 		}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.RootFingerprint = "sha256:" + strings.Repeat("0", 64)
 		}},
 		{
-			trouble{name: "used join token", says: []string{"was used by another node", "Make a new one"}},
+			fault{name: "used join token", says: []string{"was used by another node", "Make a new one"}},
 			func(_ *testing.T, c *devcluster.AgentConfig) { c.JoinToken = usedToken },
 		},
 		{
-			trouble{name: "expired join token", says: []string{"expired", "Make a new one"}},
+			fault{name: "expired join token", says: []string{"expired", "Make a new one"}},
 			func(_ *testing.T, c *devcluster.AgentConfig) { c.JoinToken = expired },
 		},
-		{trouble{name: "no address of a hub", says: []string{"--api-url"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
+		{fault{name: "no address of a hub", says: []string{"--api-url"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.APIURL = ""
 		}},
-		{trouble{name: "address without TLS", says: []string{"https://"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
+		{fault{name: "address without TLS", says: []string{"https://"}}, func(_ *testing.T, c *devcluster.AgentConfig) {
 			c.APIURL = "http://127.0.0.1:1"
 		}},
-		{trouble{name: "data directory in use", says: []string{
+		{fault{name: "data directory in use", says: []string{
 			"Another gpuaas-agent works on the data directory",
 			"stop it first",
 		}}, func(_ *testing.T, c *devcluster.AgentConfig) {
@@ -381,13 +380,13 @@ func enrollmentTroubles(running *devcluster.Agent, usedToken, expired string) []
 			c.JoinToken = ""
 		}},
 		{
-			trouble{name: "a flag that cannot be", says: []string{"--port-range must look like"}},
+			fault{name: "a flag that cannot be", says: []string{"--port-range must look like"}},
 			func(_ *testing.T, c *devcluster.AgentConfig) { c.PortRange = "9-1" },
 		},
 	}
 }
 
-func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
+func TestTheAgentReportsMisconfigurationsAndChangesNothing(t *testing.T) {
 	w := harness.New(t)
 	w.StartContainerd()
 	w.StartHub(w.HubConfig())
@@ -402,7 +401,7 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 	require.NoError(t, err)
 	expire(w, expired)
 
-	for _, c := range append(nodeTroubles(w), enrollmentTroubles(running, string(usedToken), expired)...) {
+	for _, c := range append(machineCases(w), enrollmentCases(running, string(usedToken), expired)...) {
 		t.Run(c.name, func(t *testing.T) {
 			conf := good
 			if c.change != nil {
@@ -410,12 +409,12 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 			}
 			machine, rows := machineState(w), w.Rows()
 			e, err := devcluster.TryAgent(w.Ctx, conf, c.hide...)
-			c.requireSaid(t, e, err)
+			c.requireReported(t, e, err)
 			require.Empty(t, leakcheck.Diff(machine, machineState(w)))
 			require.Equal(t, rows, w.Rows())
 		})
 	}
-	// Set right, the same directory and the same token work: no attempt has used them up.
+	// Corrected, the same directory and token work: no attempt has used them up.
 	a, err := devcluster.StartAgent(w.Ctx, good)
 	require.NoError(t, err)
 	w.T.Cleanup(func() {
@@ -427,7 +426,7 @@ func TestTroubleOfTheAgentIsSaidAndChangesNothing(t *testing.T) {
 	require.NotEqual(t, running.Ready.NodeID, a.Ready.NodeID)
 }
 
-// expire makes a join token's time pass.
+// expire sets the end of a join token into the past.
 func expire(w *harness.Testbed, token string) {
 	w.T.Helper()
 	digest := sha256.Sum256([]byte(token))

@@ -85,9 +85,9 @@ func remainders() map[leakcheck.Kind]func(t *testing.T, scope *leakcheck.Scope) 
 	}
 }
 
-// TestEveryKindOfRemainderIsNoticed makes one thing of each kind, expects exactly one line for it, and nothing once it
+// TestEveryKindOfLeakIsFound makes one thing of each kind, expects exactly one line for it, and nothing once it
 // is gone.
-func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
+func TestEveryKindOfLeakIsFound(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("making links, mounts and cgroups needs root")
 	}
@@ -109,7 +109,7 @@ func TestEveryKindOfRemainderIsNoticed(t *testing.T) {
 	}
 }
 
-func TestFirewallRuleIsNoticed(t *testing.T) {
+func TestAFirewallRuleIsFound(t *testing.T) {
 	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{"/run"}}
 	run(t, "nft", "add", "table", "inet", word())
 	t.Cleanup(func() { run(t, "nft", "delete", "table", "inet", word()) })
@@ -122,7 +122,7 @@ func TestFirewallRuleIsNoticed(t *testing.T) {
 	require.Contains(t, diff[0], "ip saddr 192.0.2.77 drop")
 }
 
-func TestChangedSysctlOfAnotherNamespaceIsNoticed(t *testing.T) {
+func TestAChangedSysctlOfAnotherNamespaceIsFound(t *testing.T) {
 	name := filepath.Join(t.TempDir(), word())
 	newNetNS(t, name)
 	t.Cleanup(func() { removeNetNS(t, name) })
@@ -134,7 +134,7 @@ func TestChangedSysctlOfAnotherNamespaceIsNoticed(t *testing.T) {
 	require.Contains(t, diff[0], `sysctl changed: net.ipv4.conf.all.route_localnet`)
 }
 
-func TestChangedFileUnderEtcIsNoticed(t *testing.T) {
+func TestAChangedFileUnderEtcIsFound(t *testing.T) {
 	file := "/etc/" + word()
 	t.Cleanup(func() { _ = os.Remove(file) })
 	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{"/etc"}}
@@ -170,7 +170,7 @@ func (f *failing) Helper()                           {}
 func (f *failing) Cleanup(fn func())                 { f.cleanups = append(f.cleanups, fn) }
 func (f *failing) Errorf(format string, args ...any) { f.failed = fmt.Sprintf(format, args...) }
 
-func TestGuardWaitsForTheKernelAndThenTells(t *testing.T) {
+func TestGuardWaitsForTheKernelBeforeItFails(t *testing.T) {
 	dir := t.TempDir()
 	scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{dir}}
 	clean, dirty := &failing{TB: t}, &failing{TB: t}
@@ -183,7 +183,7 @@ func TestGuardWaitsForTheKernelAndThenTells(t *testing.T) {
 	require.Contains(t, dirty.failed, "the test left 1 things behind")
 }
 
-func TestWholeMachineCanBePhotographed(t *testing.T) {
+func TestASnapshotCoversTheWholeMachine(t *testing.T) {
 	s := take(t, leakcheck.Scope{})
 	for _, kind := range []leakcheck.Kind{
 		leakcheck.Process, leakcheck.Mount, leakcheck.NetNS, leakcheck.Link, leakcheck.Sysctl,

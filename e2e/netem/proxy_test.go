@@ -162,7 +162,7 @@ func TestPacketsPassUnharmedAndInOrder(t *testing.T) {
 	require.Equal(t, count(200), f.receive(c, silence))
 }
 
-func TestProxyLosesWhatItSays(t *testing.T) {
+func TestStatsCountLostPackets(t *testing.T) {
 	f := newFixture(t)
 	c := f.socket()
 	const sent = 400
@@ -273,7 +273,7 @@ func TestConnectionsCarryEveryByteInOrderThroughALossyLink(t *testing.T) {
 	require.Len(t, f.l.Connects(), 1)
 }
 
-func TestConnectionsStandStillWhileTheLinkIsCutAndGoOn(t *testing.T) {
+func TestConnectionsStallWhileTheLinkIsCutAndContinue(t *testing.T) {
 	f := newFixture(t)
 	cut := netem.Conditions{Cut: true}
 	before := f.connect()

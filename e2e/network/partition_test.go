@@ -119,7 +119,7 @@ func (n *farNode) certificateExpired() (bool, error) {
 
 // Laws 3, 4, 5, 13: through every fault of the network, workloads run on, states arrive, and usage is delivered once
 // and in order.
-func TestWhateverTheNetworkDoesWorkGoesOnAndUsageArrivesOnceInOrder(t *testing.T) {
+func TestWorkloadsAndUsageSurviveEveryFaultOfTheNetwork(t *testing.T) {
 	d := newPartitionedNetwork(t, 3)
 	shaky, moved, gone := d.nodes[0], d.nodes[1], d.nodes[2]
 	healthy, cut := netem.Conditions{}, netem.Conditions{Cut: true}
