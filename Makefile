@@ -7,8 +7,10 @@ BIN        := $(CURDIR)/bin
 TOOLS      := $(CURDIR)/.cache/tools
 GO         := go
 APP        ?= demo
-# The end-to-end tests: the packages whose main function runs them in a sandbox.
-E2E        := $(patsubst %/main_test.go,./%,$(wildcard e2e/*/main_test.go))
+# The end-to-end tests: the packages whose main function runs them in a sandbox, the longest first.
+LONGEST    := ./e2e/guide ./e2e/chaos
+E2E        := $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/main_test.go,./%,$(shell \
+	grep -l harness.RunTests e2e/*/main_test.go)))
 LDFLAGS    := -s -w
 BINARIES   := gpuaas-hub gpuaas-agent gpuaas
 
@@ -86,6 +88,7 @@ unit: ## unit, property and integration tests
 
 .PHONY: e2e
 e2e: build build-failpoint demo-app ## end to end, with the real binaries; each package runs in a sandbox of its own
+	@$(GO) test -vet=off -p 1 -run '^$$' ./e2e/guide ./e2e/upgrade >/dev/null # they fetch and build; no test runs
 	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 20m $(E2E)
 
 .PHONY: release-fixture
