@@ -99,7 +99,7 @@ func (b *Book) count(k hourKey) *hourCount {
 func HourOf(t time.Time) time.Time { return t.UTC().Truncate(time.Hour) }
 
 const (
-	// MaxSpans bounds the intervals of billed time of one key that are looked at. An honest node's begin where its records
+	// MaxSpans bounds the intervals of billed time of one key that are read. An honest node's begin where its records
 	// do.
 	MaxSpans = 10_000
 	// maxOutOfOrder bounds how often a batch adds to one key before what is billed already. A node seals its records in

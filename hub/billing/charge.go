@@ -270,7 +270,7 @@ func (b *Batch) SuspendedTotals() (added, most map[SuspendedKey]int64) {
 }
 
 // measurable is the most of a meter that the member's node can have measured by now. A restored hub may have forgotten
-// when it opened a member that a node brought back: then usage from before OpenedAt counts, too.
+// when it opened a member that a node reported to it: then usage from before OpenedAt counts, too.
 func (m *Member) measurable(meter string, from, now time.Time) int64 {
 	since := earliest(m.OpenedAt, latest(from, m.OpenedAt.Add(-StaleAfter)))
 	most, ok := m.MaxUse(meter, max(now.Add(maxClockSkew).Sub(since).Microseconds(), 0))

@@ -12,7 +12,7 @@ import (
 )
 
 // TestUsageThatARestoredHubCannotBillDoesNotEndALease: a restored hub knows a member only from the lease that its
-// node brought back. The node has counted what ran before against the cap, so the cap must make up for all of it.
+// node uploaded. The node has counted what ran before against the cap, so the cap must make up for all of it.
 func TestUsageThatARestoredHubCannotBillDoesNotEndALease(t *testing.T) {
 	noon := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
 	book := billing.NewBook()

@@ -118,7 +118,7 @@ func NextLease(m Member, p Past, w Wish) (l Lease, lacks int64, ok bool) {
 	return l, lacks, true
 }
 
-// Unreported is the leased time for which the node may still bring usage, in microseconds, and when the newest lease
+// Unreported is the leased time for which the node may still report usage, in microseconds, and when the newest lease
 // ends. windows are those of the leases that end after since, up to which running time is billed. No usage is expected
 // of the time for which the node reports that nothing of the member runs.
 func Unreported(m Member, since, now time.Time, windows []rating.Interval) (micros int64, leasedUntil time.Time) {

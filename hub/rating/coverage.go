@@ -9,7 +9,7 @@ import (
 // intervals that the record overlaps, not with those that there are.
 type Coverage struct {
 	spans []Interval
-	// Steps counts the intervals that were looked at or moved.
+	// Steps counts the intervals that were read or moved.
 	Steps int
 }
 

@@ -27,7 +27,7 @@ directory on its own machine, and is in the audit trail.`,
 			ctx := cmd.Context()
 			var closers closers
 			defer func() { err = errors.Join(err, closers.close()) }()
-			d, err := openBeside(ctx, c, closers.add)
+			d, err := openLocalDatabase(ctx, c, closers.add)
 			if err != nil {
 				return err
 			}

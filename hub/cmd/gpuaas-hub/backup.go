@@ -30,7 +30,7 @@ func newBackup() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "backup FILE",
 		Short: "Write everything of the hub but the offline keys to one encrypted file; the hub may run",
-		Long: `Writes one consistent look at the database, the online keys and trust bundles, the
+		Long: `Writes one consistent snapshot of the database, the online keys and trust bundles, the
 key-encryption key, the admin token's file and the registry to FILE, encrypted with a passphrase
 (age), mode 0600. FILE must not exist. It is read back before it gets its name; from the first such
 backup on, nodes keep their usage until it is in one. Root and catalog key are not in it: keep them
@@ -95,7 +95,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	if err != nil {
 		return backup.Made{}, err
 	}
-	d, err := openBeside(ctx, c, onClose)
+	d, err := openLocalDatabase(ctx, c, onClose)
 	if err != nil {
 		return backup.Made{}, err
 	}
@@ -109,7 +109,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 	made, err := backup.Make(ctx, backup.Source{
 		ID: id, DB: d, DataDir: c.dataDir, RegistryDir: c.registryDir, HubID: keys.HubID(), Release: daemon.Version(),
 		WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
-		Look: func(ctx context.Context, tx db.Tx) (err error) {
+		InSnapshot: func(ctx context.Context, tx db.Tx) (err error) {
 			ends, err = ledger.ChainEnds(ctx, tx)
 			return err
 		},
@@ -233,7 +233,7 @@ func restore(ctx context.Context, c config, f restoreFlags, path string,
 	return header, bundle, err
 }
 
-// beginRecovery brings the schema up to date, begins the new epoch and lets the hub wait for its nodes.
+// beginRecovery migrates the schema, begins the new epoch and marks all nodes as awaiting resync.
 func beginRecovery(ctx context.Context, d *db.DB, h backup.Header, o trust.EpochOptions,
 	keepEpoch bool,
 ) (restoredBundle, error) {

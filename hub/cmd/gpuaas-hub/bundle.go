@@ -13,7 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// bundleCheckEvery is how often the hub looks when its trust bundle ends.
+// bundleCheckEvery is how often the hub checks when its trust bundle ends.
 const bundleCheckEvery = 12 * time.Hour
 
 // checkNames refuses names for which the hub's authority may not vouch: clients would refuse the hub under them. Nodes

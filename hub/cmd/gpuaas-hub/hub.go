@@ -147,7 +147,7 @@ func (h *hub) openTelemetry(ctx context.Context) (err error) {
 	return nil
 }
 
-// listen takes the ports first: a taken one is told at once, not after the database has started.
+// listen takes the ports first: a port in use fails before the database is started.
 func (h *hub) listen(ctx context.Context) (err error) {
 	if h.api, err = listenTCP(ctx, "listen", h.conf.listen); err != nil {
 		return err
@@ -209,7 +209,7 @@ func (h *hub) names() []string {
 	return slices.Compact(names)
 }
 
-// openDatabase keeps other hub processes out before it brings the schema up to date.
+// openDatabase keeps other hub processes out before it migrates the schema.
 func (h *hub) openDatabase(ctx context.Context) (err error) {
 	if h.db, err = connectDatabase(ctx, h.conf, h.log, h.onClose); err != nil {
 		return err
@@ -221,7 +221,7 @@ func (h *hub) openDatabase(ctx context.Context) (err error) {
 	return db.Migrate(ctx, h.db)
 }
 
-// openDatabase opens the operator's database, or a private one, and brings its schema up to date.
+// openDatabase opens the operator's database, or a private one, and migrates its schema.
 func openDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
 	d, err := connectDatabase(ctx, c, log, onClose)
 	if err != nil {
@@ -288,7 +288,7 @@ func (h *hub) wire(ctx context.Context) (err error) {
 	}
 	h.wireNodes()
 	h.commands = h.newCommands()
-	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request brings its own
+	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request has its own
 		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db},
 		Registry: h.registry, RegistryCaller: h.registry.Caller, NodeKey: (&fleet.PublicKeys{DB: h.db}).Of, Log: h.log,
 		Now: time.Now,

@@ -10,10 +10,8 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
-	"fmt"
 	"io"
 	"log/slog"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
@@ -26,11 +24,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/trust"
-	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -176,12 +171,12 @@ type node struct {
 	bundle      protocol.Bundle
 	certificate tls.Certificate
 	sessionAddr string
-	// request is the body of its enrolment.
+	// request is the body of its enrollment.
 	request string
 }
 
-// enrol does what a node does before its first session: check the bundle against the fingerprint, make a key, enrol.
-func enrol(t *testing.T, h home, hub *running) node {
+// enroll does what a node does before its first session: check the bundle against the fingerprint, make a key, enroll.
+func enroll(t *testing.T, h home, hub *running) node {
 	t.Helper()
 	status, envelope := hub.api(t, http.MethodGet, "/trust/bundle", "", "")
 	require.Equal(t, http.StatusOK, status)
@@ -236,7 +231,7 @@ func TestABanRefusesTheNodesNextHandshake(t *testing.T) {
 	h := newHome(t)
 	hub := start(t, h, func(c *config) { c.resync = time.Hour })
 	defer hub.end(t)
-	banned, other := enrol(t, h, hub), enrol(t, h, hub)
+	banned, other := enroll(t, h, hub), enroll(t, h, hub)
 	conn, err := banned.dial(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, hello(t, conn).Receive(&protocol.HubMessage{}, protocol.MaxControlBytes))
@@ -246,7 +241,7 @@ func TestABanRefusesTheNodesNextHandshake(t *testing.T) {
 	<-conn.Done()
 	code, _ := link.CloseCode(conn.Err())
 	require.Equal(t, link.CodeBanned, code)
-	// The client is done with its part of the handshake before the hub has looked at its certificate.
+	// The client is done with its part of the handshake before the hub has checked its certificate.
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	for code == link.CodeBanned {
@@ -277,28 +272,54 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	status, health := hub.api(t, http.MethodGet, "/healthz", "", "")
 	require.Equal(t, http.StatusOK, status, "%v", health)
 
-	n := enrol(t, h, hub)
-	nodeID, key, bundle := n.id, n.key, n.bundle
+	n := enroll(t, h, hub)
 	status, again := hub.api(t, http.MethodPost, "/nodes/enroll", "", n.request)
 	require.Equal(t, http.StatusCreated, status)
-	require.Equal(t, nodeID, again["node_id"], "a lost answer can be asked for again")
+	require.Equal(t, n.id, again["node_id"], "a lost answer can be asked for again")
 	conn, err := n.dial(t.Context())
 	require.NoError(t, err)
+	control := n.join(t, hub, conn)
+	revokeStateKey(t, h, hub, n, control)
+	requireMetrics(t, hub)
+
+	hub.end(t)
+	<-conn.Done()
+	code, _ := link.CloseCode(conn.Err())
+	require.Equal(t, link.CodeShutdown, code, "an orderly stop sends GoAway")
+
+	// The second start keeps everything and prints no token.
+	hub = start(t, h)
+	require.Equal(t, token, readToken(t, hub))
+	require.Empty(t, hub.printed)
+	status, nodes := hub.api(t, http.MethodGet, "/admin/nodes", token, "")
+	require.Equal(t, http.StatusOK, status)
+	require.Len(t, nodes["items"], 1)
+	n.requireBanned(t, hub)
+	replaceAdminToken(t, h, hub, token)
+}
+
+// join says hello, and requires that the hub pushes a state and shows the node online.
+func (n node) join(t *testing.T, hub *running, conn *link.Conn) *link.Stream {
+	t.Helper()
 	control := hello(t, conn)
 	welcome, push := &protocol.HubMessage{}, &protocol.HubMessage{}
 	require.NoError(t, control.Receive(welcome, protocol.MaxControlBytes))
 	require.NotNil(t, welcome.GetWelcome())
 	require.NoError(t, control.Receive(push, protocol.MaxControlBytes))
-	me := protocol.NewNodeIdentity(nodeID, key.Public().(ed25519.PublicKey)) //nolint:forcetypeassert // Ed25519's own
-	_, err = protocol.VerifyState(push.GetPushState().GetEnvelope(), bundle, me)
+	me := protocol.NewNodeIdentity(n.id, n.key.Public().(ed25519.PublicKey)) //nolint:forcetypeassert // Ed25519's own
+	_, err := protocol.VerifyState(push.GetPushState().GetEnvelope(), n.bundle, me)
 	require.NoError(t, err)
 
-	status, node := hub.api(t, http.MethodGet, "/admin/nodes/"+nodeID, token, "")
+	status, node := hub.api(t, http.MethodGet, "/admin/nodes/"+n.id, readToken(t, hub), "")
 	require.Equal(t, http.StatusOK, status)
 	require.Equal(t, "online", node["status"], "%v", node)
 	require.InDelta(t, 1, node["generation"], 0)
+	return control
+}
 
-	// A revoked state key: the running hub is told by a signal and passes the new bundle on.
+// revokeStateKey revokes the hub's state key: a signal makes the running hub load the new bundle and push it.
+func revokeStateKey(t *testing.T, h home, hub *running, n node, control *link.Stream) {
+	t.Helper()
 	printed, err := cli(t, "trust", "show", "--data-dir", h.data, "-o", "json")
 	require.NoError(t, err)
 	var shown struct {
@@ -317,12 +338,15 @@ func TestANodeJoinsARealHub(t *testing.T) {
 		m := &protocol.HubMessage{}
 		require.NoError(t, control.Receive(m, protocol.MaxControlBytes))
 		if m.GetPushBundle() != nil {
-			_, err = bundle.Succeed(m.GetPushBundle().GetEnvelope())
+			_, err = n.bundle.Succeed(m.GetPushBundle().GetEnvelope())
 			require.NoError(t, err)
-			break
+			return
 		}
 	}
+}
 
+func requireMetrics(t *testing.T, hub *running) {
+	t.Helper()
 	response, err := http.Get(hub.ready.MetricsURL)
 	require.NoError(t, err)
 	metrics, err := io.ReadAll(response.Body)
@@ -330,36 +354,32 @@ func TestANodeJoinsARealHub(t *testing.T) {
 	require.NoError(t, response.Body.Close())
 	require.Contains(t, string(metrics), "go_goroutines")
 	require.Contains(t, string(metrics), "gpuaas_sessions 1")
+}
 
-	hub.end(t)
-	<-conn.Done()
-	code, _ := link.CloseCode(conn.Err())
-	require.Equal(t, link.CodeShutdown, code, "an orderly stop sends GoAway")
-
-	// The second start keeps everything and prints no token.
-	hub = start(t, h)
-	require.Equal(t, token, readToken(t, hub))
-	require.Empty(t, hub.printed)
-	status, nodes := hub.api(t, http.MethodGet, "/admin/nodes", token, "")
-	require.Equal(t, http.StatusOK, status)
-	require.Len(t, nodes["items"], 1)
-	status, _ = hub.api(t, http.MethodPost, "/admin/nodes/"+nodeID+"/ban", token, `{"reason":"stolen"}`)
+// requireBanned bans the node and requires that it cannot renew its certificate.
+func (n node) requireBanned(t *testing.T, hub *running) {
+	t.Helper()
+	status, _ := hub.api(t, http.MethodPost, "/admin/nodes/"+n.id+"/ban", readToken(t, hub), `{"reason":"stolen"}`)
 	require.Equal(t, http.StatusOK, status)
 	issued := "2026-11-20T12:00:00Z"
-	request := csr(t, key)
+	request := csr(t, n.key)
 	status, problem := hub.api(t, http.MethodPost, "/nodes/renew", "", marshal(t, map[string]any{
-		"node_id": nodeID, "csr_pem": request, "issued_at": issued, "signature": ed25519.Sign(key,
-			[]byte(nodeID+"\n"+request+"\n"+issued)),
+		"node_id": n.id, "csr_pem": request, "issued_at": issued, "signature": ed25519.Sign(n.key,
+			[]byte(n.id+"\n"+request+"\n"+issued)),
 	}))
 	require.Equal(t, http.StatusForbidden, status)
 	require.Equal(t, "node_banned", problem["code"])
-	_, err = cli(t, "admin-token", "--data-dir", h.data)
+}
+
+// replaceAdminToken makes new admin tokens, while the hub runs and while it does not: the one of before ends.
+func replaceAdminToken(t *testing.T, h home, hub *running, token string) {
+	t.Helper()
+	_, err := cli(t, "admin-token", "--data-dir", h.data)
 	require.NoError(t, err, "while the hub runs, too")
-	status, _ = hub.api(t, http.MethodGet, "/admin/nodes", token, "")
+	status, _ := hub.api(t, http.MethodGet, "/admin/nodes", token, "")
 	require.Equal(t, http.StatusUnauthorized, status)
 	hub.end(t)
 
-	// A lost token is replaced by whoever has the machine.
 	_, err = cli(t, "admin-token", "--data-dir", h.data)
 	require.NoError(t, err)
 	hub = start(t, h)
@@ -382,207 +402,4 @@ func TestDefaultsAreWhatTheDocumentsSay(t *testing.T) {
 	require.Equal(t, "24h0m0s", newServe().Flags().Lookup("lease-duration").DefValue)
 	require.Equal(t, 24*time.Hour, fleet.DefaultTokenTTL)
 	require.Contains(t, read("bootstrap/README.md"), "valid once and for 24 hours")
-}
-
-func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
-	h := newHome(t)
-	tcp, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { _ = tcp.Close() }()
-	udp, err := net.ListenPacket("udp", "127.0.0.1:0")
-	require.NoError(t, err)
-	defer func() { _ = udp.Close() }()
-	free := []string{"--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0"}
-	for name, c := range map[string]struct {
-		args       []string
-		code, says string
-	}{
-		"TCP port taken": {[]string{
-			"--data-dir", h.data, "--listen", tcp.Addr().String(), "--session-listen",
-			"127.0.0.1:0",
-		}, "listen_failed", "--listen"},
-		"UDP port taken": {[]string{
-			"--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen",
-			udp.LocalAddr().String(),
-		}, "listen_failed", "--session-listen"},
-		"foreign address": {
-			[]string{"--data-dir", h.data, "--listen", "192.0.2.1:8443", "--session-listen", "127.0.0.1:0"},
-			"listen_failed", "--advertise-api",
-		},
-		"no data dir": {
-			append([]string{"--data-dir", filepath.Join(h.dir, "none")}, free...), "data_dir_missing",
-			"gpuaas-hub init",
-		},
-		"no PostgreSQL": {append([]string{"--data-dir", h.data, "--postgres-bin-dir", filepath.Join(h.dir, "none")},
-			free...), "", "initdb"},
-		"no database file": {append([]string{"--data-dir", h.data, "--database-url-file", filepath.Join(h.dir, "none")},
-			free...), "database_url_unreadable", "cannot be read"},
-		"bad address": {[]string{"--data-dir", h.data, "--listen", "8443"}, "flag_invalid", "HOST:PORT"},
-		"open metrics": {
-			append([]string{"--data-dir", h.data, "--metrics-listen", "0.0.0.0:9"}, free...), "flag_invalid",
-			"loopback",
-		},
-		"long lease": {
-			append([]string{"--data-dir", h.data, "--lease-duration", "1000h"}, free...), "flag_invalid",
-			"168h",
-		},
-		"log level": {
-			append([]string{"--data-dir", h.data, "--log-level", "loud"}, free...), "log_flags_invalid",
-			"--log-level",
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			_, err := cli(t, c.args...)
-			require.Error(t, err)
-			f := fault.As(err)
-			if c.code != "" {
-				require.EqualValues(t, c.code, f.Code, "%v", err)
-			}
-			require.Contains(t, f.Public, c.says)
-		})
-	}
-}
-
-func TestRootKeyInsideStopsTheStart(t *testing.T) {
-	h := newHome(t)
-	data, err := os.ReadFile(filepath.Join(h.keys, trust.RootKeyFile))
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(filepath.Join(h.data, "copy"), data, 0o600))
-	_, err = cli(t, "serve", "--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0")
-	require.EqualValues(t, "root_key_in_data_dir", fault.As(err).Code)
-}
-
-func TestTwoHubsDoNotShareADataDirectory(t *testing.T) {
-	dir := t.TempDir()
-	lock, err := checkDataDir(dir)
-	require.NoError(t, err)
-	_, err = checkDataDir(dir)
-	require.EqualValues(t, "data_dir_in_use", fault.As(err).Code)
-	require.NoError(t, lock.Close())
-	lock, err = checkDataDir(dir)
-	require.NoError(t, err)
-	require.NoError(t, lock.Close())
-}
-
-func TestSecondHubOnTheSameDatabaseRefusesToStart(t *testing.T) {
-	first, second := newHome(t), newHome(t)
-	r := start(t, first)
-	defer r.end(t)
-	url, ok := managed.Running(filepath.Join(first.data, "postgres"))
-	require.True(t, ok)
-	file := filepath.Join(second.dir, "database-url")
-	require.NoError(t, os.WriteFile(file, []byte(url), 0o600))
-	_, err := cli(t, "serve", "--data-dir", second.data, "--database-url-file", file, "--listen", "127.0.0.1:0",
-		"--session-listen", "127.0.0.1:0")
-	require.Equal(t, db.CodeLeaseHeld, fault.As(err).Code)
-	require.ErrorContains(t, err, fmt.Sprintf("process %d on ", os.Getpid()))
-}
-
-// A hub that was taken for dead, and whose database another one works on, ends by itself: it changes nothing more.
-func TestAHubWhoseDatabaseWasTakenOverStops(t *testing.T) {
-	h := newHome(t)
-	r := start(t, h)
-	defer r.stop()
-	url, ok := managed.Running(filepath.Join(h.data, "postgres"))
-	require.True(t, ok)
-	d, err := db.Open(t.Context(), url)
-	require.NoError(t, err)
-	_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, tx.Queue(t.Context(), `UPDATE hub_lease SET holder = $1, owner = $1`, db.NewID())
-	})
-	require.NoError(t, err)
-	d.Close()
-	select {
-	case err = <-r.ended:
-	case <-time.After(2 * time.Minute):
-		require.FailNow(t, "the hub goes on")
-	}
-	require.Equal(t, db.CodeLeaseHeld, fault.As(err).Code)
-	require.ErrorContains(t, err, "taken over")
-}
-
-// mount gives a small file system of the test's own.
-func mount(t *testing.T, options string) string {
-	t.Helper()
-	dir := t.TempDir()
-	require.NoError(t, syscall.Mount("tmpfs", dir, "tmpfs", 0, options), "these tests run as root (make test)")
-	t.Cleanup(func() { require.NoError(t, syscall.Unmount(dir, syscall.MNT_DETACH)) })
-	return dir
-}
-
-func TestFullDiskIsSaidAtTheStart(t *testing.T) {
-	dir := mount(t, "size=1m")
-	_, err := checkDataDir(dir)
-	require.EqualValues(t, "disk_full", fault.As(err).Code)
-	require.Contains(t, fault.As(err).Public, "Free some space")
-}
-
-func TestUnwritableDirectoryIsSaidAtTheStart(t *testing.T) {
-	dir := mount(t, "size=1m")
-	require.NoError(t, syscall.Mount("", dir, "", syscall.MS_REMOUNT|syscall.MS_RDONLY, ""))
-	_, err := checkDataDir(dir)
-	require.EqualValues(t, "data_dir_unwritable", fault.As(err).Code)
-}
-
-func TestWrongClockIsSaidAtTheStart(t *testing.T) {
-	h := newHome(t)
-	keys, err := trust.Open(h.data)
-	require.NoError(t, err)
-	require.NoError(t, checkClock(keys, time.Now()))
-	err = checkClock(keys, time.Unix(0, 0))
-	require.EqualValues(t, "clock_wrong", fault.As(err).Code)
-	require.Contains(t, fault.As(err).Public, "timedatectl")
-	err = checkClock(keys, time.Now().AddDate(30, 0, 0))
-	require.EqualValues(t, "clock_or_authority", fault.As(err).Code)
-}
-
-func TestATokenIsNotLostInACrash(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "admin-token")
-	crash := os.ErrProcessDone
-	var first string
-	// Before it counts: the next start uses the same one.
-	_, _, err := withTokenFile(path, func(token string) (bool, error) { first = token; return false, crash })
-	require.ErrorIs(t, err, crash)
-	token, made, err := withTokenFile(path, func(token string) (bool, error) {
-		require.Equal(t, first, token)
-		return true, nil
-	})
-	require.NoError(t, err)
-	require.True(t, made)
-	require.Equal(t, first, token)
-
-	// After it counts, before the move: the next start, where nothing is made any more, still moves it.
-	require.NoError(t, os.Rename(path, path+".new"))
-	_, made, err = withTokenFile(path, func(string) (bool, error) { return false, nil })
-	require.NoError(t, err)
-	require.False(t, made)
-	text, err := os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, first, strings.TrimSpace(string(text)))
-
-	// An ordinary later start leaves the file alone.
-	_, _, err = withTokenFile(path, func(string) (bool, error) { return false, nil })
-	require.NoError(t, err)
-	require.NoFileExists(t, path+".new")
-	text, err = os.ReadFile(path)
-	require.NoError(t, err)
-	require.Equal(t, first, strings.TrimSpace(string(text)))
-}
-
-func TestAdvertisedAddresses(t *testing.T) {
-	at := func(s string) net.Addr { a, err := net.ResolveTCPAddr("tcp", s); require.NoError(t, err); return a }
-	for _, c := range []struct{ flag, listens, want string }{
-		{"", "127.0.0.1:8443", "127.0.0.1:8443"},
-		{"hub.example:443", "0.0.0.0:8443", "hub.example:443"},
-		{"10.0.0.1:0", "0.0.0.0:8443", "10.0.0.1:8443"},
-	} {
-		got, err := advertised(c.flag, at(c.listens))
-		require.NoError(t, err)
-		require.Equal(t, c.want, got)
-	}
-	own, err := os.Hostname()
-	require.NoError(t, err)
-	got, err := advertised("", at("0.0.0.0:1"))
-	require.NoError(t, err)
-	require.Equal(t, own+":1", got)
 }

@@ -17,13 +17,15 @@ import (
 
 const outputJSON = "json"
 
+// initFlags are those of `init`.
+type initFlags struct {
+	trust.InitOptions
+	output string
+	guard  newPassphraseFlags
+}
+
 func newInit() *cobra.Command {
-	var (
-		dataDir, keyDir, trustDomain, output string
-		guard                                newPassphraseFlags
-		tlsNames                             []string
-		lifetime                             time.Duration
-	)
+	var f initFlags
 	cmd := &cobra.Command{
 		Use:   "init",
 		Short: "Make the keys of a new hub",
@@ -32,64 +34,63 @@ encrypted with a passphrase, to the key directory, which must lie outside the da
 it to a safe place afterwards. Without the root key no key can be revoked; without the catalog key
 no publisher can be added.`,
 		Args: cobra.NoArgs,
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			if keyDir == "" {
-				keyDir = strings.TrimRight(dataDir, "/") + "-keys"
-			}
-			passphrase, err := guard.read(func() (string, error) { return readPassphrase("", true) })
-			if err != nil {
-				return err
-			}
-			hostname, err := os.Hostname()
-			if err != nil {
-				return err
-			}
-			result, err := trust.Init(trust.InitOptions{
-				DataDir: dataDir, OfflineDir: keyDir, TrustDomain: trustDomain, Passphrase: passphrase, Now: time.Now(),
-				BundleTTL:   lifetime,
-				ServerNames: tlsNames, Hostname: hostname,
-			})
-			if err != nil {
-				return err
-			}
-			if output == outputJSON {
-				made := map[string]string{
-					"root_fingerprint": result.RootFingerprint, "trust_domain": trustDomain, "hub_id": result.HubID,
-					"root_key_file": result.RootKeyFile, "catalog_key_file": result.CatalogKeyFile, "ca_file": result.CAFile,
-				}
-				if guard.generate {
-					made["passphrase"] = passphrase
-				}
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(made)
-			}
-			if err := guard.show(cmd.OutOrStdout(), passphrase); err != nil {
-				return err
-			}
-			_, err = fmt.Fprintf(cmd.OutOrStdout(), `The hub's keys are made.
+		RunE: func(cmd *cobra.Command, _ []string) error { return f.run(cmd.OutOrStdout()) },
+	}
+	cmd.Flags().StringVar(&f.DataDir, "data-dir", defaultDataDir, "directory of the hub's data")
+	cmd.Flags().StringVar(&f.OfflineDir, "key-dir", "", "directory for the root and catalog keys, outside the data "+
+		"directory "+
+		"(default: <data-dir>-keys)")
+	f.guard.add(cmd, "passphrase-file", "file with the passphrase for these keys, 16 bytes or more (default: asked on "+
+		"the "+
+		"terminal)")
+	cmd.Flags().StringSliceVar(&f.ServerNames, "tls-name", nil,
+		"DNS name or IP address under which clients reach the hub (repeatable): its authority may vouch for no others but "+
+			"localhost and this machine's name "+
+			"(default: names below the trust domain and private addresses)")
+	bundleLifetimeFlag(cmd, &f.BundleTTL)
+	cmd.Flags().StringVar(&f.TrustDomain, "trust-domain", "gpuaas.internal", "name of the mesh in all certificates; it "+
+		"never changes")
+	cmd.Flags().StringVarP(&f.output, "output", "o", "text", "text or json")
+	return cmd
+}
+
+func (f *initFlags) run(out io.Writer) (err error) {
+	if f.OfflineDir == "" {
+		f.OfflineDir = strings.TrimRight(f.DataDir, "/") + "-keys"
+	}
+	if f.Passphrase, err = f.guard.read(func() (string, error) { return readPassphrase("", true) }); err != nil {
+		return err
+	}
+	if f.Hostname, err = os.Hostname(); err != nil {
+		return err
+	}
+	f.Now = time.Now()
+	result, err := trust.Init(f.InitOptions)
+	if err != nil {
+		return err
+	}
+	if f.output == outputJSON {
+		made := map[string]string{
+			"root_fingerprint": result.RootFingerprint, "trust_domain": f.TrustDomain, "hub_id": result.HubID,
+			"root_key_file": result.RootKeyFile, "catalog_key_file": result.CatalogKeyFile, "ca_file": result.CAFile,
+		}
+		if f.guard.generate {
+			made["passphrase"] = f.Passphrase
+		}
+		return json.NewEncoder(out).Encode(made)
+	}
+	if err := f.guard.show(out, f.Passphrase); err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(out, `The hub's keys are made.
 
   root fingerprint   %s
   offline keys       %s (encrypted; move them to a safe place, two copies)
   clients verify by  %s
 
 Start the hub:  gpuaas-hub serve --data-dir %s
-`, result.RootFingerprint, keyDir, result.CAFile, dataDir)
-			return err
-		},
-	}
-	cmd.Flags().StringVar(&dataDir, "data-dir", defaultDataDir, "directory of the hub's data")
-	cmd.Flags().StringVar(&keyDir, "key-dir", "", "directory for the root and catalog keys, outside the data directory "+
-		"(default: <data-dir>-keys)")
-	guard.add(cmd, "passphrase-file", "file with the passphrase for these keys, 16 bytes or more (default: asked on the "+
-		"terminal)")
-	cmd.Flags().StringSliceVar(&tlsNames, "tls-name", nil,
-		"DNS name or IP address under which clients reach the hub (repeatable): its authority may vouch for no others but "+
-			"localhost and this machine's name "+
-			"(default: names below the trust domain and private addresses)")
-	bundleLifetimeFlag(cmd, &lifetime)
-	cmd.Flags().StringVar(&trustDomain, "trust-domain", "gpuaas.internal", "name of the mesh in all certificates; it "+
-		"never changes")
-	cmd.Flags().StringVarP(&output, "output", "o", "text", "text or json")
-	return cmd
+`, result.RootFingerprint, f.OfflineDir, result.CAFile, f.DataDir)
+	return err
 }
 
 // readPassphrase reads the first line of the file, or asks. repeat asks twice, for a new passphrase.

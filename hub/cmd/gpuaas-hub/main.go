@@ -1,4 +1,4 @@
-// Command gpuaas-hub is the hub: `init` makes its keys, `serve` runs it, `trust` is for whoever holds the offline keys.
+// Command gpuaas-hub is the hub: `init` makes its keys, `serve` runs it, `trust` works with the offline keys.
 // It wires the rooms together and decides nothing.
 package main
 

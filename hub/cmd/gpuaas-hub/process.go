@@ -20,7 +20,7 @@ func thisProcess(lock *os.File) (db.Process, error) {
 	p.Owner = p.ID
 	info, err := lock.Stat()
 	if err != nil {
-		return p, fmt.Errorf("look at the lock of the data directory: %w", err)
+		return p, fmt.Errorf("read the lock of the data directory: %w", err)
 	}
 	boot, err := os.ReadFile(bootIDFile)
 	if stat, ok := info.Sys().(*syscall.Stat_t); ok && err == nil {

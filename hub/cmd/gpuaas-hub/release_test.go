@@ -34,8 +34,8 @@ type told struct {
 	Events    map[string][]string `json:"events"`
 }
 
-// The rows, keys and documents that the release before this one left on a hub's disk are taken over: everybody is told
-// what they were told before, with the credentials they had.
+// The rows, keys and documents that the release before this one left on a hub's disk are taken over: each caller gets
+// the answers of before, with the credentials of before.
 func TestTheLastReleasesHubIsTakenOver(t *testing.T) {
 	if _, err := os.Stat(lastRecording); err != nil {
 		t.Skip("no release is recorded; make release-fixture VERSION=<tag or commit> records one")

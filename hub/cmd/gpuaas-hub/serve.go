@@ -54,7 +54,7 @@ func newServe() *cobra.Command {
 		Short: "Run the hub (the default)",
 		Long: `Runs the hub until SIGTERM. Without --database-url-file it starts a private PostgreSQL below
 the data directory. When it serves it prints one JSON line on standard output; logs go to standard
-error. SIGHUP makes it look at keys and nodes at once.
+error. SIGHUP makes it reload keys and sync all nodes at once.
 
 Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FOO_BAR.`,
 		Args: cobra.NoArgs,

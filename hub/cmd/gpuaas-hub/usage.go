@@ -55,7 +55,7 @@ kept by slots of four hours or more, those of the whole first and last slot are 
 			}
 			var closers closers
 			defer func() { err = errors.Join(err, closers.close()) }()
-			d, err := openBeside(cmd.Context(), c, closers.add)
+			d, err := openLocalDatabase(cmd.Context(), c, closers.add)
 			if err != nil {
 				return err
 			}

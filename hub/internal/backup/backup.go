@@ -1,5 +1,5 @@
-// Package backup owns the file that a hub is brought back from: what is in it, how it is sealed, and how it is proved
-// to be whole. It holds one consistent look at the database, the hub's online keys and trust bundles, the
+// Package backup owns the file that a hub is restored from: what is in it, how it is sealed, and how it is proved
+// to be whole. It holds one consistent snapshot of the database, the hub's online keys and trust bundles, the
 // key-encryption key and the registry. Root and catalog key are not in it: the hub does not have them. It does not
 // decide what a restored hub may do before its nodes have spoken (recovery), and it runs no database.
 //
@@ -77,14 +77,14 @@ type Source struct {
 	RegistryDir string
 	HubID       string
 	Release     string
-	// WithoutRegistry leaves the registry's content out, for whoever keeps that elsewhere.
+	// WithoutRegistry leaves the registry's content out, for operators that keep it elsewhere.
 	WithoutRegistry bool
 	Passphrase      string
 	// ScryptWorkFactor is log2 of the work for one guess of the passphrase; 0 takes age's default.
 	ScryptWorkFactor int
 	Now              time.Time
-	// Look is called inside the snapshot of the database; may be nil.
-	Look func(ctx context.Context, tx db.Tx) error
+	// InSnapshot is called inside the snapshot of the database; may be nil.
+	InSnapshot func(ctx context.Context, tx db.Tx) error
 }
 
 func (s Source) registryPath() string {
@@ -214,10 +214,10 @@ func (s Source) archive(ctx context.Context, to io.Writer) error {
 				return err
 			}
 		}
-		if s.Look == nil {
+		if s.InSnapshot == nil {
 			return nil
 		}
-		return s.Look(ctx, d)
+		return s.InSnapshot(ctx, d)
 	})
 	if err != nil {
 		return err
@@ -370,7 +370,7 @@ const (
 )
 
 // hubFiles reads keys, bundles and the other small files. `gpuaas-hub trust revoke` may be at work: it adds a key, then
-// the bundle that names it, then removes the old key. So the names are looked at before and after, and read again when
+// the bundle that names it, then removes the old key. So the names are read before and after, and read again when
 // they differ.
 func hubFiles(dataDir string) ([]hubFile, error) {
 	for range readTries {

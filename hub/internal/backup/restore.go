@@ -172,7 +172,7 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 	if err != nil {
 		return Header{}, err
 	}
-	// Others may pass through the data directory, but not look into it: the private PostgreSQL runs as a user of its own.
+	// Other users may pass through the data directory, but not list it: the private PostgreSQL runs as a user of its own.
 	if err := os.MkdirAll(t.DataDir, 0o711); err != nil { //nolint:gosec // see above
 		return Header{}, restoreTrouble(t.DataDir, err)
 	}

@@ -35,7 +35,7 @@ const (
 	lockTable     = "goose_lock"
 )
 
-// Dump is one consistent look at everything, for a backup: all of it is of one moment, while others go on writing.
+// Dump is one consistent snapshot of everything, for a backup, while other transactions go on writing.
 type Dump struct {
 	Tx
 	conn *pgx.Conn
@@ -201,7 +201,7 @@ func referredFirst(ctx context.Context, tx Tx, in []Table) ([]Table, error) {
 }
 
 // Load fills an empty database from a dump: first the schema as it was then, then the rows, one table a statement.
-// Migrate brings it up to date afterwards. next gives the rows of the tables, one after the other, until ok is false.
+// Migrate migrates it afterwards. next gives the rows of the tables, one after the other, until ok is false.
 func Load(ctx context.Context, d *DB, versions []int64,
 	next func() (t Table, rows io.Reader, ok bool, err error),
 ) error {

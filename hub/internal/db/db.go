@@ -45,8 +45,8 @@ const (
 )
 
 const (
-	// defaultMaxConns bounds the pool of one hub process; pool_max_conns in the URL overrides it. Whoever finds the pool
-	// empty waits until a connection is free or the caller's context ends.
+	// defaultMaxConns bounds the pool of one hub process; pool_max_conns in the URL overrides it. A caller that finds the
+	// pool empty waits until a connection is free or the caller's context ends.
 	defaultMaxConns = 24
 	// statementCache is how many prepared statements a connection keeps; the hub has fewer that it repeats. Its memory is
 	// taken at once.

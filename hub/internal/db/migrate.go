@@ -37,7 +37,7 @@ func Migrations() fs.FS {
 	return sub
 }
 
-// Migrate brings the schema up to what this program knows. It is safe when several hubs do it at once: the lock is a
+// Migrate updates the schema to what this program knows. It is safe when several hubs do it at once: the lock is a
 // row with a lease, because session locks do not exist on CockroachDB. Migrations run outside transactions; each
 // statement can run again, so that a file that was cut short is run from its start.
 func Migrate(ctx context.Context, d *DB) error {

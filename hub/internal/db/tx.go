@@ -316,7 +316,7 @@ func ambiguous(cause error) *fault.Error {
 		errors.Join(ErrAmbiguousCommit, cause)).RetryAfter(time.Second)
 }
 
-// orDiskFull tells the database's want of space from a mistake: whoever waits until there is room may try again.
+// orDiskFull makes a full disk of the database an error that the caller may retry later.
 func orDiskFull(err error) error {
 	if sqlState(err) != "53100" {
 		return err

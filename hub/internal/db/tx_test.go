@@ -427,8 +427,8 @@ func TestFailureOfWhatWaitedFailsTheTransaction(t *testing.T) {
 				return none{}, nil
 			})
 			require.ErrorContains(t, err, "that waited")
-			// Nor does anything happen after it, whoever hides it: without its BEGIN a statement would be a transaction of its
-			// own.
+			// Nor does anything happen after it, even where the caller hides it: without its BEGIN a statement would be a
+			// transaction of its own.
 			_, err = db.RunTx(t.Context(), d, func(tx db.Tx) (none, error) {
 				queue(t, tx, wrong)
 				_ = tx.QueryRow(t.Context(), `SELECT 1`).Scan(new(int))

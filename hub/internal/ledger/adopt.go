@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// AdoptLease takes over a lease that a node brought to a restored hub, when it is higher than what the rows know. What
+// AdoptLease takes over a lease that a node uploaded to a restored hub, when it is higher than what the rows know. What
 // it may cost is held again, as far as the wallet goes: uncovered is true where it does not, and what is used beyond
 // the hold is written off, as ever. The prices are those that the lease froze.
 func AdoptLease(ctx context.Context, tx db.Tx, nodeID string, in *protocol.Lease,

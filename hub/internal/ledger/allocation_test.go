@@ -27,7 +27,7 @@ func (w *world) accrue() (exhausted []string) {
 	return exhausted
 }
 
-// settle settles the members for which that is due and returns how many were looked at.
+// settle settles the members for which that is due and returns how many were checked.
 func (w *world) settle() int {
 	w.t.Helper()
 	due := must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Row, error) {

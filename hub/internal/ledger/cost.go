@@ -57,7 +57,7 @@ type Cost struct {
 	SpentNanos int64
 	// HeldNanos are kept in the wallet for what may still come.
 	HeldNanos int64
-	// PerHourNanos is the most that an hour of running costs under the leases of the moment.
+	// PerHourNanos is the most that an hour of running costs under the current leases.
 	PerHourNanos int64
 }
 

@@ -19,7 +19,7 @@ import (
 // is never more than the time that has passed, member by member and in all, but for the allowance for a clock that is
 // ahead.
 func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
-	const ahead, members, looks = 2 * time.Minute, 3, 8
+	const ahead, members, checks = 2 * time.Minute, 3, 8
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 17))
@@ -36,7 +36,7 @@ func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 				s := w.member()
 				all = append(all, s)
 				w.lease(s, 24*time.Hour)
-				for range looks {
+				for range checks {
 					w.now = w.now.Add(time.Duration(rng.IntN(600)) * time.Second)
 					w.claimAnything(rng, all)
 					require.LessOrEqual(t, posted(s), w.now.Sub(s.OpenedAt)+ahead)

@@ -224,7 +224,7 @@ func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) 
 		}
 	}
 	if p.UnreportedMicros > billing.HoldMargin.Microseconds() {
-		// Its node has yet to say that nothing of the member runs, or to bring what ran.
+		// Its node has yet to say that nothing of the member runs, or to report what ran.
 		return setRenewal(ctx, tx, s.ID, now.Add(billing.LastRetry))
 	}
 	return setRenewal(ctx, tx, s.ID, time.Time{})
@@ -251,7 +251,7 @@ func NoteIdle(ctx context.Context, tx db.Tx, nodeID string, idle map[string]bool
 	return noteIdle(ctx, tx, nodeID, ids, flags, now, now.Add(-billing.HoldMargin/2))
 }
 
-// freeze looks up what the member's meters cost now, and settles its currency.
+// freeze reads what the member's meters cost now, and settles its currency.
 func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing.FrozenPrice, error) {
 	rows, err := pricesOf(ctx, tx, append(nodeMeters(), MeterAllocationSeconds))
 	if err != nil {

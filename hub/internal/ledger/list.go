@@ -20,7 +20,7 @@ const (
 	DefaultPage = 50
 )
 
-// Filter narrows a listing of usage or of postings. Whoever lists has checked that the caller may see all that the
+// Filter narrows a listing of usage or of postings. The caller has checked access to all that the
 // filter lets through; empty fields let everything through.
 type Filter struct {
 	OrgID         string

@@ -120,12 +120,12 @@ func (u *usageQuery) startAt(ctx context.Context, tx db.Tx, subjects, limit int)
 	if subjects <= limit {
 		return nil
 	}
-	look := *u
-	newest := "(" + look.slots("id", 1, limit) + ")"
+	bound := *u
+	newest := "(" + bound.slots("id", 1, limit) + ")"
 	ids, err := collect(ctx, tx, func(row pgx.Row) (id pgtype.UUID, err error) {
 		err = row.Scan(&id)
 		return id, err
-	}, `SELECT n.id FROM `+newest+` AS n ORDER BY n.id DESC OFFSET `+look.arg(limit-1)+` LIMIT 1`, look.args...)
+	}, `SELECT n.id FROM `+newest+` AS n ORDER BY n.id DESC OFFSET `+bound.arg(limit-1)+` LIMIT 1`, bound.args...)
 	if err == nil && len(ids) > 0 {
 		u.parts = append(u.parts, "id >= "+u.arg(ids[0]))
 	}

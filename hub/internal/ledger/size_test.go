@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// sealer makes the segments of a node as an agent does: all members are cut at one beat every 30 s, by a clock that is
+// sealer makes the segments of a node as an agent does: all members are cut together every 30 s, by a clock that is
 // never exact.
 type sealer struct {
 	nodeID   string
@@ -131,47 +131,16 @@ func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 	for !must(w, func(ctx context.Context, tx db.Tx) (bool, error) { return ledger.ArchiveNext(ctx, tx, slot) }) {
 	}
 	require.EqualValues(t, records, number(w, `SELECT sum(records)::INT8 FROM usage_archive`))
-	size := func(rows float64, tables ...string) (bytes float64) {
-		for _, table := range tables {
-			bytes += float64(number(w, fmt.Sprintf(`SELECT pg_total_relation_size('%s')`, table)))
-		}
-		return bytes / rows
-	}
 	slotNo := func(table string) string { return fmt.Sprintf("%s_%d", table, slot.No) }
-	raw, signed, archived := size(records, slotNo("usage_records")), size(records, slotNo("usage_segments")),
-		size(records, "usage_archive")
+	raw, signed := w.rowBytes(records, slotNo("usage_records")), w.rowBytes(records, slotNo("usage_segments"))
+	archived := w.rowBytes(records, "usage_archive")
 	packed := float64(number(w, `SELECT sum(octet_length(packed))::INT8 FROM usage_archive`)) / records
 	t.Logf("bytes a record: %.1f as a row with its indexes, %.1f in its signed segment, %.1f packed, %.1f in the "+
 		"archive with all of its row",
 		raw, signed, packed, archived)
 	require.Less(t, raw, 330.0)
 	require.Less(t, archived, 24.0)
-
-	// Hours and postings of more members than were made, so that pages are as full as on a hub in use.
-	w.now = w.now.Add(24 * time.Hour)
-	w.flush()
-	must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
-		tag, err := tx.Exec(ctx,
-			`INSERT INTO usage_hours SELECT node_id, gen_random_uuid(), hour, meter, price_id, quantity, records, charged_nanos,
-				collected_nanos,
-			written_off_nanos, host_nanos FROM usage_hours CROSS JOIN generate_series(1, 100)`)
-		return tag.RowsAffected(), err
-	})
-	hour := size(float64(number(w, `SELECT count(*) FROM usage_hours`)), "usage_hours")
-	for range 100 {
-		must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
-			tag, err := tx.Exec(ctx,
-				`WITH p AS (INSERT INTO postings SELECT gen_random_uuid(), 'usage:' || gen_random_uuid(), kind, subject_kind,
-					subject_id, org_id, project_id,
-					app_instance_id, meter, price_id, period_from, period_to, corrects, description, correlation_id, created_at
-					FROM postings WHERE kind = 'usage' LIMIT 40 RETURNING id)
-				INSERT INTO entries SELECT p.id, l.leg, 'hold:' || p.id, 'EUR', l.leg FROM p CROSS
-				JOIN generate_series(0, 2) AS l(leg)`)
-			return tag.RowsAffected(), err
-		})
-	}
-	posting := size(float64(number(w, `SELECT count(*) FROM postings`)), "postings", "entries")
-	lease := size(float64(number(w, `SELECT count(*) FROM leases`)), "leases")
+	hour, posting, lease := w.sizeOfBooks()
 
 	// A year of 1,000 nodes with ten members and three meters, two of them with a price, a record in 30 s, a lease in
 	// twelve hours.
@@ -198,6 +167,41 @@ func TestAYearOfUsageFitsOnADisk(t *testing.T) {
 	t.Logf("%6.1f GB  in all; %.0f bytes an hour's row, %.0f a posting with its entries, %.0f a lease", total/1e9, hour,
 		posting, lease)
 	require.Less(t, total, 190e9, "a disk of 200 GB, with room for the write-ahead log, events and everything else")
+}
+
+// rowBytes is what tables take with their indexes, divided by a number of rows.
+func (w *world) rowBytes(rows float64, tables ...string) (bytes float64) {
+	for _, table := range tables {
+		bytes += float64(number(w, fmt.Sprintf(`SELECT pg_total_relation_size('%s')`, table)))
+	}
+	return bytes / rows
+}
+
+// sizeOfBooks is what an hour, a posting with its entries and a lease take. Hours and postings are made of more members
+// than there are, so that pages are as full as on a hub in use.
+func (w *world) sizeOfBooks() (hour, posting, lease float64) {
+	w.now = w.now.Add(24 * time.Hour)
+	w.flush()
+	exec := func(sql string) {
+		must(w, func(ctx context.Context, tx db.Tx) (int64, error) {
+			tag, err := tx.Exec(ctx, sql)
+			return tag.RowsAffected(), err
+		})
+	}
+	exec(`INSERT INTO usage_hours SELECT node_id, gen_random_uuid(), hour, meter, price_id, quantity, records,
+			charged_nanos, collected_nanos, written_off_nanos, host_nanos
+		FROM usage_hours CROSS JOIN generate_series(1, 100)`)
+	for range 100 {
+		exec(`WITH p AS (INSERT INTO postings SELECT gen_random_uuid(), 'usage:' || gen_random_uuid(), kind, subject_kind,
+				subject_id, org_id, project_id,
+				app_instance_id, meter, price_id, period_from, period_to, corrects, description, correlation_id, created_at
+				FROM postings WHERE kind = 'usage' LIMIT 40 RETURNING id)
+			INSERT INTO entries SELECT p.id, l.leg, 'hold:' || p.id, 'EUR', l.leg FROM p CROSS
+			JOIN generate_series(0, 2) AS l(leg)`)
+	}
+	rows := func(table string) float64 { return float64(number(w, `SELECT count(*) FROM `+table)) }
+	return w.rowBytes(rows("usage_hours"), "usage_hours"), w.rowBytes(rows("postings"), "postings", "entries"),
+		w.rowBytes(rows("leases"), "leases")
 }
 
 // Segments are unpacked as they were packed, and an altered row is noticed.

@@ -52,7 +52,7 @@ func TestUsageDrawsOnTheHoldAndPaysTheHost(t *testing.T) {
 
 	w.close(s, at(61))
 	_, held = w.wallet()
-	require.Equal(t, "86.94", held, "the node may still bring usage")
+	require.Equal(t, "86.94", held, "the node may still report usage")
 	w.post(w.final(s, 61))
 	available, held = w.wallet()
 	require.Equal(t, "999.94", available)

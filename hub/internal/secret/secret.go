@@ -140,7 +140,7 @@ func (k localKEK) Unwrap(wrapped []byte) ([]byte, error) {
 }
 
 // LoadKEK reads the key-encryption key from path; a file that does not exist is made, mode 0600, synced. A file that
-// others may read is refused: whoever has it and the database has every secret.
+// others may read is refused: together with the database it opens every secret.
 func LoadKEK(path string) (KEK, error) {
 	info, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -122,7 +122,7 @@ type NodeCertificate struct {
 	NotAfter  time.Time
 }
 
-// IssueNodeCertificate signs for the node id; names in the request are not looked at.
+// IssueNodeCertificate signs for the node id; names in the request are ignored.
 func (k *Keys) IssueNodeCertificate(csr *x509.CertificateRequest, nodeID string, ttl time.Duration,
 	now time.Time,
 ) (NodeCertificate, error) {
@@ -214,7 +214,7 @@ type Server struct {
 	issuer *x509.Certificate
 }
 
-// Certificate returns the certificate of the moment. It fits tls.Config.GetCertificate (through a closure) and
+// Certificate returns the current certificate. It fits tls.Config.GetCertificate (through a closure) and
 // link.Certificate.
 func (s *Server) Certificate() (*tls.Certificate, error) {
 	s.mu.Lock()

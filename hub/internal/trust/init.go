@@ -98,7 +98,7 @@ func Init(o InitOptions) (InitResult, error) {
 		return InitResult{}, err
 	}
 	dir := filepath.Join(o.DataDir, trustDirName)
-	// Others may pass through the data directory, but not look into it: the private PostgreSQL runs as a user of its own.
+	// Other users may pass through the data directory, but not list it: the private PostgreSQL runs as a user of its own.
 	for _, d := range []struct {
 		path string
 		mode os.FileMode
@@ -127,69 +127,72 @@ func makeKeys(o InitOptions, dir string) (InitResult, error) {
 		return InitResult{}, err
 	}
 	defer clear(catalog)
-
-	hosts, err := permittedHosts(o.ServerNames, o.Hostname, o.TrustDomain)
-	if err != nil {
-		return InitResult{}, err
-	}
 	roles := []*protocol.Role{edRole(protocol.RoleRoot, root), edRole(protocol.RoleCatalog, catalog)}
-	for _, role := range []string{protocol.RoleState, protocol.RoleLease, protocol.RoleNodeCA, protocol.RoleHubCA} {
-		r, err := newOnlineRole(dir, role, o.TrustDomain, hosts, o.Now)
-		if err != nil {
-			return InitResult{}, err
-		}
-		roles = append(roles, r)
-	}
-	_, token, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
+	if err := makeFirstBundle(o, dir, root, roles); err != nil {
 		return InitResult{}, err
 	}
-	if err := writeKey(filepath.Join(dir, roleToken+".key"), token); err != nil {
+	out := InitResult{
+		RootKeyFile:    filepath.Join(o.OfflineDir, RootKeyFile),
+		CatalogKeyFile: filepath.Join(o.OfflineDir, CatalogKeyFile),
+		CatalogKeyID:   roles[1].GetKeys()[0].GetKeyId(),
+		CAFile:         filepath.Join(o.DataDir, CAFile),
+	}
+	if err := writeOffline(out.RootKeyFile, protocol.RoleRoot, root, o.Passphrase, o.ScryptWorkFactor); err != nil {
 		return InitResult{}, err
 	}
-
-	expires, err := bundleEnd(o.Now, o.BundleTTL)
-	if err != nil {
-		return InitResult{}, err
-	}
-	bundle := &protocol.TrustBundle{
-		TrustDomain: o.TrustDomain, Version: 1, Epoch: 1, Roles: roles, IssuedAt: timestamppb.New(o.Now), ExpiresAt: expires,
-	}
-	env, err := protocol.SignMessage(protocol.PayloadBundle, bundle, protocol.NewEd25519Signer(root))
-	if err != nil {
-		return InitResult{}, err
-	}
-	if err := writeBundle(dir, env, 1); err != nil {
-		return InitResult{}, err
-	}
-	if err := writeCA(o.DataDir, bundle); err != nil {
-		return InitResult{}, err
-	}
-
-	rootFile, catalogFile := filepath.Join(o.OfflineDir, RootKeyFile), filepath.Join(o.OfflineDir, CatalogKeyFile)
-	if err := writeOffline(rootFile, protocol.RoleRoot, root, o.Passphrase, o.ScryptWorkFactor); err != nil {
-		return InitResult{}, err
-	}
-	if err := writeOffline(catalogFile, protocol.RoleCatalog, catalog, o.Passphrase, o.ScryptWorkFactor); err != nil {
+	if err := writeOffline(out.CatalogKeyFile, protocol.RoleCatalog, catalog, o.Passphrase,
+		o.ScryptWorkFactor); err != nil {
 		return InitResult{}, err
 	}
 	pub, _ := root.Public().(ed25519.PublicKey)
-	fingerprint := protocol.Fingerprint(pub)
-	if err := writeNew(filepath.Join(dir, rootFingerprintFile), []byte(fingerprint+"\n"), 0o644); err != nil {
+	out.RootFingerprint = protocol.Fingerprint(pub)
+	if err := writeNew(filepath.Join(dir, rootFingerprintFile), []byte(out.RootFingerprint+"\n"), 0o644); err != nil {
 		return InitResult{}, err
 	}
 	id, err := uuid.NewV7()
 	if err != nil {
 		return InitResult{}, err
 	}
-	// Last: whoever finds the hub id finds everything else.
-	if err := writeNew(filepath.Join(dir, hubIDFile), []byte(id.String()+"\n"), 0o644); err != nil {
-		return InitResult{}, err
+	out.HubID = id.String()
+	// Written last: where the hub id is there, everything else is.
+	return out, writeNew(filepath.Join(dir, hubIDFile), []byte(out.HubID+"\n"), 0o644)
+}
+
+// makeFirstBundle makes the online keys and writes trust bundle 1 with them and the offline roles.
+func makeFirstBundle(o InitOptions, dir string, root ed25519.PrivateKey, roles []*protocol.Role) error {
+	hosts, err := permittedHosts(o.ServerNames, o.Hostname, o.TrustDomain)
+	if err != nil {
+		return err
 	}
-	return InitResult{
-		HubID: id.String(), RootFingerprint: fingerprint, RootKeyFile: rootFile, CatalogKeyFile: catalogFile,
-		CatalogKeyID: roles[1].GetKeys()[0].GetKeyId(), CAFile: filepath.Join(o.DataDir, CAFile),
-	}, nil
+	for _, role := range []string{protocol.RoleState, protocol.RoleLease, protocol.RoleNodeCA, protocol.RoleHubCA} {
+		r, err := newOnlineRole(dir, role, o.TrustDomain, hosts, o.Now)
+		if err != nil {
+			return err
+		}
+		roles = append(roles, r)
+	}
+	_, token, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return err
+	}
+	if err := writeKey(filepath.Join(dir, roleToken+".key"), token); err != nil {
+		return err
+	}
+	expires, err := bundleEnd(o.Now, o.BundleTTL)
+	if err != nil {
+		return err
+	}
+	bundle := &protocol.TrustBundle{
+		TrustDomain: o.TrustDomain, Version: 1, Epoch: 1, Roles: roles, IssuedAt: timestamppb.New(o.Now), ExpiresAt: expires,
+	}
+	env, err := protocol.SignMessage(protocol.PayloadBundle, bundle, protocol.NewEd25519Signer(root))
+	if err != nil {
+		return err
+	}
+	if err := writeBundle(dir, env, 1); err != nil {
+		return err
+	}
+	return writeCA(o.DataDir, bundle)
 }
 
 func edRole(name string, key ed25519.PrivateKey) *protocol.Role {

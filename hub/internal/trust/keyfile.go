@@ -204,7 +204,7 @@ func findOffline(dir string) (string, error) {
 		if err != nil || !info.Mode().IsRegular() || info.Size() > maxKeyFileBytes {
 			return nil //nolint:nilerr // gone since, or a dangling link
 		}
-		data, err := os.ReadFile(path) //nolint:gosec // G122: only looked at, and links are to be followed
+		data, err := os.ReadFile(path) //nolint:gosec // G122: only read, and links are to be followed
 		if err != nil {
 			return nil //nolint:nilerr // not ours to read, so not ours to lose
 		}

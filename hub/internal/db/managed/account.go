@@ -39,7 +39,7 @@ func unprivileged(wanted string) (account, error) {
 			if _, unknown := errors.AsType[user.UnknownUserError](err); unknown {
 				continue
 			}
-			return account{}, refuse(codeDatabaseUser, "The user "+name+" cannot be looked up.", err)
+			return account{}, refuse(codeDatabaseUser, "The user "+name+" cannot be read from the list of users.", err)
 		}
 		if u.Uid == "0" {
 			return account{}, refuse(codeDatabaseUser, "PostgreSQL refuses to run as root: name an unprivileged user.", nil)
@@ -62,7 +62,7 @@ func describe(u *user.User, same bool) (account, error) {
 	return account{name: u.Username, uid: uint32(uid), gid: uint32(gid), same: same}, nil
 }
 
-// mayEnter says whether the mode bits let the user pass through dir. Access lists are not looked at; they can only make
+// mayEnter says whether the mode bits let the user pass through dir. Access lists are ignored; they can only make
 // the server's own error come later.
 func (a account) mayEnter(dir string) (bool, error) {
 	info, err := os.Stat(dir)

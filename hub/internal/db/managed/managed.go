@@ -36,10 +36,10 @@ const (
 	// fastStop is how long open transactions get to end before the server is stopped without a checkpoint.
 	fastStop = 30 * time.Second
 	// Pause before the server is started again: doubled from restartMin after each crash, reset when it has run for
-	// restartCalm.
+	// stableAfter.
 	restartMin  = 200 * time.Millisecond
 	restartMax  = 10 * time.Second
-	restartCalm = time.Minute
+	stableAfter = time.Minute
 	// socketPathLimit is what a Unix socket's address holds (sun_path, 108 bytes with its zero).
 	socketPathLimit = 107
 )
@@ -48,7 +48,8 @@ const (
 type Config struct {
 	// Dir is the hub's directory for it; made if absent. Every directory above it must let the unprivileged user through.
 	Dir string
-	// BinDir holds initdb and postgres; empty looks on the PATH and where Debian, Red Hat and the source build put them.
+	// BinDir holds initdb and postgres; empty searches the PATH and the directories where Debian, Red Hat and the source
+	// build put them.
 	BinDir string
 	// User owns and runs the server when the hub is root; empty takes the first of gpuaas-hub, gpuaas and postgres that
 	// exists.

@@ -39,7 +39,7 @@ func (s *Server) supervise(started chan<- error) {
 			return
 		default:
 		}
-		if time.Since(born) > restartCalm {
+		if time.Since(born) > stableAfter {
 			delay = restartMin
 		}
 		s.conf.Log.Error("private PostgreSQL ended; starting it again", "error", err, "after", delay)
@@ -68,7 +68,7 @@ func (s *Server) spawn() (*exec.Cmd, error) {
 	return cmd, nil
 }
 
-// attend waits for the end of one life, and brings it about when the supervisor is told to stop.
+// attend waits until the process ends, and ends it when the supervisor is stopped.
 func (s *Server) attend(cmd *exec.Cmd) error {
 	ended := make(chan struct{})
 	escalated := make(chan struct{})

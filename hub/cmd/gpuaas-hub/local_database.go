@@ -37,9 +37,9 @@ func (c *config) databaseFlags(cmd *cobra.Command) {
 		"found on the machine)")
 }
 
-// openBeside opens the hub's database: beside the hub where that runs, otherwise as the hub would, keeping it out
-// meanwhile.
-func openBeside(ctx context.Context, c config, onClose func(func() error)) (*db.DB, error) {
+// openLocalDatabase opens the hub's database: while the hub runs as a second client, otherwise as the hub would, with
+// the data directory locked.
+func openLocalDatabase(ctx context.Context, c config, onClose func(func() error)) (*db.DB, error) {
 	lock, err := checkDataDir(c.dataDir)
 	if err == nil {
 		onClose(lock.Close)
