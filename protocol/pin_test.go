@@ -105,7 +105,7 @@ func TestABundleThePinnedRootDidNotSignIsRefused(t *testing.T) {
 	}
 }
 
-// Whatever root role a bundle has and whoever signed it: when it verifies, the pinned key's valid signature is in it.
+// A bundle of any root role, signed by anyone, verifies only with a valid signature of the pinned key.
 func TestEveryBundleThatVerifiesCarriesThePinnedKeysSignature(t *testing.T) {
 	w := newWorld(t)
 	keys := []key{w.root, newKey(t), newKey(t), newKey(t)}
@@ -141,7 +141,7 @@ func TestEveryBundleThatVerifiesCarriesThePinnedKeysSignature(t *testing.T) {
 	})
 }
 
-// requireSignedBy looks for the key's signature with another function than the one under test: a key of its own
+// requireSignedBy searches the key's signature with another function than the one under test: a key of its own
 // verifies the payload as the only member of a role.
 func requireSignedBy(t require.TestingT, env *protocol.Envelope, k key) {
 	found := false

@@ -2,7 +2,7 @@ package protocol
 
 import "slices"
 
-// What a RemovalProof must name as absent: the node looked for each of these kinds and found none that belonged to the
+// What a RemovalProof must name as absent: the node searched each of these kinds and found none that belonged to the
 // member (docs/design/laws.md, law 9). Cached images and persistent volumes stay and are not listed.
 const (
 	AbsentProcess          = "process"

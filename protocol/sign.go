@@ -126,7 +126,7 @@ func EnvelopeFromJSON(data []byte) (*Envelope, error) {
 }
 
 // signedBy counts the distinct keys of the list that signed the envelope and were not revoked. A revoked key that did
-// sign is told apart from a wrong signature, so that an admin sees which of the two happened.
+// sign is distinguished from a wrong signature, so that an admin sees which of the two happened.
 func signedBy(env *Envelope, keys []*PublicKey, revoked map[string]bool) (ids []string, sawRevoked bool) {
 	encoded := dsse.PAE(env.GetPayloadType(), env.GetPayload())
 	seen := map[string]bool{}

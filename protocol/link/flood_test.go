@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
-// forged is a datagram that looks like the first one of a connection; nobody can answer what follows.
+// forged is a datagram in the form of a connection's first; its sender cannot answer what follows.
 func forged(t *testing.T, tokenBytes int) []byte {
 	t.Helper()
 	b := make([]byte, 1200)
@@ -24,14 +24,14 @@ func forged(t *testing.T, tokenBytes int) []byte {
 	return b
 }
 
-// Each dial comes after more forged packets, each from an address of its own, than the listener has places. Before
-// addresses were validated each of them kept a place for a second, and one dial of eight was let in.
-func TestNodesAreLetInWhileForgedPacketsComeInFromManyAddresses(t *testing.T) {
+// Before each dial the listener gets more forged packets, each from an address of its own, than it has slots. Without
+// address validation each took a slot for a second, and one dial of eight was admitted.
+func TestNodesAreAdmittedWhileForgedPacketsComeInFromManyAddresses(t *testing.T) {
 	for name, tokenBytes := range map[string]int{"without a token": 0, "with a forged token": 32} {
 		t.Run(name, func(t *testing.T) {
 			s := newSetup(t)
 			ctx := deadline(t)
-			go func() { // or the listener has the places of its beginning only
+			go func() { // or the listener has only the slots before Start
 				for {
 					if _, err := s.listener.Accept(ctx); err != nil {
 						return
@@ -39,7 +39,7 @@ func TestNodesAreLetInWhileForgedPacketsComeInFromManyAddresses(t *testing.T) {
 				}
 			}()
 			const dials, floodPackets = 8, 200
-			letIn := 0
+			admitted := 0
 			for i := range dials {
 				for range floodPackets {
 					socket, err := net.Dial("udp", s.addr())
@@ -52,10 +52,10 @@ func TestNodesAreLetInWhileForgedPacketsComeInFromManyAddresses(t *testing.T) {
 				if err != nil {
 					continue
 				}
-				letIn++
+				admitted++
 				require.NoError(t, node.Close(link.CodeOK, ""))
 			}
-			require.GreaterOrEqual(t, letIn, dials-1)
+			require.GreaterOrEqual(t, admitted, dials-1)
 		})
 	}
 }
@@ -69,7 +69,7 @@ func TestSilentConnectionsOfOneNodeDoNotKeepAnotherOut(t *testing.T) {
 		node, err := link.Dial(ctx, s.addr(), s.node, nil)
 		require.NoError(t, err)
 		nodes = append(nodes, node)
-		if len(nodes) <= link.MaxUnsettled {
+		if len(nodes) <= link.MaxPendingConns {
 			_, err = s.listener.Accept(ctx)
 			require.NoError(t, err)
 			continue
@@ -80,17 +80,17 @@ func TestSilentConnectionsOfOneNodeDoNotKeepAnotherOut(t *testing.T) {
 	}
 	other, hub := s.connectAs(t, s.named(t, 2))
 	require.NoError(t, other.Err())
-	hub.Settle()
+	hub.ReleaseSlot()
 	for _, node := range nodes {
 		require.NoError(t, node.Close(link.CodeOK, ""))
 	}
 }
 
-// What was settled does not count, and neither does what has ended.
-func TestNodeMayDialAgainOnceItsConnectionsAreSettled(t *testing.T) {
+// Released connections do not count, and neither do ended ones.
+func TestNodeMayDialAgainOnceItsConnectionsAreReleased(t *testing.T) {
 	s := newSetup(t)
-	for range 3 * link.MaxUnsettled {
+	for range 3 * link.MaxPendingConns {
 		_, hub := s.connect(t)
-		hub.Settle()
+		hub.ReleaseSlot()
 	}
 }

@@ -1,6 +1,6 @@
 // Package link carries streams of messages between a hub and a node over QUIC with TLS 1.3 and certificates on both
-// sides. It owns framing, keepalive, windows and stream caps, and is the only user of quic-go. What the messages mean
-// is not its business.
+// sides. It owns framing, keepalive, windows and stream caps, and with its package admission is the only user of
+// quic-go. What the messages mean is not its business.
 package link
 
 import (
@@ -19,6 +19,7 @@ import (
 	"github.com/quic-go/quic-go"
 
 	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link/admission"
 )
 
 // Limits of one connection. They bound what one authenticated peer can make the other side hold.
@@ -26,8 +27,8 @@ const (
 	// KeepAlive and IdleTimeout: a dead peer is noticed within IdleTimeout, a NAT binding is refreshed every KeepAlive.
 	KeepAlive   = 15 * time.Second
 	IdleTimeout = 45 * time.Second
-	// ProbeEvery is how often whoever dialled asks the listener whether it still knows the connection. A listener that was
-	// killed and is back says no, if it has the ResetKey of its predecessor.
+	// ProbeEvery is how often the dialling side asks the listener whether it still knows the connection. A listener that
+	// was killed and started again answers with a reset, if it has the ResetKey of its predecessor.
 	ProbeEvery = 5 * time.Second
 	// probeBytes makes a probe larger than 42 bytes on the wire: quic-go answers nothing smaller with a reset, and its own
 	// keepalive is smaller.
@@ -46,14 +47,14 @@ const (
 	connWindowBytes = MaxPeerStreams * StreamWindowBytes
 	// headerTimeout is how long a new stream may take to send its header.
 	headerTimeout = 10 * time.Second
-	// MaxUnsettled is how many connections of one peer may be there that are not settled. One that comes beyond them is
-	// closed.
-	MaxUnsettled = 2
+	// MaxPendingConns is how many connections one peer may have between handshake and ReleaseSlot. The listener closes
+	// those beyond.
+	MaxPendingConns = 2
 	// maxReasonBytes bounds what is shown to the peer on close.
 	maxReasonBytes = 256
 )
 
-// Codes that a connection is closed with. They are for logs; whoever lost a connection dials again whatever the code.
+// Codes that a connection is closed with. They are for logs: a node dials again after every code.
 const (
 	CodeOK          uint64 = 0
 	CodeProtocol    uint64 = 1
@@ -78,8 +79,8 @@ type Conn struct {
 	// life is the connection's own context; its cause is why the connection ended.
 	life     context.Context
 	accepted chan acceptedStream
-	// settled takes an accepted connection off the unsettled ones of its peer; nil on the dialling side.
-	settled func()
+	// notPending takes an accepted connection off the pending ones of its peer; nil on the dialling side.
+	notPending func()
 }
 
 type acceptedStream struct {
@@ -167,13 +168,13 @@ type Listener struct {
 	transport *quic.Transport
 	socket    net.PacketConn
 
-	// door is nil on a socket that is no real one.
-	door *door
+	// admission is nil on a simulated socket.
+	admission *admission.Socket
 
 	starting  sync.Once
 	accepting sync.WaitGroup
 	accepted  chan *Conn
-	unsettled unsettled
+	pending   pendingConns
 	// closing is closed with the listener, accepted when nothing more comes; failed is why, unless it was closed.
 	closing chan struct{}
 	failing sync.Once
@@ -204,8 +205,8 @@ func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Liste
 		StatelessResetKey: (*quic.StatelessResetKey)(reset), TokenGeneratorKey: reset.tokenKey(),
 	}
 	if udp, ok := socket.(*net.UDPConn); ok {
-		l.door = newDoor(udp)
-		l.transport.Conn, l.transport.ConnContext, l.transport.VerifySourceAddress = l.door, l.door.begin, l.door.mustValidate
+		l.admission = admission.New(udp)
+		l.admission.Attach(l.transport)
 	}
 	var err error
 	if l.ql, err = l.transport.Listen(tlsConf, config()); err != nil {
@@ -215,9 +216,9 @@ func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Liste
 	return l, nil
 }
 
-// acceptAll takes connections out of quic-go's queue as they come. That one is short, and a connection that finds it
-// full is refused with all the work of its handshake done; each who waits at it makes it longer by one, and there is
-// one for each place.
+// acceptAll takes connections out of quic-go's queue. The queue is short, and quic-go refuses a connection that finds
+// it full after all the work of its handshake. Each goroutine that accepts makes it longer by one; there is one for
+// each slot.
 func (l *Listener) acceptAll(ctx context.Context) {
 	for {
 		qc, err := l.ql.Accept(ctx)
@@ -227,17 +228,17 @@ func (l *Listener) acceptAll(ctx context.Context) {
 			}
 			return
 		}
-		if l.door != nil {
-			l.door.authenticated(qc.RemoteAddr())
+		if l.admission != nil {
+			l.admission.HandshakeDone(qc.RemoteAddr())
 		}
-		settled, ok := l.unsettled.add(qc.Context(), peerName(qc)) //nolint:contextcheck // the connection's own life counts
+		done, ok := l.pending.add(qc.Context(), peerName(qc)) //nolint:contextcheck // the connection's own life counts
 		if !ok {
 			_ = qc.CloseWithError(quic.ApplicationErrorCode(CodeUnavailable), "two other connections of this peer are on "+
 				"their way in")
 			continue
 		}
 		c := newConn(qc)
-		c.settled = settled
+		c.notPending = done
 		go c.takeProbes()
 		select {
 		case l.accepted <- c:
@@ -253,8 +254,8 @@ func (l *Listener) Accept(ctx context.Context) (*Conn, error) {
 	l.starting.Do(func() {
 		forever := context.WithoutCancel(ctx) // until the listener is closed
 		acceptors := 1
-		if l.door != nil {
-			acceptors = l.door.open()
+		if l.admission != nil {
+			acceptors = l.admission.Start()
 		}
 		for range acceptors {
 			l.accepting.Go(func() { l.acceptAll(forever) })
@@ -282,8 +283,8 @@ func (l *Listener) Addr() net.Addr { return l.ql.Addr() }
 // successor.
 func (l *Listener) Stop() error {
 	l.closed()
-	if l.door != nil {
-		l.door.close()
+	if l.admission != nil {
+		l.admission.Stop()
 	}
 	return l.ql.Close()
 }
@@ -292,8 +293,8 @@ func (l *Listener) Stop() error {
 // successor answers their probes, or after IdleTimeout.
 func (l *Listener) Close() error {
 	l.closed()
-	if l.door != nil {
-		l.door.close()
+	if l.admission != nil {
+		l.admission.Stop()
 	}
 	return errors.Join(l.ql.Close(), l.transport.Close(), l.socket.Close())
 }
@@ -407,15 +408,13 @@ func (c *Conn) Close(code uint64, reason string) error {
 	return c.qc.CloseWithError(quic.ApplicationErrorCode(code), reason)
 }
 
-// Settle says that the peer is let in, or is refused: a caller that waits in line at the listener may take its place. A
-// connection that ends is settled by itself.
-func (c *Conn) Settle() {
-	if c.settled != nil {
-		c.settled()
+// ReleaseSlot frees the connection's admission slot for another dial, once the peer is let in or refused. A connection
+// that ends frees its slot by itself.
+func (c *Conn) ReleaseSlot() {
+	if c.notPending != nil {
+		c.notPending()
 	}
-	if leave, ok := c.life.Value(placeKey{}).(func()); ok {
-		leave()
-	}
+	admission.Release(c.life)
 }
 
 // Done is closed when the connection is.

@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
+	"github.com/gpuaas/gpuaas/protocol/link/admission"
 )
 
 const domain = "mesh.example"
@@ -338,11 +339,11 @@ func TestListenerCloseEndsAccept(t *testing.T) {
 	require.ErrorIs(t, <-errs, link.ErrClosed)
 }
 
-// A fleet comes back at once: quic-go's own queue is shorter than that, and so are the places of a listener.
-func TestDialsBeyondTheListenersPlacesWaitInLineAndAreAllTaken(t *testing.T) {
+// A fleet dials at once: quic-go's own queue is shorter, and a listener has fewer slots.
+func TestDialsBeyondTheListenersSlotsWaitInTheQueueAndAreAllAdmitted(t *testing.T) {
 	s := newSetup(t)
 	ctx := deadline(t)
-	dials := 2 * link.Places()
+	dials := 2 * admission.Slots()
 	var dialling errgroup.Group
 	for i := range dials {
 		as := s.named(t, i)
@@ -362,17 +363,16 @@ func TestDialsBeyondTheListenersPlacesWaitInLineAndAreAllTaken(t *testing.T) {
 	require.NoError(t, dialling.Wait(), "not one was refused")
 }
 
-// Of those that wait in line none begins a handshake before there is a place: that of a caller that is let in, or has
-// gone.
-func TestCallerWaitsInLineAsLongAsAllPlacesOfItsSourceAreTaken(t *testing.T) {
+// No queued dial begins its handshake before there is a slot: of a connection that released it, or has ended.
+func TestDialWaitsInTheQueueWhileAllSlotsOfItsSourceAreTaken(t *testing.T) {
 	s := newSetup(t)
 	ctx := deadline(t)
-	inside := make(chan *link.Conn, link.Places())
-	for i := range link.SourcePlaces() {
+	admitted := make(chan *link.Conn, admission.Slots())
+	for i := range admission.SourceSlots(admission.Slots()) {
 		_, hub := s.connectAs(t, s.named(t, i))
-		inside <- hub
+		admitted <- hub
 	}
-	last := s.named(t, link.Places())
+	last := s.named(t, admission.Slots())
 	waits := func() {
 		short, cancel := context.WithTimeout(ctx, 500*time.Millisecond)
 		defer cancel()
@@ -380,10 +380,10 @@ func TestCallerWaitsInLineAsLongAsAllPlacesOfItsSourceAreTaken(t *testing.T) {
 		require.ErrorIs(t, err, context.DeadlineExceeded)
 	}
 	waits()
-	(<-inside).Settle()
-	s.connectAs(t, s.named(t, link.Places()+1))
+	(<-admitted).ReleaseSlot()
+	s.connectAs(t, s.named(t, admission.Slots()+1))
 	waits()
-	require.NoError(t, (<-inside).Close(link.CodeOK, ""))
+	require.NoError(t, (<-admitted).Close(link.CodeOK, ""))
 	s.connectAs(t, last)
 }
 

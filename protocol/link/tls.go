@@ -13,7 +13,7 @@ import (
 
 // Peer says whom the other side must prove to be.
 type Peer struct {
-	// Roots returns the authorities of the moment. It is asked at every handshake, because trust bundles rotate.
+	// Roots returns the current authorities. Every handshake calls it, because trust bundles rotate.
 	Roots func() *x509.CertPool
 	// TrustDomain and Kind (protocol.KindHub or KindNode) must be those of the peer's SPIFFE id.
 	TrustDomain string
@@ -27,12 +27,11 @@ type Peer struct {
 	// Behind, when set, says whether Now is known to be behind: then a certificate that is not valid yet tells the time.
 	// One that has expired stays refused.
 	Behind func() bool
-	// Allow, when set, has the last word: it sees the id from the peer's verified certificate.
+	// Allow, when set, decides last, by the id of the peer's verified certificate.
 	Allow func(id string) error
 }
 
-// Certificate returns the own certificate and key of the moment; it is asked at every handshake, because they are
-// renewed.
+// Certificate returns the own current certificate and key. Every handshake calls it, because they are renewed.
 type Certificate func() (*tls.Certificate, error)
 
 // ClientTLS is for Dial. The server is known by its SPIFFE id, not by a host name, so any address leads to it.
@@ -56,13 +55,13 @@ func ServerTLS(own Certificate, peer Peer) *tls.Config {
 		MinVersion: tls.VersionTLS13,
 		NextProtos: []string{protocol.ALPN},
 		Time:       peer.Now,
-		// The certificate is required here and verified in VerifyConnection, against the roots of the moment.
+		// The certificate is required here and verified in VerifyConnection, against the current roots.
 		ClientAuth:       tls.RequireAnyClientCert,
 		VerifyConnection: peer.verifier(x509.ExtKeyUsageClientAuth),
 		GetCertificate: func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 			return own()
 		},
-		// A resumed session would skip the roots and revocations of the moment.
+		// A resumed session would skip the current roots and revocations.
 		SessionTicketsDisabled: true,
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
+	"github.com/gpuaas/gpuaas/protocol/link/admission"
 )
 
 // retries counts the Retry packets that a socket receives (RFC 9000, section 17.2.5).
@@ -60,14 +61,14 @@ func TestATokenSparesANodeTheRetryAlsoAfterARestartOfTheHub(t *testing.T) {
 		require.NoError(t, err)
 		return socket.seen.Load() > 0
 	}
-	// Connections whose hello is not answered keep their slots: soon none is left for callers without a token.
-	crowd := func() {
-		for range link.Places() / 2 {
+	// Connections whose hello is not answered keep their slots: soon none is left for dials without a token.
+	fillSlots := func() {
+		for range admission.Slots() / 2 {
 			if dial(nil) {
 				return
 			}
 		}
-		require.Fail(t, "no caller had to validate its address")
+		require.Fail(t, "no dial had to validate its address")
 	}
 
 	restart(first)
@@ -75,12 +76,12 @@ func TestATokenSparesANodeTheRetryAlsoAfterARestartOfTheHub(t *testing.T) {
 	dial(tokens)
 	for range 2 {
 		restart(first)
-		crowd()
+		fillSlots()
 		require.True(t, dial(nil))
 		require.False(t, dial(tokens))
 		require.False(t, dial(tokens), "also when it is shown again")
 	}
 	restart(other)
-	crowd()
+	fillSlots()
 	require.True(t, dial(tokens))
 }

@@ -120,7 +120,7 @@ func TestNodeThatSaysNothingLosesItsConnections(t *testing.T) {
 	h := hubtest.New(t)
 	n, other := h.Enroll(), h.Enroll()
 	var silent []*link.Conn
-	for range link.MaxUnsettled + 1 {
+	for range link.MaxPendingConns + 1 {
 		conn, err := n.Dial()
 		require.NoError(t, err)
 		silent = append(silent, conn)

@@ -375,7 +375,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 	deadline, _ := ctx.Deadline()
 	_ = stream.SetDeadline(deadline)
 	session, err := handler.OpenSession(ctx, peer, hello)
-	conn.Settle()
+	conn.ReleaseSlot()
 	if err != nil {
 		s.refuse(conn, stream, err)
 		return nil, err
