@@ -38,7 +38,7 @@ type AuditRow struct {
 	At            time.Time
 }
 
-// Audit writes one row of the trail. What looks like a secret is redacted.
+// Audit writes one row of the trail. Fields with the name of a secret are redacted.
 func Audit(ctx context.Context, tx db.Tx, row AuditRow) error {
 	if row.ActorType == "" || row.Action == "" || row.At.IsZero() {
 		return fmt.Errorf("audit row %q: actor, action and time are required", row.Action)

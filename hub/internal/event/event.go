@@ -1,6 +1,5 @@
-// Package event owns what is told about changes: the outbox of events, the sequencer that gives committed events their
-// dense position, and the audit trail. A row is written in the transaction of the change itself, never beside it. Who
-// receives events, and when, is not its business.
+// Package event owns the outbox of events, the sequencer that gives committed events their dense position, and the
+// audit trail. A row is written in the transaction of the change itself. It does not deliver events.
 package event
 
 import (
@@ -47,8 +46,8 @@ type Event struct {
 	Pos int64
 }
 
-// Append writes e to the outbox. Its type must be one of Types. Secrets in Data are refused by name, not by luck:
-// fields that look like one are redacted.
+// Append writes e to the outbox. Its type must be one of Types. Fields of Data with the name of a
+// secret are redacted.
 func Append(ctx context.Context, tx db.Tx, e Event) error {
 	if e.Type == "" || e.Subject == "" || e.At.IsZero() {
 		return fmt.Errorf("event %q of %q: type, subject and time are required", e.Type, e.Subject)

@@ -50,7 +50,7 @@ func (s *Sequencer) batch(ctx context.Context) (int, error) {
 		if err != nil {
 			return 0, err
 		}
-		// An idle hub renews its lease when half of it is gone, not at every look.
+		// An idle hub renews its lease when half of it has passed, not in every pass.
 		if len(events) == 0 && l.holder == s.Holder && l.until.Sub(now) > sequencerLease/2 {
 			return 0, nil
 		}

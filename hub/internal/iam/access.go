@@ -25,7 +25,7 @@ const (
 	Audience = "gpuaas"
 	// maxAssertionLife bounds how far ahead an assertion may expire, and with it how long its jti is remembered.
 	maxAssertionLife = 5 * time.Minute
-	// clockSkew is what the clock of whoever signs an assertion may be off.
+	// clockSkew is how far the clock of an assertion's signer may differ.
 	clockSkew = 30 * time.Second
 	maxJTI    = 128
 	// accessType is RFC 9068's: an assertion can never pass as an access token, nor the other way round.

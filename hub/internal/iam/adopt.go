@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Adopt makes an org and a project that a restored hub does not know, and for which something runs all the same. They
-// get names that an admin can see the reason from; whoever was a member of them is lost.
+// Adopt makes an org and a project that a restored hub does not know but for which workloads run. Their names tell the
+// admin why they exist; their members are lost.
 func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string,
 	now time.Time,
 ) (madeOrg, madeProject bool, err error) {

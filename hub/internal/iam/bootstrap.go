@@ -34,8 +34,8 @@ func Bootstrap(ctx context.Context, tx db.Tx, userID, tokenID, text string, now 
 	return admin, true, err
 }
 
-// RecoverAdmin gives the first platform admin a new token and ends the older ones: whoever needs it has lost them, and
-// may have lost them to somebody. Only whoever can run programs as the hub on its machine gets here.
+// RecoverAdmin gives the first platform admin a new token and revokes the older ones, which may have been stolen. It is
+// reachable only for programs that run as the hub's user on its machine.
 func RecoverAdmin(ctx context.Context, tx db.Tx, tokenID, text string, now time.Time) (User, error) {
 	admin, found, err := selectFirstAdmin(ctx, tx)
 	if err != nil {

@@ -72,13 +72,11 @@ func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformA
 	if err != nil {
 		return u, err
 	}
-	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
-		nil).Permanent()
 	switch {
 	case u.OrgID == "" && len(roles) > 0:
-		return u, bad.WithHint("/roles", "roles are held in an org", "this user belongs to none")
+		return u, invalid().WithHint("/roles", "roles are held in an org", "this user belongs to none")
 	case u.OrgID == "" && !platformAdmin:
-		return u, bad.WithHint("/platform_admin", "is required", "only a platform admin may belong to no org")
+		return u, invalid().WithHint("/platform_admin", "is required", "only a platform admin may belong to no org")
 	case slices.Equal(roles, u.Roles) && platformAdmin == u.PlatformAdmin:
 		return u, nil
 	case u.PlatformAdmin && !platformAdmin:
@@ -123,15 +121,6 @@ func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, 
 	return u, err
 }
 
-// ListProjectRoles lists the users who hold roles in this project only.
-func ListProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ProjectRoles, error) {
-	page, err := page.check()
-	if err != nil {
-		return nil, err
-	}
-	return selectProjectRoles(ctx, tx, projectID, page)
-}
-
 // SetProjectRoles replaces the roles that a user of the project's org holds in this project only, and returns those
 // before.
 func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID string, roles []Role,
@@ -164,15 +153,6 @@ func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID stri
 	}
 	u.ResourceVersion, err = updateUser(ctx, tx, u, now)
 	return before, u, err
-}
-
-// ListUserTokens lists the tokens of the user that count.
-func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page Page) ([]UserToken, error) {
-	page, err := page.check()
-	if err != nil {
-		return nil, err
-	}
-	return selectUserTokens(ctx, tx, userID, now, page)
 }
 
 // RevokeUserToken ends one token of the user. One that does not count any more is NotFound.
@@ -213,8 +193,7 @@ func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
 func checkRoles(roles []Role, may func(Role) bool, hint string) ([]Role, error) {
 	for _, r := range roles {
 		if !may(r) {
-			return nil, fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.", nil).
-				WithHint("/roles", "is no role that can be held here", hint).Permanent()
+			return nil, invalid().WithHint("/roles", "is no role that can be held here", hint)
 		}
 	}
 	roles = slices.Clone(roles)

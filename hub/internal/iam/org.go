@@ -72,6 +72,12 @@ func GetOrg(ctx context.Context, tx db.Tx, id string) (Org, error) {
 	return selectOrg(ctx, tx, id)
 }
 
+// GetOrgBySlug finds an org by the slug that stands in repository names and delegations.
+func GetOrgBySlug(ctx context.Context, tx db.Tx, slug string) (Org, error) {
+	o, err := scanOrg(tx.QueryRow(ctx, `SELECT `+orgColumns+` WHERE slug = $1`, slug))
+	return o, absent(err)
+}
+
 // ListOrgs lists what p may see: every org for a platform admin, otherwise the own one.
 func ListOrgs(ctx context.Context, tx db.Tx, p Principal, page Page) ([]Org, error) {
 	page, err := page.check()
@@ -108,7 +114,7 @@ func CreateProject(ctx context.Context, tx db.Tx, p Project) (Project, error) {
 	return p, err
 }
 
-// GetProject finds a project, whoever asks. Commands on behalf of a principal use InProject.
+// GetProject finds a project without checking a caller. Commands on behalf of a principal use InProject.
 func GetProject(ctx context.Context, tx db.Tx, id string) (Project, error) {
 	if !db.IsID(id) {
 		return Project{}, ErrNotFound()
@@ -155,15 +161,19 @@ func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page
 func slugPattern() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) }
 
 func checkNames(slug, name, namePointer string) error {
-	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
-		nil).Permanent()
 	if len(slug) > maxSlug || !slugPattern().MatchString(slug) {
-		return bad.WithHint("/slug", "is no slug", "lower-case letters, digits and inner hyphens, at most 63")
+		return invalid().WithHint("/slug", "is no slug", "lower-case letters, digits and inner hyphens, at most 63")
 	}
 	if n := len([]rune(name)); n == 0 || n > maxName {
-		return bad.WithHint(namePointer, "is empty or too long", "1 to 128 characters")
+		return invalid().WithHint(namePointer, "is empty or too long", "1 to 128 characters")
 	}
 	return nil
+}
+
+// invalid is the fault of values that the contract allows and iam does not accept.
+func invalid() *fault.Error {
+	return fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
+		nil).Permanent()
 }
 
 func taken(what, pointer string) *fault.Error {

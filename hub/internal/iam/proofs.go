@@ -31,7 +31,7 @@ type accessToken struct {
 	signedBy ed25519.PublicKey
 }
 
-// read takes a token apart. What it says decides only what is looked up, until its signature is verified.
+// read parses a token. Until verify has checked the signature, its claims only select the rows to check it with.
 func (p *Proofs) read(token string) (accessToken, error) {
 	if t, known := p.recall(token); known {
 		return t, nil

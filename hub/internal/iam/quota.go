@@ -96,8 +96,7 @@ func SetLimits(ctx context.Context, tx db.Tx, orgID string, set Limits, now time
 	known := DefaultLimits()
 	for name, limit := range set {
 		if _, ok := known[name]; !ok || limit < 0 {
-			return 0, fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.", nil).
-				WithField("/limits", "names no quota, or a negative limit").Permanent()
+			return 0, invalid().WithField("/limits", "names no quota, or a negative limit")
 		}
 	}
 	if _, err := tx.Exec(ctx, `DELETE FROM org_quotas WHERE org_id = $1`, orgID); err != nil {

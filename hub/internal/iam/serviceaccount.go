@@ -64,16 +64,14 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	if err := checkNames(sa.Slug, sa.Name, "/name"); err != nil {
 		return ServiceAccount{}, err
 	}
-	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
-		nil).Permanent()
 	if len([]rune(sa.Description)) > maxDescription {
-		return ServiceAccount{}, bad.WithHint("/description", "is too long", "at most 2048 characters")
+		return ServiceAccount{}, invalid().WithHint("/description", "is too long", "at most 2048 characters")
 	}
 	if sa.Role == "" {
 		sa.Role = AppOperator
 	}
 	if !sa.Role.ForServiceAccount() {
-		return ServiceAccount{}, bad.WithHint("/role", "is no role of a service account",
+		return ServiceAccount{}, invalid().WithHint("/role", "is no role of a service account",
 			"app_operator, app_publisher or viewer")
 	}
 	sa.Status, sa.ResourceVersion = StatusActive, 1
@@ -104,15 +102,6 @@ func GetServiceAccount(ctx context.Context, tx db.Tx, projectID, id string) (Ser
 		err = ErrNotFound()
 	}
 	return sa, err
-}
-
-// ListServiceAccounts lists the accounts of a project.
-func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ServiceAccount, error) {
-	page, err := page.check()
-	if err != nil {
-		return nil, err
-	}
-	return selectServiceAccounts(ctx, tx, projectID, page)
 }
 
 // DisableServiceAccount stops the account: neither its keys nor tokens already given out count any more. Disabling

@@ -17,25 +17,23 @@ func insertOrg(ctx context.Context, tx db.Tx, o Org) (made bool, err error) {
 		ON CONFLICT (slug) DO NOTHING`, o.ID, o.Slug, o.DisplayName, o.CreatedAt))
 }
 
-func selectOrg(ctx context.Context, tx db.Tx, id string) (Org, error) {
+const orgColumns = `id, slug, name, created_at FROM orgs`
+
+func scanOrg(row pgx.Row) (Org, error) {
 	var o Org
-	err := tx.QueryRow(ctx, `SELECT id, slug, name, created_at FROM orgs WHERE id = $1`, id).Scan(&o.ID, &o.Slug,
-		&o.DisplayName, &o.CreatedAt)
+	return o, row.Scan(&o.ID, &o.Slug, &o.DisplayName, &o.CreatedAt)
+}
+
+func selectOrg(ctx context.Context, tx db.Tx, id string) (Org, error) {
+	o, err := scanOrg(tx.QueryRow(ctx, `SELECT `+orgColumns+` WHERE id = $1`, id))
 	return o, absent(err)
 }
 
 func selectOrgs(ctx context.Context, tx db.Tx, only string, page Page) ([]Org, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT id, slug, name, created_at FROM orgs
+	return collect(ctx, tx, scanOrg, `
+		SELECT `+orgColumns+`
 		WHERE ($1::UUID IS NULL OR id = $1::UUID) AND ($2::UUID IS NULL OR id > $2::UUID)
 		ORDER BY id LIMIT $3`, null(only), null(page.After), page.Limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Org, error) {
-		var o Org
-		return o, row.Scan(&o.ID, &o.Slug, &o.DisplayName, &o.CreatedAt)
-	})
 }
 
 func insertProject(ctx context.Context, tx db.Tx, p Project) (made bool, err error) {
@@ -70,15 +68,11 @@ type projectFilter struct {
 }
 
 func selectProjects(ctx context.Context, tx db.Tx, f projectFilter, page Page) ([]Project, error) {
-	rows, err := tx.Query(ctx, `
+	return collect(ctx, tx, scanProject, `
 		SELECT `+projectColumns+`
 		WHERE ($1::UUID IS NULL OR p.org_id = $1::UUID) AND (NOT $2::BOOL OR p.id = ANY($3::UUID[])) AND ($4::UUID IS NULL
 		OR p.id > $4::UUID)
 		ORDER BY p.id LIMIT $5`, null(f.orgID), f.some, f.ids, null(page.After), page.Limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Project, error) { return scanProject(row) })
 }
 
 func insertServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount) (made bool, err error) {
@@ -106,18 +100,19 @@ func selectServiceAccount(ctx context.Context, tx db.Tx, id string) (ServiceAcco
 	return sa, absent(err)
 }
 
-func selectServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ServiceAccount, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT `+serviceAccountColumns+` FROM service_accounts s
-		WHERE s.project_id = $1 AND s.deleted_at IS NULL AND ($2::UUID IS NULL OR s.id > $2::UUID)
-		ORDER BY s.id LIMIT $3`, projectID, null(page.After), page.Limit)
+// ListServiceAccounts lists the accounts of a project.
+func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ServiceAccount, error) {
+	page, err := page.check()
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (ServiceAccount, error) {
+	return collect(ctx, tx, func(row pgx.Row) (ServiceAccount, error) {
 		var sa ServiceAccount
 		return sa, row.Scan(sa.fields()...)
-	})
+	}, `
+		SELECT `+serviceAccountColumns+` FROM service_accounts s
+		WHERE s.project_id = $1 AND s.deleted_at IS NULL AND ($2::UUID IS NULL OR s.id > $2::UUID)
+		ORDER BY s.id LIMIT $3`, projectID, null(page.After), page.Limit)
 }
 
 func countServiceAccounts(ctx context.Context, tx db.Tx, projectID string) (n int, err error) {
@@ -211,6 +206,17 @@ func selectSigningKey(ctx context.Context, tx db.Tx) (id string, sealed []byte, 
 	err = tx.QueryRow(ctx,
 		`SELECT id, sealed_private_key FROM iam_signing_keys ORDER BY created_at DESC, id DESC LIMIT 1`).Scan(&id, &sealed)
 	return id, sealed, absent(err)
+}
+
+// collect reads all rows of a query.
+func collect[T any](ctx context.Context, tx db.Tx, scan func(pgx.Row) (T, error), sql string,
+	args ...any,
+) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (T, error) { return scan(row) })
 }
 
 func absent(err error) error {

@@ -42,7 +42,11 @@ func (b Binding) inOrg() Binding {
 type userFilter struct{ id, orgID string }
 
 func selectUsers(ctx context.Context, tx db.Tx, f userFilter, page Page) ([]User, error) {
-	rows, err := tx.Query(ctx, `
+	return collect(ctx, tx, func(row pgx.Row) (User, error) {
+		var u User
+		return u, row.Scan(&u.ID, &u.OrgID, &u.Email, &u.DisplayName, &u.PlatformAdmin, &u.Disabled, &u.ResourceVersion,
+			&u.CreatedAt, &u.Roles)
+	}, `
 		SELECT u.id, COALESCE(u.org_id::TEXT, ''), u.email, u.name, u.platform_admin, u.disabled_at IS NOT NULL,
 		u.resource_version, u.created_at,
 		       COALESCE((SELECT array_agg(b.role ORDER BY b.role) FROM role_bindings b WHERE b.user_id = u.id
@@ -51,14 +55,6 @@ func selectUsers(ctx context.Context, tx db.Tx, f userFilter, page Page) ([]User
 		WHERE u.removed_at IS NULL AND ($1::UUID IS NULL OR u.id = $1::UUID) AND ($2::UUID IS NULL OR u.org_id = $2::UUID)
 		AND ($3::UUID IS NULL OR u.id > $3::UUID)
 		ORDER BY u.id LIMIT $4`, null(f.id), null(f.orgID), null(page.After), page.Limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (User, error) {
-		var u User
-		return u, row.Scan(&u.ID, &u.OrgID, &u.Email, &u.DisplayName, &u.PlatformAdmin, &u.Disabled, &u.ResourceVersion,
-			&u.CreatedAt, &u.Roles)
-	})
 }
 
 func selectFirstAdmin(ctx context.Context, tx db.Tx) (User, bool, error) {
@@ -131,18 +127,19 @@ func principalOf(rows pgx.Rows) (Principal, error) {
 	return p, nil
 }
 
-func selectUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page Page) ([]UserToken, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT id, user_id, description, expires_at, created_at FROM user_tokens
-		WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL AND ($3::UUID IS NULL OR id > $3::UUID)
-		ORDER BY id LIMIT $4`, userID, now, null(page.After), page.Limit)
+// ListUserTokens lists the tokens of the user that count.
+func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page Page) ([]UserToken, error) {
+	page, err := page.check()
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (UserToken, error) {
+	return collect(ctx, tx, func(row pgx.Row) (UserToken, error) {
 		var t UserToken
 		return t, row.Scan(&t.ID, &t.UserID, &t.Description, &t.ExpiresAt, &t.CreatedAt)
-	})
+	}, `
+		SELECT id, user_id, description, expires_at, created_at FROM user_tokens
+		WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL AND ($3::UUID IS NULL OR id > $3::UUID)
+		ORDER BY id LIMIT $4`, userID, now, null(page.After), page.Limit)
 }
 
 func revokeToken(ctx context.Context, tx db.Tx, userID, id string, now time.Time) (bool, error) {
@@ -178,26 +175,25 @@ func deleteBindings(ctx context.Context, tx db.Tx, userID, scope string) error {
 	return err
 }
 
-func selectProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ProjectRoles, error) {
-	rows, err := tx.Query(ctx, `
+// ListProjectRoles lists the users who hold roles in this project only.
+func ListProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ProjectRoles, error) {
+	page, err := page.check()
+	if err != nil {
+		return nil, err
+	}
+	return collect(ctx, tx, func(row pgx.Row) (ProjectRoles, error) {
+		var p ProjectRoles
+		return p, row.Scan(&p.UserID, &p.Email, &p.DisplayName, &p.Roles)
+	}, `
 		SELECT u.id, u.email, u.name, array_agg(b.role ORDER BY b.role)
 		FROM role_bindings b JOIN users u ON u.id = b.user_id
 		WHERE b.scope = $1 AND ($2::UUID IS NULL OR u.id > $2::UUID)
 		GROUP BY u.id, u.email, u.name ORDER BY u.id LIMIT $3`, projectID, null(page.After), page.Limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (ProjectRoles, error) {
-		var p ProjectRoles
-		return p, row.Scan(&p.UserID, &p.Email, &p.DisplayName, &p.Roles)
-	})
 }
 
 func selectProjectRolesOf(ctx context.Context, tx db.Tx, projectID, userID string) ([]Role, error) {
-	rows, err := tx.Query(ctx, `SELECT role FROM role_bindings WHERE user_id = $1 AND scope = $2 ORDER BY role`, userID,
-		projectID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[Role])
+	return collect(ctx, tx, func(row pgx.Row) (Role, error) {
+		var r Role
+		return r, row.Scan(&r)
+	}, `SELECT role FROM role_bindings WHERE user_id = $1 AND scope = $2 ORDER BY role`, userID, projectID)
 }

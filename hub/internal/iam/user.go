@@ -50,24 +50,22 @@ type UserToken struct {
 
 // CreateUser makes a user. A user of an org without a role is a member.
 func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
-	bad := fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.",
-		nil).Permanent()
 	u.Email = strings.ToLower(u.Email)
 	if len(u.Email) > maxEmail || !regexp.MustCompile(`^[^@\s]+@[^@\s]+$`).MatchString(u.Email) {
-		return User{}, bad.WithField("/email", "is no e-mail address")
+		return User{}, invalid().WithField("/email", "is no e-mail address")
 	}
 	if n := len([]rune(u.DisplayName)); n == 0 || n > maxName {
-		return User{}, bad.WithHint("/display_name", "is empty or too long", "1 to 128 characters")
+		return User{}, invalid().WithHint("/display_name", "is empty or too long", "1 to 128 characters")
 	}
 	switch {
 	case u.OrgID == "" && !u.PlatformAdmin:
-		return User{}, bad.WithHint("/org_id", "is required", "only a platform admin may belong to no org")
+		return User{}, invalid().WithHint("/org_id", "is required", "only a platform admin may belong to no org")
 	case u.OrgID == "" && len(u.Roles) > 0:
-		return User{}, bad.WithHint("/roles", "roles are held in an org", "name an org, or leave the roles out")
+		return User{}, invalid().WithHint("/roles", "roles are held in an org", "name an org, or leave the roles out")
 	case u.OrgID != "":
 		if _, err := GetOrg(ctx, tx, u.OrgID); err != nil {
 			if fault.Is(err, fault.NotFound) {
-				return User{}, bad.WithField("/org_id", "there is no such org")
+				return User{}, invalid().WithField("/org_id", "there is no such org")
 			}
 			return User{}, err
 		}
@@ -138,8 +136,7 @@ func NewUserToken() string {
 func CreateUserToken(ctx context.Context, tx db.Tx, t UserToken, text string) error {
 	life := t.ExpiresAt.Sub(t.CreatedAt)
 	if life < minTokenLifetime || life > maxTokenLifetime {
-		return fault.New(fault.Unprocessable, fault.CodeInvalid, "The request is well-formed but not acceptable.", nil).
-			WithHint("/expires_in_seconds", "is out of range", "60 to 31536000").Permanent()
+		return invalid().WithHint("/expires_in_seconds", "is out of range", "60 to 31536000")
 	}
 	if err := below(ctx, tx, func(ctx context.Context, tx db.Tx, id string) (int, error) {
 		return countLiveTokens(ctx, tx, id, t.CreatedAt)
