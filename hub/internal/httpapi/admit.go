@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// maxCredentialBytes bounds a bearer credential; longer ones are not looked at.
+	// maxCredentialBytes bounds a bearer credential; longer ones are refused unread.
 	maxCredentialBytes = 8 << 10
 	// auditTimeout bounds the audit row of a failed request, which is written before the answer goes out.
 	auditTimeout = 5 * time.Second

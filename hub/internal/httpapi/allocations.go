@@ -12,39 +12,20 @@ import (
 func (s *Server) ListAllocations(ctx context.Context,
 	r ListAllocationsRequestObject,
 ) (ListAllocationsResponseObject, error) {
-	after, err := cursorID(r.Params.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	limit := limitOf(r.Params.Limit)
-	list, err := s.Queries.Allocations(ctx, principalOf(ctx), capacity.Filter{
-		ProjectID: r.ProjectID,
-		Status:    capacity.Status(r.Params.Status),
-		After:     after,
-		Limit:     limit + 1,
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := AllocationList{Items: []Allocation{}}
-	for n, a := range list {
-		if n == limit {
-			out.NextCursor = out.Items[limit-1].ID
-			break
-		}
-		out.Items = append(out.Items, allocationView(a))
-	}
-	return ListAllocations200JSONResponse(out), nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
+		func(after string, limit int) ([]capacity.Allocation, error) {
+			return s.Queries.Allocations(ctx, principalOf(ctx), capacity.Filter{
+				ProjectID: r.ProjectID, Status: capacity.Status(r.Params.Status), After: after, Limit: limit,
+			})
+		}, func(v capacity.Allocation) string { return v.ID })
+	return ListAllocations200JSONResponse{Items: views(items, allocationView), NextCursor: next}, err
 }
 
 // GetAllocation gives one allocation, on request once it has changed.
 func (s *Server) GetAllocation(ctx context.Context, r GetAllocationRequestObject) (GetAllocationResponseObject, error) {
 	a, err := s.Queries.Allocation(ctx, principalOf(ctx), r.ProjectID, r.AllocationID,
 		watchOf(r.Params.After, r.Params.Wait))
-	if err != nil {
-		return nil, err
-	}
-	return GetAllocation200JSONResponse(allocationView(a)), nil
+	return GetAllocation200JSONResponse(allocationView(a)), err
 }
 
 // CreateAllocation holds capacity.
@@ -56,10 +37,7 @@ func (s *Server) CreateAllocation(ctx context.Context,
 		AcceleratorCount: int(r.Body.AcceleratorCount), AcceleratorModel: r.Body.AcceleratorModel,
 		CPUCores: int64(r.Body.CPUCores), MemoryMiB: r.Body.MemoryMib,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return CreateAllocation201JSONResponse(allocationView(a)), nil
+	return CreateAllocation201JSONResponse(allocationView(a)), err
 }
 
 // ReleaseAllocation gives capacity back.
@@ -67,10 +45,7 @@ func (s *Server) ReleaseAllocation(ctx context.Context,
 	r ReleaseAllocationRequestObject,
 ) (ReleaseAllocationResponseObject, error) {
 	a, err := s.Commands.ReleaseAllocation(ctx, metaFrom(ctx), r.ProjectID, r.AllocationID)
-	if err != nil {
-		return nil, err
-	}
-	return ReleaseAllocation202JSONResponse(allocationView(a)), nil
+	return ReleaseAllocation202JSONResponse(allocationView(a)), err
 }
 
 func allocationView(a capacity.Allocation) Allocation {

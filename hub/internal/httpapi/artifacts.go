@@ -52,33 +52,17 @@ func (s *Server) RegisterArtifact(ctx context.Context,
 		MediaType: r.Body.MediaType,
 		Channel:   string(r.Body.Channel),
 	})
-	if err != nil {
-		return nil, err
-	}
-	return RegisterArtifact201JSONResponse(artifactView(a)), nil
+	return RegisterArtifact201JSONResponse(artifactView(a)), err
 }
 
 // ListArtifacts lists a project's artifacts.
 func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject) (ListArtifactsResponseObject, error) {
-	limit := limitOf(r.Params.Limit)
-	artifacts, err := s.Queries.Artifacts(ctx, principalOf(ctx), artifact.Filter{
-		ProjectID: r.ProjectID,
-		AppSlug:   r.Params.AppSlug,
-		After:     r.Params.Cursor,
-		Limit:     limit + 1,
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := ArtifactList{Items: []Artifact{}}
-	for i, a := range artifacts {
-		if i == limit {
-			out.NextCursor = out.Items[limit-1].ID
-			break
-		}
-		out.Items = append(out.Items, artifactView(a))
-	}
-	return ListArtifacts200JSONResponse(out), nil
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]artifact.Artifact, error) {
+		return s.Queries.Artifacts(ctx, principalOf(ctx), artifact.Filter{
+			ProjectID: r.ProjectID, AppSlug: r.Params.AppSlug, After: after, Limit: limit,
+		})
+	}, func(v artifact.Artifact) string { return v.ID })
+	return ListArtifacts200JSONResponse{Items: views(items, artifactView), NextCursor: next}, err
 }
 
 func artifactView(a artifact.Artifact) Artifact {

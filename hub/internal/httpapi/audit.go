@@ -13,32 +13,14 @@ func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListA
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.Queries.Audit(ctx, principalOf(ctx), event.AuditQuery{
-		OrgID:         q.OrgID,
-		ProjectID:     q.ProjectID,
-		ActorID:       q.ActorID,
-		Action:        q.Action,
-		ResourceType:  q.ResourceType,
-		ResourceID:    q.ResourceID,
-		CorrelationID: q.CorrelationID,
-		Outcome:       string(q.Outcome),
-		From:          f.From,
-		To:            f.To,
-		Before:        f.Before,
-		Limit:         f.Limit + 1,
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := AuditRowList{Items: []AuditRow{}}
-	for i, row := range rows {
-		if i == f.Limit {
-			out.NextCursor = out.Items[i-1].ID
-			break
-		}
-		out.Items = append(out.Items, auditView(row))
-	}
-	return ListAudit200JSONResponse(out), nil
+	items, next, err := page(q.Cursor, q.Limit, func(before string, limit int) ([]event.AuditRow, error) {
+		return s.Queries.Audit(ctx, principalOf(ctx), event.AuditQuery{
+			OrgID: q.OrgID, ProjectID: q.ProjectID, ActorID: q.ActorID, Action: q.Action, ResourceType: q.ResourceType,
+			ResourceID: q.ResourceID, CorrelationID: q.CorrelationID, Outcome: string(q.Outcome),
+			From: f.From, To: f.To, Before: before, Limit: limit,
+		})
+	}, func(row event.AuditRow) string { return row.ID })
+	return ListAudit200JSONResponse{Items: views(items, auditView), NextCursor: next}, err
 }
 
 func auditView(r event.AuditRow) AuditRow {

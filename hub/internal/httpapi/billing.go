@@ -20,10 +20,7 @@ func (s *Server) ListUsage(ctx context.Context, r ListUsageRequestObject) (ListU
 	f.AppInstanceID, f.UsageSource, f.Meter = q.AppInstanceID, string(q.UsageSource), q.Meter
 	f.OrgID, f.ProjectID = q.OrgID, q.ProjectID
 	page, err := s.Queries.Usage(ctx, principalOf(ctx), f)
-	if err != nil {
-		return nil, err
-	}
-	return ListUsage200JSONResponse{Items: views(page.Items, usageView), NextCursor: page.Next}, nil
+	return ListUsage200JSONResponse{Items: views(page.Items, usageView), NextCursor: page.Next}, err
 }
 
 // hourlyWindow is how far back hours are listed where the caller does not say.
@@ -44,10 +41,7 @@ func (s *Server) ListHourlyUsage(ctx context.Context,
 	f.Before, f.AppInstanceID, f.Meter = q.Cursor, q.AppInstanceID, q.Meter
 	f.OrgID, f.ProjectID = q.OrgID, q.ProjectID
 	page, err := s.Queries.HourlyUsage(ctx, principalOf(ctx), f)
-	if err != nil {
-		return nil, err
-	}
-	return ListHourlyUsage200JSONResponse{Items: views(page.Items, hourView), NextCursor: page.Next}, nil
+	return ListHourlyUsage200JSONResponse{Items: views(page.Items, hourView), NextCursor: page.Next}, err
 }
 
 // ListLedger lists the journal, the newest first.
@@ -60,10 +54,7 @@ func (s *Server) ListLedger(ctx context.Context, r ListLedgerRequestObject) (Lis
 	f.AppInstanceID, f.Kind = q.AppInstanceID, string(q.Kind)
 	f.OrgID, f.ProjectID = q.OrgID, q.ProjectID
 	page, err := s.Queries.Postings(ctx, principalOf(ctx), f)
-	if err != nil {
-		return nil, err
-	}
-	return ListLedger200JSONResponse{Items: views(page.Items, postingView), NextCursor: page.Next}, nil
+	return ListLedger200JSONResponse{Items: views(page.Items, postingView), NextCursor: page.Next}, err
 }
 
 // EstimateCost prices an app before it is launched.
@@ -121,10 +112,7 @@ func (s *Server) GrantCredit(ctx context.Context, r GrantCreditRequestObject) (G
 	p, err := s.Commands.GrantCredit(ctx, metaFrom(ctx), command.GrantCreditInput{
 		OrgID: r.Body.OrgID, Currency: r.Body.Currency, Nanos: nanos, Description: r.Body.Description,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return GrantCredit201JSONResponse(postingView(p)), nil
+	return GrantCredit201JSONResponse(postingView(p)), err
 }
 
 // ListPrices lists the price book, the newest row first.
@@ -134,10 +122,7 @@ func (s *Server) ListPrices(ctx context.Context, r ListPricesRequestObject) (Lis
 		return nil, err
 	}
 	page, err := s.Queries.Prices(ctx, principalOf(ctx), r.Params.Meter, before, limitOf(r.Params.Limit))
-	if err != nil {
-		return nil, err
-	}
-	return ListPrices200JSONResponse{Items: views(page.Items, priceView), NextCursor: page.Next}, nil
+	return ListPrices200JSONResponse{Items: views(page.Items, priceView), NextCursor: page.Next}, err
 }
 
 // CreatePrice adds a row to the price book.
@@ -151,18 +136,7 @@ func (s *Server) CreatePrice(ctx context.Context, r CreatePriceRequestObject) (C
 		Per:             string(r.Body.Per),
 		HostBasisPoints: int64(r.Body.HostSharePercent) * 100, From: r.Body.From,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return CreatePrice201JSONResponse(priceView(p)), nil
-}
-
-func views[T, V any](items []T, view func(T) V) []V {
-	out := make([]V, len(items))
-	for i, item := range items {
-		out[i] = view(item)
-	}
-	return out
+	return CreatePrice201JSONResponse(priceView(p)), err
 }
 
 func billingFilter(cursor string, limit Limit, from, to time.Time) (ledger.Filter, error) {

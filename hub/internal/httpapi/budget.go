@@ -92,7 +92,7 @@ func newBudget(name string, perSecond float64, burst int, total *budget) *budget
 	return b
 }
 
-// newByteBudget makes a budget of bytes. Whoever is charged to it has been charged a request to requests.
+// newByteBudget makes a budget of bytes; its callers have charged a request to the budget requests before.
 func newByteBudget(name string, perSecond float64, burst int, requests *budget) *budget {
 	b := newBudget(name, perSecond, burst, requests)
 	b.unit = unitBytes

@@ -23,7 +23,7 @@ import (
 )
 
 // status makes the request and gives the status of its answer alone.
-func (d *door) status(t *testing.T, a ask) int {
+func (d *testAPI) status(t *testing.T, a ask) int {
 	t.Helper()
 	res := d.do(t, a)
 	require.NoError(t, res.Body.Close())
@@ -61,7 +61,7 @@ func TestAUsedUpBudgetIsNotForgottenForOthers(t *testing.T) {
 }
 
 func TestServiceAccountsOfOneOrgTogetherGetNoMoreThanTheOrgsRate(t *testing.T) {
-	d := newDoor(t, desk{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 1, 10 })
+	d := newTestAPI(t, stubServer{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 1, 10 })
 	d.known = map[string]iam.Principal{"other": {Type: iam.TypeServiceAccount, ID: "other", OrgID: "org-2"}}
 	for n := range 30 {
 		d.known[strconv.Itoa(n)] = iam.Principal{Type: iam.TypeServiceAccount, ID: strconv.Itoa(n), OrgID: "org-1"}
@@ -88,7 +88,7 @@ func TestServiceAccountsOfOneOrgTogetherGetNoMoreThanTheOrgsRate(t *testing.T) {
 }
 
 func TestAFloodWithAGoodCredentialIsRefusedBeforeTheDatabaseIsAsked(t *testing.T) {
-	d := newDoor(t, desk{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 1, 5 })
+	d := newTestAPI(t, stubServer{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 1, 5 })
 	for range 50 {
 		d.status(t, getOrgs())
 	}
@@ -96,7 +96,7 @@ func TestAFloodWithAGoodCredentialIsRefusedBeforeTheDatabaseIsAsked(t *testing.T
 }
 
 func TestAnonymousRefusalsAreSampledInTheAuditTrail(t *testing.T) {
-	d := newDoor(t, desk{})
+	d := newTestAPI(t, stubServer{})
 	refuse := func(times int) {
 		for range times {
 			a := getOrgs()
@@ -127,7 +127,7 @@ func TestPathsOfNoOperationHaveABudget(t *testing.T) {
 		{method: http.MethodDelete, path: "/api/v1/orgs"},
 		{method: http.MethodGet, path: "/openapi.yaml"},
 	} {
-		d := newDoor(t, struct{ StrictServerInterface }{&Server{}})
+		d := newTestAPI(t, struct{ StrictServerInterface }{&Server{}})
 		for range visitorsBurst {
 			require.NotEqual(t, http.StatusTooManyRequests, d.status(t, a))
 		}
@@ -139,7 +139,7 @@ func TestPathsOfNoOperationHaveABudget(t *testing.T) {
 
 func TestTheRegistryHasBudgetsByTokenAndByAddress(t *testing.T) {
 	served := 0
-	d := newDoor(t, desk{}, func(c *Config) {
+	d := newTestAPI(t, stubServer{}, func(c *Config) {
 		c.RequestsPerSecond, c.Burst = 1, visitorsBurst+10
 		c.Registry = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { served++ })
 		c.RegistryCaller = func(r *http.Request) (string, string) { return r.Header.Get("Authorization"), "" }
@@ -172,11 +172,11 @@ func (x *transfers) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// newTransferDoor serves it; a token is ORG/SUBJECT. Of bytes, a caller has 1,000, and 10 a second.
-func newTransferDoor(t *testing.T) (*door, *transfers) {
+// newTransferAPI serves it; a token is ORG/SUBJECT. Of bytes, a caller has 1,000, and 10 a second.
+func newTransferAPI(t *testing.T) (*testAPI, *transfers) {
 	t.Helper()
 	x := &transfers{}
-	return newDoor(t, desk{}, func(c *Config) {
+	return newTestAPI(t, stubServer{}, func(c *Config) {
 		c.Registry, c.RegistryBytesPerSecond, c.RegistryBurstBytes = x, 10, 1000
 		c.RegistryCaller = func(r *http.Request) (string, string) {
 			org, subject, _ := strings.Cut(r.Header.Get("Authorization"), "/")
@@ -186,7 +186,7 @@ func newTransferDoor(t *testing.T) (*door, *transfers) {
 }
 
 // move asks for a transfer and returns the status, the message of a refusal and Retry-After.
-func (d *door) move(r *http.Request) (status int, message, retryAfter string) {
+func (d *testAPI) move(r *http.Request) (status int, message, retryAfter string) {
 	w := httptest.NewRecorder()
 	d.ServeHTTP(w, r)
 	var refusal struct {
@@ -214,7 +214,7 @@ func download(token string) *http.Request {
 func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
 	send := func(n int) (io.Reader, int64) { return bytes.NewReader(make([]byte, n)), int64(n) }
 	t.Run("an upload that is too long is refused before its body is read", func(t *testing.T) {
-		d, x := newTransferDoor(t)
+		d, x := newTransferAPI(t)
 		body, length := send(600)
 		status, _, _ := d.move(upload("acme/a", body, length))
 		require.Equal(t, http.StatusOK, status)
@@ -238,7 +238,7 @@ func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
 			"upload":   func() *http.Request { return upload("acme/a", bytes.NewReader(make([]byte, 400)), -1) },
 			"download": func() *http.Request { return download("acme/a") },
 		} {
-			d, _ := newTransferDoor(t)
+			d, _ := newTransferAPI(t)
 			for range 3 {
 				status, _, _ := d.move(ask())
 				require.Equal(t, http.StatusOK, status, name)
@@ -250,15 +250,19 @@ func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
 		}
 	})
 	t.Run("a layer that is larger than the burst goes through a full bucket", func(t *testing.T) {
-		d, _ := newTransferDoor(t)
+		d, _ := newTransferAPI(t)
 		body, length := send(2500)
 		status, _, _ := d.move(upload("acme/a", body, length))
 		require.Equal(t, http.StatusOK, status)
 		_, _, after := d.move(download("acme/a"))
 		require.Equal(t, "151", after)
 	})
+}
+
+func TestRegistryTransfersOfAnOrgAndOfANodeHaveABudgetOfBytes(t *testing.T) {
+	send := func(n int) (io.Reader, int64) { return bytes.NewReader(make([]byte, n)), int64(n) }
 	t.Run("the callers of an org share the org's", func(t *testing.T) {
-		d, _ := newTransferDoor(t)
+		d, _ := newTransferAPI(t)
 		for n := range orgShare {
 			body, length := send(1000)
 			status, _, _ := d.move(upload("acme/"+strconv.Itoa(n), body, length))
@@ -273,7 +277,7 @@ func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
 		}
 	})
 	t.Run("a node has its own", func(t *testing.T) {
-		d, _ := newTransferDoor(t)
+		d, _ := newTransferAPI(t)
 		ask := func(id string) *http.Request {
 			r := download("acme/a")
 			leaf := &x509.Certificate{URIs: []*url.URL{protocol.NodeSPIFFE("gpuaas.test", id)}}
@@ -298,7 +302,7 @@ func TestRegistryTransfersHaveABudgetOfBytes(t *testing.T) {
 
 // An operation without a body reads none: a request costs little, whatever comes with it.
 func TestABodyThatAnOperationDoesNotTakeIsNotRead(t *testing.T) {
-	d := newDoor(t, desk{})
+	d := newTestAPI(t, stubServer{})
 	for _, path := range []string{"/api/v1/orgs", "/api/v1/trust/bundle"} {
 		body := &countedBody{}
 		r := httptest.NewRequest(http.MethodGet, path, body)
@@ -351,7 +355,7 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachCaller(t *testing
 	} {
 		t.Run(c.budget, func(t *testing.T) {
 			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}
-			d := newDoor(t, s)
+			d := newTestAPI(t, s)
 			d.known = map[string]iam.Principal{"other": {Type: iam.TypeUser, ID: "other", OrgID: "other"}}
 			a := ask{method: http.MethodGet, path: path}
 			done := make(chan struct{})
@@ -396,7 +400,7 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T)
 	} {
 		t.Run(c.budget, func(t *testing.T) {
 			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}
-			d := newDoor(t, s)
+			d := newTestAPI(t, s)
 			d.known = map[string]iam.Principal{"other": {Type: iam.TypeUser, ID: "other", OrgID: "other"}}
 			callers := c.max/c.each + 1
 			for n := range callers {
@@ -443,7 +447,10 @@ func TestAddressesCountByWhatOneCustomerHas(t *testing.T) {
 
 func TestReadinessAsksTheDatabaseOnceASecond(t *testing.T) {
 	asked := 0
-	d := newDoor(t, struct{ StrictServerInterface }{&Server{Ready: func(context.Context) error { asked++; return nil }}})
+	d := newTestAPI(t, struct{ StrictServerInterface }{&Server{Ready: func(context.Context) error {
+		asked++
+		return nil
+	}}})
 	for range 100 {
 		require.Equal(t, http.StatusOK, d.status(t, ask{method: http.MethodGet, path: "/readyz"}))
 	}

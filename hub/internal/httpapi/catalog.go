@@ -15,47 +15,31 @@ import (
 
 // ListApps lists the catalogue, or what one project may launch.
 func (s *Server) ListApps(ctx context.Context, r ListAppsRequestObject) (ListAppsResponseObject, error) {
-	limit := limitOf(r.Params.Limit)
-	apps, err := s.Queries.Apps(ctx, principalOf(ctx), r.Params.ProjectID, r.Params.Cursor, limit+1)
-	if err != nil {
-		return nil, err
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]catalog.App, error) {
+		return s.Queries.Apps(ctx, principalOf(ctx), r.Params.ProjectID, after, limit)
+	}, func(v catalog.App) string { return v.Slug })
+	return ListApps200JSONResponse{Items: views(items, appView), NextCursor: next}, err
+}
+
+func appView(a catalog.App) App {
+	return App{
+		Slug: a.Slug, DisplayName: a.DisplayName, Description: a.Description, Category: a.Category,
+		RuntimeBackend: RuntimeBackend(a.RuntimeBackend), LatestVersion: a.LatestVersion,
 	}
-	out := AppList{Items: []App{}}
-	for i, a := range apps {
-		if i == limit {
-			out.NextCursor = out.Items[limit-1].Slug
-			break
-		}
-		out.Items = append(out.Items, App{
-			Slug: a.Slug, DisplayName: a.DisplayName, Description: a.Description, Category: a.Category,
-			RuntimeBackend: RuntimeBackend(a.RuntimeBackend), LatestVersion: a.LatestVersion,
-		})
-	}
-	return ListApps200JSONResponse(out), nil
 }
 
 // ListAppVersions lists an app's versions, newest first; drafts only to the owner and to platform admins.
 func (s *Server) ListAppVersions(ctx context.Context,
 	r ListAppVersionsRequestObject,
 ) (ListAppVersionsResponseObject, error) {
-	limit := limitOf(r.Params.Limit)
-	versions, err := s.Queries.AppVersions(ctx, principalOf(ctx), r.AppSlug, r.Params.Cursor, limit+1)
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]query.AppVersion, error) {
+		return s.Queries.AppVersions(ctx, principalOf(ctx), r.AppSlug, after, limit)
+	}, func(v query.AppVersion) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
-	out := AppVersionList{Items: []AppVersion{}}
-	for i, v := range versions {
-		if i == limit {
-			out.NextCursor = versions[limit-1].ID
-			break
-		}
-		item, err := versionView(v)
-		if err != nil {
-			return nil, err
-		}
-		out.Items = append(out.Items, item)
-	}
-	return ListAppVersions200JSONResponse(out), nil
+	out, err := decodedViews(items, versionView)
+	return ListAppVersions200JSONResponse{Items: out, NextCursor: next}, err
 }
 
 // RegisterManifest takes a publisher-signed manifest as draft.
@@ -67,14 +51,8 @@ func (s *Server) RegisterManifest(ctx context.Context,
 		return nil, err
 	}
 	v, err := s.Commands.RegisterManifest(ctx, metaFrom(ctx), env)
-	if err != nil {
-		return nil, err
-	}
-	out, err := s.version(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	return RegisterManifest201JSONResponse(out), nil
+	out, err := s.version(ctx, v, err)
+	return RegisterManifest201JSONResponse(out), err
 }
 
 // PublishAppVersion makes a version launchable.
@@ -82,14 +60,8 @@ func (s *Server) PublishAppVersion(ctx context.Context,
 	r PublishAppVersionRequestObject,
 ) (PublishAppVersionResponseObject, error) {
 	v, err := s.Commands.PublishAppVersion(ctx, metaFrom(ctx), r.AppSlug, r.Version)
-	if err != nil {
-		return nil, err
-	}
-	out, err := s.version(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	return PublishAppVersion200JSONResponse(out), nil
+	out, err := s.version(ctx, v, err)
+	return PublishAppVersion200JSONResponse(out), err
 }
 
 // DeprecateAppVersion closes a version for new instances.
@@ -97,34 +69,18 @@ func (s *Server) DeprecateAppVersion(ctx context.Context,
 	r DeprecateAppVersionRequestObject,
 ) (DeprecateAppVersionResponseObject, error) {
 	v, err := s.Commands.DeprecateAppVersion(ctx, metaFrom(ctx), r.AppSlug, r.Version)
-	if err != nil {
-		return nil, err
-	}
-	out, err := s.version(ctx, v)
-	if err != nil {
-		return nil, err
-	}
-	return DeprecateAppVersion200JSONResponse(out), nil
+	out, err := s.version(ctx, v, err)
+	return DeprecateAppVersion200JSONResponse(out), err
 }
 
 // ListPublishers lists delegations.
 func (s *Server) ListPublishers(ctx context.Context,
 	r ListPublishersRequestObject,
 ) (ListPublishersResponseObject, error) {
-	limit := limitOf(r.Params.Limit)
-	publishers, err := s.Queries.Publishers(ctx, principalOf(ctx), r.Params.Cursor, limit+1)
-	if err != nil {
-		return nil, err
-	}
-	out := PublisherList{Items: []Publisher{}}
-	for i, p := range publishers {
-		if i == limit {
-			out.NextCursor = publishers[limit-1].Cursor()
-			break
-		}
-		out.Items = append(out.Items, s.publisherView(ctx, p))
-	}
-	return ListPublishers200JSONResponse(out), nil
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]catalog.Publisher, error) {
+		return s.Queries.Publishers(ctx, principalOf(ctx), after, limit)
+	}, catalog.Publisher.Cursor)
+	return ListPublishers200JSONResponse{Items: s.publisherViews(ctx, items), NextCursor: next}, err
 }
 
 // RegisterPublisher takes a delegation.
@@ -140,6 +96,10 @@ func (s *Server) RegisterPublisher(ctx context.Context,
 		return nil, err
 	}
 	return RegisterPublisher201JSONResponse(s.publisherView(ctx, p)), nil
+}
+
+func (s *Server) publisherViews(ctx context.Context, items []catalog.Publisher) []Publisher {
+	return views(items, func(p catalog.Publisher) Publisher { return s.publisherView(ctx, p) })
 }
 
 func (s *Server) publisherView(ctx context.Context, p catalog.Publisher) Publisher {
@@ -160,20 +120,11 @@ func (s *Server) publisherView(ctx context.Context, p catalog.Publisher) Publish
 func (s *Server) ListEntitlements(ctx context.Context,
 	r ListEntitlementsRequestObject,
 ) (ListEntitlementsResponseObject, error) {
-	limit := limitOf(r.Params.Limit)
-	entitlements, err := s.Queries.Entitlements(ctx, principalOf(ctx), r.ProjectID, r.Params.Cursor, limit+1)
-	if err != nil {
-		return nil, err
-	}
-	out := EntitlementList{Items: []Entitlement{}}
-	for i, e := range entitlements {
-		if i == limit {
-			out.NextCursor = out.Items[limit-1].AppSlug
-			break
-		}
-		out.Items = append(out.Items, entitlementView(e))
-	}
-	return ListEntitlements200JSONResponse(out), nil
+	items, next, err := page(r.Params.Cursor, r.Params.Limit,
+		func(after string, limit int) ([]catalog.Entitlement, error) {
+			return s.Queries.Entitlements(ctx, principalOf(ctx), r.ProjectID, after, limit)
+		}, func(v catalog.Entitlement) string { return v.AppSlug })
+	return ListEntitlements200JSONResponse{Items: views(items, entitlementView), NextCursor: next}, err
 }
 
 // GetEntitlement gives one entitlement.
@@ -181,10 +132,7 @@ func (s *Server) GetEntitlement(ctx context.Context,
 	r GetEntitlementRequestObject,
 ) (GetEntitlementResponseObject, error) {
 	e, err := s.Queries.Entitlement(ctx, principalOf(ctx), r.ProjectID, r.AppSlug)
-	if err != nil {
-		return nil, err
-	}
-	return GetEntitlement200JSONResponse(entitlementView(e)), nil
+	return GetEntitlement200JSONResponse(entitlementView(e)), err
 }
 
 // PutEntitlement grants, narrows or withdraws an app for a project.
@@ -199,10 +147,7 @@ func (s *Server) PutEntitlement(ctx context.Context,
 			AllowedVersions: texts(o.AllowedVersions), MaxAccelerators: int(o.MaxAccelerators),
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	return PutEntitlement200JSONResponse(entitlementView(e)), nil
+	return PutEntitlement200JSONResponse(entitlementView(e)), err
 }
 
 func entitlementView(e catalog.Entitlement) Entitlement {
@@ -232,7 +177,11 @@ func named[T ~string](in []string) []T {
 	return out
 }
 
-func (s *Server) version(ctx context.Context, v catalog.Version) (AppVersion, error) {
+// version views the version that a command returned, with its artifacts.
+func (s *Server) version(ctx context.Context, v catalog.Version, err error) (AppVersion, error) {
+	if err != nil {
+		return AppVersion{}, err
+	}
 	full, err := s.Queries.WithArtifacts(ctx, v)
 	if err != nil {
 		return AppVersion{}, err

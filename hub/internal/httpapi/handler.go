@@ -90,7 +90,7 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	if conf.Registry == nil {
 		return engine, nil
 	}
-	registry := a.beside("/v2/", conf.Registry)
+	registry := a.registryHandler("/v2/", conf.Registry)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/v2" || strings.HasPrefix(r.URL.Path, "/v2/") {
 			registry.ServeHTTP(w, r)
@@ -112,15 +112,11 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	// No proxy in front is believed about who the client is: anyone can write X-Forwarded-For.
 	e.ForwardedByClientIP = false
 	e.Use(a.observe, securityHeaders)
-	e.NoRoute(func(c *gin.Context) {
-		if err := a.visit(c); err != nil {
-			a.fail(c, err)
-			return
-		}
+	e.NoRoute(a.charged(func(c *gin.Context) {
 		a.fail(c, fault.New(fault.NotFound, codeRouteNotFound, "There is no such path; openapi.yaml lists them all.",
 			nil).Permanent())
-	})
-	e.NoMethod(func(c *gin.Context) { a.methodNotAllowed(c) })
+	}))
+	e.NoMethod(a.charged(a.methodNotAllowed))
 
 	strict := NewStrictHandlerWithOptions(s, nil, StrictGinServerOptions{
 		RequestErrorHandlerFunc: func(c *gin.Context, err error) {
@@ -140,32 +136,28 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	}}
 	RegisterHandlersWithOptions(e.Group(basePath, a.admit), strict, options)
 
-	// What probes look for at the root. Health and readiness have no budget: they cost next to nothing, and an
-	// orchestrator ends a hub whose probes fail.
+	// Probes ask at the root. Health and readiness have no budget: they are cheap, and an orchestrator kills a hub whose
+	// probes fail.
 	wrapper := ServerInterfaceWrapper{Handler: strict, ErrorHandler: options.ErrorHandler}
 	e.GET("/healthz", wrapper.GetHealth)
 	e.GET("/readyz", wrapper.GetReadiness)
-	e.GET("/openapi.yaml", func(c *gin.Context) {
-		if err := a.visit(c); err != nil {
-			a.fail(c, err)
-			return
-		}
-		wrapper.GetOpenAPI(c)
-	})
+	e.GET("/openapi.yaml", a.charged(wrapper.GetOpenAPI))
 	return e
 }
 
-// visit charges a request that is of no operation, and is not asked for a credential, to its address.
-func (a *api) visit(c *gin.Context) error {
-	state := callOf(c.Request.Context())
-	return a.budgets.spend(a.budgets.ofVisitor(state.remoteIP), state.at)
+// charged charges a request of no operation, which needs no credential, to its address before next answers it.
+func (a *api) charged(next gin.HandlerFunc) gin.HandlerFunc {
+	return func(c *gin.Context) {
+		state := callOf(c.Request.Context())
+		if err := a.budgets.spend(a.budgets.ofVisitor(state.remoteIP), state.at); err != nil {
+			a.fail(c, err)
+			return
+		}
+		next(c)
+	}
 }
 
 func (a *api) methodNotAllowed(c *gin.Context) {
-	if err := a.visit(c); err != nil {
-		a.fail(c, err)
-		return
-	}
 	state := callOf(c.Request.Context())
 	state.failure = codeMethodNotAllowed
 	c.Abort()

@@ -26,35 +26,35 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// desk has two operations whose behaviour a test chooses.
-type desk struct {
+// stubServer has two operations whose behaviour a test chooses.
+type stubServer struct {
 	StrictServerInterface
 	orgs   func(ctx context.Context) (ListOrgsResponseObject, error)
 	create func(ctx context.Context, m command.Meta) error
 	logs   io.ReadCloser
 }
 
-func (d desk) ListOrgs(ctx context.Context, _ ListOrgsRequestObject) (ListOrgsResponseObject, error) {
+func (d stubServer) ListOrgs(ctx context.Context, _ ListOrgsRequestObject) (ListOrgsResponseObject, error) {
 	if d.orgs == nil {
 		return ListOrgs200JSONResponse{Items: []Org{}}, nil
 	}
 	return d.orgs(ctx)
 }
 
-func (d desk) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (CreateOrgResponseObject, error) {
+func (d stubServer) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (CreateOrgResponseObject, error) {
 	if err := d.create(ctx, metaFrom(ctx)); err != nil {
 		return nil, err
 	}
 	return CreateOrg201JSONResponse{ID: someID, Slug: r.Body.Slug, DisplayName: r.Body.DisplayName}, nil
 }
 
-func (d desk) GetAppInstanceLogs(context.Context,
+func (d stubServer) GetAppInstanceLogs(context.Context,
 	GetAppInstanceLogsRequestObject,
 ) (GetAppInstanceLogsResponseObject, error) {
 	return logStream{source: d.logs}, nil
 }
 
-func (desk) GetHealth(context.Context, GetHealthRequestObject) (GetHealthResponseObject, error) {
+func (stubServer) GetHealth(context.Context, GetHealthRequestObject) (GetHealthResponseObject, error) {
 	return GetHealth200JSONResponse{Status: HealthStatusOk, Version: "v"}, nil
 }
 
@@ -65,7 +65,7 @@ func postOrg() ask {
 }
 
 func TestRequestIDIsEchoedOrReplaced(t *testing.T) {
-	d := newDoor(t, desk{})
+	d := newTestAPI(t, stubServer{})
 	for given, keep := range map[string]bool{
 		"a.B-9_": true, strings.Repeat("x", 128): true, "": false, strings.Repeat("x",
 			129): false, "a b": false, "a\u00e9": false, `a"`: false,
@@ -82,7 +82,7 @@ func TestRequestIDIsEchoedOrReplaced(t *testing.T) {
 
 func TestCommandLearnsCallerKeyAndTrace(t *testing.T) {
 	var got command.Meta
-	d := newDoor(t, desk{create: func(_ context.Context, m command.Meta) error {
+	d := newTestAPI(t, stubServer{create: func(_ context.Context, m command.Meta) error {
 		got = m
 		m.OnReplay()
 		return nil
@@ -116,7 +116,7 @@ func TestFaultsBecomeProblems(t *testing.T) {
 		fault.Unavailable: 503,
 	}
 	for kind, status := range kinds {
-		d := newDoor(t, desk{orgs: func(context.Context) (ListOrgsResponseObject, error) {
+		d := newTestAPI(t, stubServer{orgs: func(context.Context) (ListOrgsResponseObject, error) {
 			return nil, fault.New(kind, "a_code", "Do this.", errors.New("cause-"+marker)).WithHint("/x", "is bad", "like so")
 		}})
 		res := d.do(t, getOrgs())
@@ -137,7 +137,7 @@ func TestUnknownErrorsAndPanicsTellNothing(t *testing.T) {
 		"panic": func(context.Context) (ListOrgsResponseObject, error) { panic(marker) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			d := newDoor(t, desk{orgs: orgs})
+			d := newTestAPI(t, stubServer{orgs: orgs})
 			p := problem(t, d.do(t, getOrgs()), 500)
 			require.Equal(t, "internal", p.Code)
 			require.NotContains(t, p.Detail, marker)
@@ -147,7 +147,7 @@ func TestUnknownErrorsAndPanicsTellNothing(t *testing.T) {
 }
 
 func TestUnknownPathsAndMethodsAreProblems(t *testing.T) {
-	d := newDoor(t, desk{})
+	d := newTestAPI(t, stubServer{})
 	for _, path := range []string{"/", "/api/v1/none", "/api/v1/orgs/", "/api/v2/orgs", "/v2/"} {
 		require.Equal(t, "route_not_found", problem(t, d.do(t, ask{method: http.MethodGet, path: path}), 404).Code)
 	}
@@ -157,7 +157,7 @@ func TestUnknownPathsAndMethodsAreProblems(t *testing.T) {
 }
 
 func TestEachCallerHasARate(t *testing.T) {
-	d := newDoor(t, desk{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 0.1, 2 })
+	d := newTestAPI(t, stubServer{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 0.1, 2 })
 	for range 2 {
 		res := d.do(t, getOrgs())
 		require.NoError(t, res.Body.Close())
@@ -173,7 +173,7 @@ func TestEachCallerHasARate(t *testing.T) {
 }
 
 func TestGuessingCredentialsIsLimitedByAddress(t *testing.T) {
-	d := newDoor(t, desk{})
+	d := newTestAPI(t, stubServer{})
 	require.Equal(t, http.StatusOK, d.status(t, getOrgs()))
 	guess := getOrgs()
 	guess.header = http.Header{"Authorization": {"Bearer " + marker}}
@@ -190,7 +190,7 @@ func TestGuessingCredentialsIsLimitedByAddress(t *testing.T) {
 }
 
 func TestAnswersAreForNoBrowserAndNoCache(t *testing.T) {
-	d := newDoor(t, desk{})
+	d := newTestAPI(t, stubServer{})
 	for _, a := range []ask{getOrgs(), {method: http.MethodGet, path: "/none"}} {
 		res := d.do(t, a)
 		require.NoError(t, res.Body.Close())
@@ -204,7 +204,7 @@ func TestAnswersAreForNoBrowserAndNoCache(t *testing.T) {
 }
 
 func TestProbesAnswerAtTheRootWithoutCredential(t *testing.T) {
-	d := newDoor(t, desk{})
+	d := newTestAPI(t, stubServer{})
 	for _, path := range []string{"/healthz", "/api/v1/healthz"} {
 		res := d.do(t, ask{method: http.MethodGet, path: path, header: http.Header{"Authorization": nil}})
 		var h Health
@@ -215,7 +215,7 @@ func TestProbesAnswerAtTheRootWithoutCredential(t *testing.T) {
 }
 
 func TestRegistryIsServedBesideTheAPI(t *testing.T) {
-	d := newDoor(t, desk{}, func(c *Config) {
+	d := newTestAPI(t, stubServer{}, func(c *Config) {
 		c.Registry = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusTeapot) })
 	})
 	for path, status := range map[string]int{
@@ -229,14 +229,14 @@ func TestRegistryIsServedBesideTheAPI(t *testing.T) {
 }
 
 func TestRegistryRequestsAreSeenAndItsPanicsEndOneAnswer(t *testing.T) {
-	d := newDoor(t, desk{}, func(c *Config) {
+	d := newTestAPI(t, stubServer{}, func(c *Config) {
 		c.Registry = http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(marker) })
 	})
 	server := httptest.NewServer(d)
 	t.Cleanup(server.Close)
 	for range 2 {
 		_, err := http.Get(server.URL + "/v2/")
-		require.Error(t, err, "a broken answer must not look whole")
+		require.Error(t, err, "the client sees that the answer is incomplete")
 	}
 	require.Equal(t, 2, strings.Count(d.text(), `"panic":"`+marker))
 	require.Equal(t, 2, strings.Count(d.text(), `"route":"/v2/","status":500`))
@@ -253,7 +253,7 @@ func served(t *testing.T, s StrictServerInterface,
 	conf := TLSConfig(func() (*tls.Certificate, error) { return &cert, nil }, func() *x509.CertPool { return nodeCAs })
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	handler := newDoor(t, s)
+	handler := newTestAPI(t, s)
 	go func() { done <- Serve(ctx, listener, handler, conf, slog.New(slog.DiscardHandler)) }()
 	stop = func() error { cancel(); return <-done }
 	t.Cleanup(cancel)
@@ -283,7 +283,7 @@ func certificate(t *testing.T, name string) (tls.Certificate, *x509.CertPool) {
 func TestClientCertificateIsOptionalButMustBeANodes(t *testing.T) {
 	node, nodeCAs := certificate(t, "node")
 	stranger, _ := certificate(t, "stranger")
-	addr, roots, stop := served(t, desk{}, nodeCAs)
+	addr, roots, stop := served(t, stubServer{}, nodeCAs)
 	ask := func(certs ...tls.Certificate) error {
 		client := &http.Client{Transport: &http.Transport{
 			TLSClientConfig: &tls.Config{RootCAs: roots, Certificates: certs}, DisableKeepAlives: true,
@@ -312,7 +312,7 @@ func TestClientCertificateIsOptionalButMustBeANodes(t *testing.T) {
 
 func TestServeLetsRunningRequestsFinish(t *testing.T) {
 	entered, release := make(chan struct{}), make(chan struct{})
-	addr, roots, stop := served(t, desk{orgs: func(context.Context) (ListOrgsResponseObject, error) {
+	addr, roots, stop := served(t, stubServer{orgs: func(context.Context) (ListOrgsResponseObject, error) {
 		close(entered)
 		<-release
 		return ListOrgs200JSONResponse{Items: []Org{}}, nil
@@ -351,7 +351,7 @@ func TestServeLetsRunningRequestsFinish(t *testing.T) {
 
 func TestLogsArriveAsTheyAreWritten(t *testing.T) {
 	source, writer := io.Pipe()
-	addr, roots, stop := served(t, desk{logs: source}, nil)
+	addr, roots, stop := served(t, stubServer{logs: source}, nil)
 	client := &http.Client{Transport: &http.Transport{
 		TLSClientConfig:   &tls.Config{RootCAs: roots},
 		DisableKeepAlives: true,

@@ -29,8 +29,8 @@ const (
 	someID    = "0192f0c0-0000-7000-8000-000000000001"
 )
 
-// door is a handler under test with what it wrote down.
-type door struct {
+// testAPI is a handler under test with what it wrote down.
+type testAPI struct {
 	http.Handler
 	mu     sync.Mutex
 	audits []command.Failure
@@ -42,7 +42,7 @@ type door struct {
 	lookups int
 }
 
-func (d *door) Authenticate(_ context.Context, bearer string, _ time.Time) (iam.Principal, error) {
+func (d *testAPI) Authenticate(_ context.Context, bearer string, _ time.Time) (iam.Principal, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.lookups++
@@ -55,7 +55,7 @@ func (d *door) Authenticate(_ context.Context, bearer string, _ time.Time) (iam.
 	return iam.Principal{Type: iam.TypeUser, ID: someID, OrgID: someID}, nil
 }
 
-func (d *door) AuditFailure(_ context.Context, m command.Meta, f command.Failure) error {
+func (d *testAPI) AuditFailure(_ context.Context, m command.Meta, f command.Failure) error {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.audits = append(d.audits, f)
@@ -63,21 +63,21 @@ func (d *door) AuditFailure(_ context.Context, m command.Meta, f command.Failure
 	return nil
 }
 
-func (d *door) Write(p []byte) (int, error) {
+func (d *testAPI) Write(p []byte) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.log.Write(p)
 }
 
-func (d *door) text() string {
+func (d *testAPI) text() string {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	return d.log.String()
 }
 
-func newDoor(t *testing.T, s StrictServerInterface, change ...func(*Config)) *door {
+func newTestAPI(t *testing.T, s StrictServerInterface, change ...func(*Config)) *testAPI {
 	t.Helper()
-	d := &door{now: time.Unix(1_800_000_000, 0).UTC()}
+	d := &testAPI{now: time.Unix(1_800_000_000, 0).UTC()}
 	conf := Config{
 		Authenticator: d, Auditor: d, Log: slog.New(slog.NewJSONHandler(d, nil)), Now: func() time.Time { return d.now },
 		RequestsPerSecond: 1e6, Burst: 1e6,
@@ -126,7 +126,7 @@ type ask struct {
 	address string
 }
 
-func (d *door) do(t *testing.T, a ask) *http.Response {
+func (d *testAPI) do(t *testing.T, a ask) *http.Response {
 	t.Helper()
 	var body io.Reader = http.NoBody
 	if a.body != "" {
@@ -174,7 +174,7 @@ func problem(t *testing.T, res *http.Response, status int) Problem {
 	return p
 }
 
-// steps is a clock that moves on with every look, so that a test of many requests is never over its rate.
+// steps is a clock that advances with every reading, so that a test of many requests is never over its rate.
 func steps(start time.Time, by time.Duration) func() time.Time {
 	var mu sync.Mutex
 	now := start

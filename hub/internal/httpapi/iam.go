@@ -37,13 +37,10 @@ func (s *Server) Whoami(ctx context.Context, _ WhoamiRequestObject) (WhoamiRespo
 
 // ListOrgs lists the orgs that the caller may see.
 func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrgsResponseObject, error) {
-	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.Org, error) {
-		return s.Queries.Orgs(ctx, principalOf(ctx), page)
-	}, orgView, func(v Org) string { return v.ID })
-	if err != nil {
-		return nil, err
-	}
-	return ListOrgs200JSONResponse{Items: items, NextCursor: next}, nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.Org, error) {
+		return s.Queries.Orgs(ctx, principalOf(ctx), iam.Page{After: after, Limit: limit})
+	}, func(v iam.Org) string { return v.ID })
+	return ListOrgs200JSONResponse{Items: views(items, orgView), NextCursor: next}, err
 }
 
 // CreateOrg makes an org.
@@ -52,21 +49,15 @@ func (s *Server) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (Creat
 		Slug:        r.Body.Slug,
 		DisplayName: r.Body.DisplayName,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return CreateOrg201JSONResponse(orgView(org)), nil
+	return CreateOrg201JSONResponse(orgView(org)), err
 }
 
 // ListProjects lists the projects that the caller may see.
 func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) (ListProjectsResponseObject, error) {
-	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.Project, error) {
-		return s.Queries.Projects(ctx, principalOf(ctx), r.Params.OrgID, page)
-	}, projectView, func(v Project) string { return v.ID })
-	if err != nil {
-		return nil, err
-	}
-	return ListProjects200JSONResponse{Items: items, NextCursor: next}, nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.Project, error) {
+		return s.Queries.Projects(ctx, principalOf(ctx), r.Params.OrgID, iam.Page{After: after, Limit: limit})
+	}, func(v iam.Project) string { return v.ID })
+	return ListProjects200JSONResponse{Items: views(items, projectView), NextCursor: next}, err
 }
 
 // CreateProject makes a project.
@@ -75,30 +66,21 @@ func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject
 		OrgID: r.Body.OrgID,
 		Slug:  r.Body.Slug, DisplayName: r.Body.DisplayName,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return CreateProject201JSONResponse(projectView(project)), nil
+	return CreateProject201JSONResponse(projectView(project)), err
 }
 
 // GetProject gives one project.
 func (s *Server) GetProject(ctx context.Context, r GetProjectRequestObject) (GetProjectResponseObject, error) {
 	project, err := s.Queries.Project(ctx, principalOf(ctx), r.ProjectID)
-	if err != nil {
-		return nil, err
-	}
-	return GetProject200JSONResponse(projectView(project)), nil
+	return GetProject200JSONResponse(projectView(project)), err
 }
 
 // ListUsers lists users.
 func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListUsersResponseObject, error) {
-	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.User, error) {
-		return s.Queries.Users(ctx, principalOf(ctx), r.Params.OrgID, page)
-	}, userView, func(v User) string { return v.ID })
-	if err != nil {
-		return nil, err
-	}
-	return ListUsers200JSONResponse{Items: items, NextCursor: next}, nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.User, error) {
+		return s.Queries.Users(ctx, principalOf(ctx), r.Params.OrgID, iam.Page{After: after, Limit: limit})
+	}, func(v iam.User) string { return v.ID })
+	return ListUsers200JSONResponse{Items: views(items, userView), NextCursor: next}, err
 }
 
 // CreateUser makes a user.
@@ -108,10 +90,7 @@ func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (Cre
 		Roles: rolesOf(r.Body.Roles),
 	}
 	user, err := s.Commands.CreateUser(ctx, metaFrom(ctx), in)
-	if err != nil {
-		return nil, err
-	}
-	return CreateUser201JSONResponse(userView(user)), nil
+	return CreateUser201JSONResponse(userView(user)), err
 }
 
 // CreateUserToken makes a personal token.
@@ -134,13 +113,11 @@ func (s *Server) CreateUserToken(ctx context.Context,
 func (s *Server) ListServiceAccounts(ctx context.Context,
 	r ListServiceAccountsRequestObject,
 ) (ListServiceAccountsResponseObject, error) {
-	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.ServiceAccount, error) {
-		return s.Queries.ServiceAccounts(ctx, principalOf(ctx), r.ProjectID, page)
-	}, serviceAccountView, func(v ServiceAccount) string { return v.ID })
-	if err != nil {
-		return nil, err
-	}
-	return ListServiceAccounts200JSONResponse{Items: items, NextCursor: next}, nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
+		func(after string, limit int) ([]iam.ServiceAccount, error) {
+			return s.Queries.ServiceAccounts(ctx, principalOf(ctx), r.ProjectID, iam.Page{After: after, Limit: limit})
+		}, func(v iam.ServiceAccount) string { return v.ID })
+	return ListServiceAccounts200JSONResponse{Items: views(items, serviceAccountView), NextCursor: next}, err
 }
 
 // CreateServiceAccount makes a service account; the answer holds its private key.
@@ -151,10 +128,7 @@ func (s *Server) CreateServiceAccount(ctx context.Context,
 		ProjectID: r.ProjectID, Name: r.Body.Name, Slug: r.Body.Slug, Description: r.Body.Description,
 		Role: iam.Role(r.Body.Role),
 	})
-	if err != nil {
-		return nil, err
-	}
-	return CreateServiceAccount201JSONResponse(withKey(made)), nil
+	return CreateServiceAccount201JSONResponse(withKey(made)), err
 }
 
 // DisableServiceAccount stops a service account.
@@ -162,10 +136,7 @@ func (s *Server) DisableServiceAccount(ctx context.Context,
 	r DisableServiceAccountRequestObject,
 ) (DisableServiceAccountResponseObject, error) {
 	sa, err := s.Commands.DisableServiceAccount(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
-	if err != nil {
-		return nil, err
-	}
-	return DisableServiceAccount200JSONResponse(serviceAccountView(sa)), nil
+	return DisableServiceAccount200JSONResponse(serviceAccountView(sa)), err
 }
 
 // RotateServiceAccountKey gives a service account a new key; the answer holds it.
@@ -173,43 +144,15 @@ func (s *Server) RotateServiceAccountKey(ctx context.Context,
 	r RotateServiceAccountKeyRequestObject,
 ) (RotateServiceAccountKeyResponseObject, error) {
 	made, err := s.Commands.RotateServiceAccountKey(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
-	if err != nil {
-		return nil, err
-	}
-	return RotateServiceAccountKey201JSONResponse(withKey(made)), nil
+	return RotateServiceAccountKey201JSONResponse(withKey(made)), err
 }
 
 // DeleteServiceAccount removes a service account.
 func (s *Server) DeleteServiceAccount(ctx context.Context,
 	r DeleteServiceAccountRequestObject,
 ) (DeleteServiceAccountResponseObject, error) {
-	if err := s.Commands.DeleteServiceAccount(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID); err != nil {
-		return nil, err
-	}
-	return DeleteServiceAccount204Response{}, nil
-}
-
-// list reads one page: one item more than asked for tells whether there is a next.
-func list[T, V any](cursor Cursor, limit Limit, read func(iam.Page) ([]T, error), view func(T) V,
-	id func(V) string,
-) ([]V, string, error) {
-	after, err := cursorID(cursor)
-	if err != nil {
-		return nil, "", err
-	}
-	n := limitOf(limit)
-	found, err := read(iam.Page{After: after, Limit: n + 1})
-	if err != nil {
-		return nil, "", err
-	}
-	views := make([]V, 0, min(len(found), n))
-	for _, item := range found[:min(len(found), n)] {
-		views = append(views, view(item))
-	}
-	if len(found) <= n {
-		return views, "", nil
-	}
-	return views, id(views[n-1]), nil
+	return DeleteServiceAccount204Response{}, s.Commands.DeleteServiceAccount(ctx, metaFrom(ctx), r.ProjectID,
+		r.ServiceAccountID)
 }
 
 func orgView(o iam.Org) Org {

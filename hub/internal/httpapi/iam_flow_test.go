@@ -347,7 +347,7 @@ func TestLaw11NoSecretOfIAMIsInTheDatabaseOrTheLog(t *testing.T) {
 	for _, table := range tables {
 		dump, err := db.ReadTx(t.Context(), h.d, func(tx db.Tx) (string, error) {
 			var text string
-			// BYTEA shows as hex in JSON: both forms of each secret are looked for.
+			// BYTEA shows as hex in JSON: the test searches for both forms of each secret.
 			return text, tx.QueryRow(t.Context(), `SELECT COALESCE(json_agg(t)::TEXT, '') FROM "`+table+`" t`).Scan(&text)
 		})
 		require.NoError(t, err)

@@ -21,34 +21,18 @@ const defaultTailLines = 200
 func (s *Server) ListAppInstances(ctx context.Context,
 	r ListAppInstancesRequestObject,
 ) (ListAppInstancesResponseObject, error) {
-	after, err := cursorID(r.Params.Cursor)
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
+		func(after string, limit int) ([]instance.Instance, error) {
+			return s.Queries.Instances(ctx, principalOf(ctx), instance.Filter{
+				ProjectID: r.ProjectID, Status: instance.Status(r.Params.Status), AppSlug: r.Params.AppSlug,
+				After: after, Limit: limit,
+			})
+		}, func(v instance.Instance) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
-	limit := limitOf(r.Params.Limit)
-	list, err := s.Queries.Instances(ctx, principalOf(ctx), instance.Filter{
-		ProjectID: r.ProjectID,
-		Status:    instance.Status(r.Params.Status),
-		AppSlug:   r.Params.AppSlug,
-		After:     after,
-		Limit:     limit + 1,
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := AppInstanceList{Items: []AppInstance{}}
-	for n, i := range list {
-		if n == limit {
-			out.NextCursor = out.Items[limit-1].ID
-			break
-		}
-		view, err := instanceView(i)
-		if err != nil {
-			return nil, err
-		}
-		out.Items = append(out.Items, view)
-	}
-	return ListAppInstances200JSONResponse(out), nil
+	out, err := decodedViews(items, instanceView)
+	return ListAppInstances200JSONResponse{Items: out, NextCursor: next}, err
 }
 
 // GetAppInstance gives one instance, on request once it has changed.
@@ -81,15 +65,11 @@ func costView(cost ledger.Cost) InstanceCost {
 func (s *Server) CreateAppInstance(ctx context.Context,
 	r CreateAppInstanceRequestObject,
 ) (CreateAppInstanceResponseObject, error) {
-	i, err := s.Commands.CreateInstance(ctx, metaFrom(ctx), command.CreateInstanceInput{
+	view, err := commandedView(s.Commands.CreateInstance(ctx, metaFrom(ctx), command.CreateInstanceInput{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, Version: r.Body.Version, DisplayName: r.Body.DisplayName,
 		OperatingMode: string(r.Body.OperatingMode), ControlPlaneScope: string(r.Body.ControlPlaneScope),
 		AllocationIDs: r.Body.PlacementIntent.AllocationIds, Parameters: r.Body.Parameters, Config: r.Body.Config,
-	})
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	}))
 	return CreateAppInstance201JSONResponse(view), err
 }
 
@@ -97,11 +77,7 @@ func (s *Server) CreateAppInstance(ctx context.Context,
 func (s *Server) DecommissionAppInstance(ctx context.Context,
 	r DecommissionAppInstanceRequestObject,
 ) (DecommissionAppInstanceResponseObject, error) {
-	i, err := s.Commands.DecommissionInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := commandedView(s.Commands.DecommissionInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID))
 	return DecommissionAppInstance202JSONResponse(view), err
 }
 
@@ -109,11 +85,8 @@ func (s *Server) DecommissionAppInstance(ctx context.Context,
 func (s *Server) UpgradeAppInstance(ctx context.Context,
 	r UpgradeAppInstanceRequestObject,
 ) (UpgradeAppInstanceResponseObject, error) {
-	i, err := s.Commands.UpgradeInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, r.Body.TargetVersion)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := commandedView(s.Commands.UpgradeInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID,
+		r.Body.TargetVersion))
 	return UpgradeAppInstance202JSONResponse(view), err
 }
 
@@ -125,11 +98,7 @@ func (s *Server) RollbackAppInstance(ctx context.Context,
 	if r.Body != nil {
 		target = r.Body.TargetVersion
 	}
-	i, err := s.Commands.RollbackInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, target)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := commandedView(s.Commands.RollbackInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, target))
 	return RollbackAppInstance202JSONResponse(view), err
 }
 
@@ -137,11 +106,7 @@ func (s *Server) RollbackAppInstance(ctx context.Context,
 func (s *Server) StopAppInstance(ctx context.Context,
 	r StopAppInstanceRequestObject,
 ) (StopAppInstanceResponseObject, error) {
-	i, err := s.Commands.StopInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := commandedView(s.Commands.StopInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID))
 	return StopAppInstance202JSONResponse(view), err
 }
 
@@ -149,11 +114,7 @@ func (s *Server) StopAppInstance(ctx context.Context,
 func (s *Server) StartAppInstance(ctx context.Context,
 	r StartAppInstanceRequestObject,
 ) (StartAppInstanceResponseObject, error) {
-	i, err := s.Commands.StartInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := commandedView(s.Commands.StartInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID))
 	return StartAppInstance202JSONResponse(view), err
 }
 
@@ -165,11 +126,7 @@ func (s *Server) ChangeAppInstance(ctx context.Context,
 	if r.Body.DisplayName != "" {
 		in.DisplayName = &r.Body.DisplayName
 	}
-	i, err := s.Commands.ChangeInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, in)
-	if err != nil {
-		return nil, err
-	}
-	view, err := instanceView(i)
+	view, err := commandedView(s.Commands.ChangeInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID, in))
 	return ChangeAppInstance200JSONResponse(view), err
 }
 
@@ -177,24 +134,15 @@ func (s *Server) ChangeAppInstance(ctx context.Context,
 func (s *Server) ListAppInstanceEvents(ctx context.Context,
 	r ListAppInstanceEventsRequestObject,
 ) (ListAppInstanceEventsResponseObject, error) {
-	limit := min(limitOf(r.Params.Limit), event.MaxPage-1)
-	list, err := s.Queries.InstanceEvents(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID, r.Params.Cursor, limit+1)
+	items, next, err := page(r.Params.Cursor, min(r.Params.Limit, event.MaxPage-1),
+		func(after string, limit int) ([]event.Event, error) {
+			return s.Queries.InstanceEvents(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID, after, limit)
+		}, event.Event.Cursor)
 	if err != nil {
 		return nil, err
 	}
-	out := EventList{Items: []Event{}}
-	for n, e := range list {
-		if n == limit {
-			out.NextCursor = list[limit-1].Cursor()
-			break
-		}
-		view, err := eventView(e)
-		if err != nil {
-			return nil, err
-		}
-		out.Items = append(out.Items, view)
-	}
-	return ListAppInstanceEvents200JSONResponse(out), nil
+	out, err := decodedViews(items, eventView)
+	return ListAppInstanceEvents200JSONResponse{Items: out, NextCursor: next}, err
 }
 
 // GetAppInstanceLogs streams what the app wrote, straight from the node.
@@ -253,6 +201,14 @@ func memberOf(i instance.Instance, id string) (instance.Member, error) {
 	}
 	return instance.Member{}, fault.New(fault.Unprocessable, codeMemberUnknown, "The instance has no such member.",
 		nil).WithField("query/member_id", "names no member of the instance")
+}
+
+// commandedView views the instance that a command returned.
+func commandedView(i instance.Instance, err error) (AppInstance, error) {
+	if err != nil {
+		return AppInstance{}, err
+	}
+	return instanceView(i)
 }
 
 func instanceView(i instance.Instance) (AppInstance, error) {

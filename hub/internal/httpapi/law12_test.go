@@ -87,7 +87,7 @@ type badInput struct {
 func TestLaw12BadInputIsAClearErrorOnEveryOperation(t *testing.T) {
 	c, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
-	d := newDoor(t, tripwire{}, func(conf *Config) { conf.Now = steps(conf.Now(), time.Minute) })
+	d := newTestAPI(t, tripwire{}, func(conf *Config) { conf.Now = steps(conf.Now(), time.Minute) })
 	for _, key := range slices.Sorted(maps.Keys(c.operations)) {
 		op := c.operations[key]
 		t.Run(op.id, func(t *testing.T) {
@@ -98,7 +98,7 @@ func TestLaw12BadInputIsAClearErrorOnEveryOperation(t *testing.T) {
 	}
 }
 
-func refuses(t *testing.T, d *door, op *operation, bad badInput) {
+func refuses(t *testing.T, d *testAPI, op *operation, bad badInput) {
 	d.audits = nil
 	bad.method = op.method
 	res := d.do(t, bad.ask)
@@ -128,7 +128,7 @@ func refuses(t *testing.T, d *door, op *operation, bad badInput) {
 func TestGoodSamplesPassTheContract(t *testing.T) {
 	c, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
-	d := newDoor(t, tripwire{})
+	d := newTestAPI(t, tripwire{})
 	bodies := samples()
 	for _, op := range c.operations {
 		res := d.do(t, ask{method: op.method, path: path(op), body: bodies[op.id]})

@@ -12,13 +12,12 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// beside gives a handler that is not of the contract what every request gets: a request id, one line in the log, and a
-// panic that ends one answer instead of the hub; and it charges the request to its budgets. Its answers and credentials
-// are its own.
-func (a *api) beside(route string, next http.Handler) http.Handler {
+// registryHandler gives the registry, which is not part of the contract, what every request gets: a request id, a line
+// in the log, recovery from a panic, and budgets. The registry answers and authenticates by itself.
+func (a *api) registryHandler(route string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, id := a.conf.Now(), requestID(r.Header)
-		seen := &seenWriter{ResponseWriter: w}
+		counted := &countingWriter{ResponseWriter: w}
 		w.Header().Set(requestIDHeader, id)
 		r.Header.Set(requestIDHeader, id)
 		defer func() { //nolint:contextcheck // the request's own context is in r
@@ -27,50 +26,50 @@ func (a *api) beside(route string, next http.Handler) http.Handler {
 				a.conf.Log.ErrorContext(r.Context(), "panic", slog.String("panic", fmt.Sprint(p)),
 					slog.String("stack", string(debug.Stack())), slog.String("correlation_id", id))
 			}
-			if p != nil && seen.status == 0 {
+			if p != nil && counted.status == 0 {
 				http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
-				seen.status = http.StatusInternalServerError
+				counted.status = http.StatusInternalServerError
 			}
-			a.conf.Log.LogAttrs(r.Context(), levelOf(seen.status), "request",
-				slog.String("method", methodLabel(r.Method)), slog.String("route", route), slog.Int("status", seen.status),
-				slog.Int64("duration_us", a.conf.Now().Sub(start).Microseconds()), slog.Int64("response_bytes", seen.bytes),
+			a.conf.Log.LogAttrs(r.Context(), levelOf(counted.status), "request",
+				slog.String("method", methodLabel(r.Method)), slog.String("route", route), slog.Int("status", counted.status),
+				slog.Int64("duration_us", a.conf.Now().Sub(start).Microseconds()), slog.Int64("response_bytes", counted.bytes),
 				slog.String("correlation_id", id))
 			if p != nil {
-				panic(http.ErrAbortHandler) // half an answer must not look whole
+				panic(http.ErrAbortHandler) // the client must see that the answer is incomplete
 			}
 		}()
-		caller := a.besideOf(r)
-		leave, err := a.admitBeside(r, caller, start)
+		caller := a.registryCallerOf(r)
+		leave, err := a.admitRegistry(r, caller, start)
 		if err != nil {
-			refuseBeside(seen, r, fault.As(err))
+			refuseRegistry(counted, r, fault.As(err))
 			return
 		}
 		defer leave()
 		if !caller.known {
-			next.ServeHTTP(seen, r) // within the server's deadlines: a challenge, or a token
+			next.ServeHTTP(counted, r) // within the server's deadlines: a challenge, or a token
 			return
 		}
 		proveConn(r)
-		seen.moved = func(n int) { a.budgets.moved(caller.bytes, n, a.conf.Now()) }
+		counted.moved = func(n int) { a.budgets.moved(caller.bytes, n, a.conf.Now()) }
 		if r.Body != nil && r.Body != http.NoBody {
-			r.Body = movedBody{r.Body, seen.moved}
+			r.Body = movedBody{r.Body, counted.moved}
 		}
-		next.ServeHTTP(transfer(seen, r))
+		next.ServeHTTP(transfer(counted, r))
 	})
 }
 
-// besideCaller is what a request beside the contract is charged to.
-type besideCaller struct {
+// registryCaller is what a request to the registry is charged to.
+type registryCaller struct {
 	known           bool
 	requests, bytes []charge
 	slots           []slot
 }
 
-// besideOf finds the node, or the owner of the registry token, that a request comes from; without one it is charged to
-// its address.
-func (a *api) besideOf(r *http.Request) besideCaller {
+// registryCallerOf finds the node, or the owner of the registry token, that a request comes from; without one it is
+// charged to its address.
+func (a *api) registryCallerOf(r *http.Request) registryCaller {
 	if node := nodeOf(r.TLS); node != "" {
-		return besideCaller{
+		return registryCaller{
 			known:    true,
 			requests: a.budgets.ofNode(node),
 			bytes:    a.budgets.bytesOfNode(node),
@@ -83,7 +82,7 @@ func (a *api) besideOf(r *http.Request) besideCaller {
 			if orgSlug != "" {
 				id.org = "registry/" + orgSlug
 			}
-			return besideCaller{
+			return registryCaller{
 				known:    true,
 				requests: a.budgets.ofCaller(id),
 				bytes:    a.budgets.bytesOfCaller(id),
@@ -92,11 +91,11 @@ func (a *api) besideOf(r *http.Request) besideCaller {
 		}
 	}
 	ip := remoteIP(r.RemoteAddr)
-	return besideCaller{requests: a.budgets.ofVisitor(ip), slots: slotsOfVisitor(ip)}
+	return registryCaller{requests: a.budgets.ofVisitor(ip), slots: slotsOfVisitor(ip)}
 }
 
-// admitBeside charges a request. What its length says must be left of the bytes; of an unknown length, one.
-func (a *api) admitBeside(r *http.Request, caller besideCaller, now time.Time) (leave func(), err error) {
+// admitRegistry charges a request. What its length says must be left of the bytes; of an unknown length, one.
+func (a *api) admitRegistry(r *http.Request, caller registryCaller, now time.Time) (leave func(), err error) {
 	if err := a.budgets.check(caller.bytes, int(max(r.ContentLength, 1)), now); err != nil {
 		return nil, err
 	}
@@ -119,8 +118,8 @@ func (b movedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// refuseBeside answers in the error form of the distribution specification, which registry clients read.
-func refuseBeside(w http.ResponseWriter, r *http.Request, f *fault.Error) {
+// refuseRegistry answers in the error form of the distribution specification, which registry clients read.
+func refuseRegistry(w http.ResponseWriter, r *http.Request, f *fault.Error) {
 	closeUnread(w, r)
 	w.Header().Set("Content-Type", "application/json")
 	w.Header().Set("Retry-After", retryAfter(f))
@@ -132,23 +131,23 @@ func refuseBeside(w http.ResponseWriter, r *http.Request, f *fault.Error) {
 	}}})
 }
 
-// seenWriter remembers what went out. Unwrap keeps flushing and deadlines working.
-type seenWriter struct {
+// countingWriter records the status and the bytes of the answer. Unwrap keeps flushing and deadlines working.
+type countingWriter struct {
 	http.ResponseWriter
 	status int
 	bytes  int64
-	// moved is told what went out; it may be nil.
+	// moved receives the number of bytes that each write sent; may be nil.
 	moved func(n int)
 }
 
-func (w *seenWriter) WriteHeader(status int) {
+func (w *countingWriter) WriteHeader(status int) {
 	if w.status == 0 {
 		w.status = status
 	}
 	w.ResponseWriter.WriteHeader(status)
 }
 
-func (w *seenWriter) Write(p []byte) (int, error) {
+func (w *countingWriter) Write(p []byte) (int, error) {
 	if w.status == 0 {
 		w.status = http.StatusOK
 	}
@@ -160,11 +159,11 @@ func (w *seenWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-func (w *seenWriter) Flush() {
+func (w *countingWriter) Flush() {
 	if f, ok := w.ResponseWriter.(http.Flusher); ok {
 		f.Flush()
 	}
 }
 
 // Unwrap is for http.ResponseController.
-func (w *seenWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+func (w *countingWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -15,62 +15,34 @@ import (
 
 // ListNodes lists the nodes of the mesh.
 func (s *Server) ListNodes(ctx context.Context, r ListNodesRequestObject) (ListNodesResponseObject, error) {
-	after, err := cursorID(r.Params.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	limit, now := limitOf(r.Params.Limit), metaFrom(ctx).Now
-	nodes, err := s.Queries.Nodes(ctx, principalOf(ctx), query.NodeFilter{
-		Status: string(r.Params.Status),
-		After:  after,
-		Limit:  limit + 1,
-		Now:    now,
-	})
-	if err != nil {
-		return nil, err
-	}
-	out := NodeList{Items: []Node{}}
-	for i, n := range nodes {
-		if i == limit {
-			out.NextCursor = out.Items[limit-1].ID
-			break
-		}
-		out.Items = append(out.Items, nodeView(n, now))
-	}
-	return ListNodes200JSONResponse(out), nil
+	now := metaFrom(ctx).Now
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]query.Node, error) {
+		return s.Queries.Nodes(ctx, principalOf(ctx), query.NodeFilter{
+			Status: string(r.Params.Status), After: after, Limit: limit, Now: now,
+		})
+	}, func(v query.Node) string { return v.ID })
+	return ListNodes200JSONResponse{
+		Items:      views(items, func(n query.Node) Node { return nodeView(n, now) }),
+		NextCursor: next,
+	}, err
 }
 
 // GetNode gives one node, with what it refused, on request once it has changed.
 func (s *Server) GetNode(ctx context.Context, r GetNodeRequestObject) (GetNodeResponseObject, error) {
 	n, err := s.Queries.Node(ctx, principalOf(ctx), r.NodeID, watchOf(r.Params.After, r.Params.Wait))
-	if err != nil {
-		return nil, err
-	}
-	return GetNode200JSONResponse(nodeView(n, metaFrom(ctx).Now)), nil
+	return GetNode200JSONResponse(nodeView(n, metaFrom(ctx).Now)), err
 }
 
 // DrainNode stops new placements on a node.
 func (s *Server) DrainNode(ctx context.Context, r DrainNodeRequestObject) (DrainNodeResponseObject, error) {
-	if err := s.Commands.DrainNode(ctx, metaFrom(ctx), r.NodeID); err != nil {
-		return nil, err
-	}
-	node, err := s.node(ctx, r.NodeID)
-	if err != nil {
-		return nil, err
-	}
-	return DrainNode200JSONResponse(node), nil
+	node, err := s.changedNode(ctx, r.NodeID, s.Commands.DrainNode(ctx, metaFrom(ctx), r.NodeID))
+	return DrainNode200JSONResponse(node), err
 }
 
 // UndrainNode lets new things be placed on a node again.
 func (s *Server) UndrainNode(ctx context.Context, r UndrainNodeRequestObject) (UndrainNodeResponseObject, error) {
-	if err := s.Commands.UndrainNode(ctx, metaFrom(ctx), r.NodeID); err != nil {
-		return nil, err
-	}
-	node, err := s.node(ctx, r.NodeID)
-	if err != nil {
-		return nil, err
-	}
-	return UndrainNode200JSONResponse(node), nil
+	node, err := s.changedNode(ctx, r.NodeID, s.Commands.UndrainNode(ctx, metaFrom(ctx), r.NodeID))
+	return UndrainNode200JSONResponse(node), err
 }
 
 // RemoveNode takes a node out of the mesh for good; without a body, one that is drained and empty.
@@ -79,46 +51,29 @@ func (s *Server) RemoveNode(ctx context.Context, r RemoveNodeRequestObject) (Rem
 	if r.Body != nil {
 		in = command.RemoveNodeInput{Lost: r.Body.Lost, Reason: r.Body.Reason}
 	}
-	if err := s.Commands.RemoveNode(ctx, metaFrom(ctx), r.NodeID, in); err != nil {
-		return nil, err
-	}
-	node, err := s.node(ctx, r.NodeID)
-	if err != nil {
-		return nil, err
-	}
-	return RemoveNode200JSONResponse(node), nil
+	node, err := s.changedNode(ctx, r.NodeID, s.Commands.RemoveNode(ctx, metaFrom(ctx), r.NodeID, in))
+	return RemoveNode200JSONResponse(node), err
 }
 
 // ReleaseNode lets a quarantined node go on.
 func (s *Server) ReleaseNode(ctx context.Context, r ReleaseNodeRequestObject) (ReleaseNodeResponseObject, error) {
-	if err := s.Commands.ReleaseNode(ctx, metaFrom(ctx), r.NodeID); err != nil {
-		return nil, err
-	}
-	node, err := s.node(ctx, r.NodeID)
-	if err != nil {
-		return nil, err
-	}
-	return ReleaseNode200JSONResponse(node), nil
+	node, err := s.changedNode(ctx, r.NodeID, s.Commands.ReleaseNode(ctx, metaFrom(ctx), r.NodeID))
+	return ReleaseNode200JSONResponse(node), err
 }
 
 // BanNode shuts a node out for good.
 func (s *Server) BanNode(ctx context.Context, r BanNodeRequestObject) (BanNodeResponseObject, error) {
-	if err := s.Commands.BanNode(ctx, metaFrom(ctx), r.NodeID, r.Body.Reason); err != nil {
-		return nil, err
-	}
-	node, err := s.node(ctx, r.NodeID)
-	if err != nil {
-		return nil, err
-	}
-	return BanNode200JSONResponse(node), nil
+	node, err := s.changedNode(ctx, r.NodeID, s.Commands.BanNode(ctx, metaFrom(ctx), r.NodeID, r.Body.Reason))
+	return BanNode200JSONResponse(node), err
 }
 
-func (s *Server) node(ctx context.Context, nodeID string) (Node, error) {
-	n, err := s.Queries.Node(ctx, principalOf(ctx), nodeID, query.Watch{})
+// changedNode views a node after a command, which returned err.
+func (s *Server) changedNode(ctx context.Context, nodeID string, err error) (Node, error) {
 	if err != nil {
 		return Node{}, err
 	}
-	return nodeView(n, metaFrom(ctx).Now), nil
+	n, err := s.Queries.Node(ctx, principalOf(ctx), nodeID, query.Watch{})
+	return nodeView(n, metaFrom(ctx).Now), err
 }
 
 func nodeView(n query.Node, now time.Time) Node {
@@ -162,24 +117,14 @@ func nodeView(n query.Node, now time.Time) Node {
 func (s *Server) ListJoinTokens(ctx context.Context,
 	r ListJoinTokensRequestObject,
 ) (ListJoinTokensResponseObject, error) {
-	after, err := cursorID(r.Params.Cursor)
-	if err != nil {
-		return nil, err
-	}
-	limit, now := limitOf(r.Params.Limit), metaFrom(ctx).Now
-	tokens, err := s.Queries.JoinTokens(ctx, principalOf(ctx), after, limit+1)
-	if err != nil {
-		return nil, err
-	}
-	out := JoinTokenList{Items: []JoinToken{}}
-	for i, t := range tokens {
-		if i == limit {
-			out.NextCursor = out.Items[limit-1].ID
-			break
-		}
-		out.Items = append(out.Items, s.joinTokenView(t, now))
-	}
-	return ListJoinTokens200JSONResponse(out), nil
+	now := metaFrom(ctx).Now
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
+		func(after string, limit int) ([]fleet.JoinToken, error) {
+			return s.Queries.JoinTokens(ctx, principalOf(ctx), after, limit)
+		}, func(v fleet.JoinToken) string { return v.ID })
+	return ListJoinTokens200JSONResponse{Items: views(items, func(t fleet.JoinToken) JoinToken {
+		return s.joinTokenView(t, now)
+	}), NextCursor: next}, err
 }
 
 // CreateJoinToken makes a one-time join token.
@@ -206,7 +151,7 @@ func (s *Server) joinTokenView(t fleet.JoinToken, now time.Time) JoinToken {
 	}
 }
 
-// GetTrustBundle gives the newest trust bundle to whoever asks: it proves itself by its signature.
+// GetTrustBundle returns the newest trust bundle, without a credential: the bundle proves itself by its signature.
 func (s *Server) GetTrustBundle(context.Context, GetTrustBundleRequestObject) (GetTrustBundleResponseObject, error) {
 	return GetTrustBundle200JSONResponse(envelopeView(s.Keys.Bundle().Envelope())), nil
 }

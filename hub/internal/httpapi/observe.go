@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -69,6 +70,9 @@ func (a *api) observe(c *gin.Context) {
 		slog.String("org_id", state.principal.OrgID), slog.String("remote_ip", state.remoteIP))
 }
 
+// errPanic is a panic in a handler; the log has its text.
+var errPanic = errors.New("panic")
+
 // guarded runs the rest and turns a panic into a 500 that tells nothing.
 func (a *api) guarded(c *gin.Context) {
 	defer func() {
@@ -79,9 +83,7 @@ func (a *api) guarded(c *gin.Context) {
 			a.conf.Log.ErrorContext(c.Request.Context(), "panic", slog.String("panic", fmt.Sprint(p)),
 				slog.String("stack", string(debug.Stack())),
 				slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
-			a.fail(c, fault.New(fault.Internal, fault.CodeInternal, "Something went wrong on our side; the correlation id "+
-				"finds it in "+
-				"the log.", nil))
+			a.fail(c, fault.As(errPanic))
 		}
 	}()
 	c.Next()

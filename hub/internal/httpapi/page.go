@@ -14,6 +14,46 @@ const (
 	maxPage     = 200
 )
 
+// page reads one page of a listing and the cursor of the next: one item more than asked for tells whether there is one.
+func page[T any](after Cursor, limit Limit, read func(after string, limit int) ([]T, error), cursorOf func(T) string,
+) (items []T, next string, err error) {
+	n := limitOf(limit)
+	items, err = read(after, n+1)
+	if len(items) > n {
+		items, next = items[:n], cursorOf(items[n-1])
+	}
+	return items, next, err
+}
+
+// pageByID is page for a listing in order of ids.
+func pageByID[T any](after Cursor, limit Limit, read func(after string, limit int) ([]T, error),
+	idOf func(T) string,
+) (items []T, next string, err error) {
+	if _, err := cursorID(after); err != nil {
+		return nil, "", err
+	}
+	return page(after, limit, read, idOf)
+}
+
+func views[T, V any](items []T, view func(T) V) []V {
+	out := make([]V, len(items))
+	for i, item := range items {
+		out[i] = view(item)
+	}
+	return out
+}
+
+// decodedViews is views where the rows hold JSON that may not be readable.
+func decodedViews[T, V any](items []T, view func(T) (V, error)) (out []V, err error) {
+	out = make([]V, len(items))
+	for i, item := range items {
+		if out[i], err = view(item); err != nil {
+			return nil, err
+		}
+	}
+	return out, nil
+}
+
 // limitOf gives the page size that was asked for. The contract's check has refused what is out of range.
 func limitOf(limit Limit) int {
 	if limit <= 0 {

@@ -32,7 +32,7 @@ func (p powerless) Authenticate(context.Context, string, time.Time) (iam.Princip
 }
 
 // TestEveryOperationNeedsThePermissionOfTheContract: x-permission of an operation is the permission that a caller
-// without any is told to be missing. An operation that has none refuses nobody.
+// without any is reported as missing. An operation that has none refuses nobody.
 func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 	s := &theater{house: newHouse(t)}
 	orgID, projectID, _ := s.tenant(t, "acme")

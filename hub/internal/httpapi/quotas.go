@@ -10,10 +10,7 @@ import (
 // GetOrgQuota tells what an org may hold, and what it holds.
 func (s *Server) GetOrgQuota(ctx context.Context, r GetOrgQuotaRequestObject) (GetOrgQuotaResponseObject, error) {
 	quota, err := s.orgQuota(ctx, r.OrgID)
-	if err != nil {
-		return nil, err
-	}
-	return GetOrgQuota200JSONResponse(quota), nil
+	return GetOrgQuota200JSONResponse(quota), err
 }
 
 // PutOrgQuota sets what an org may hold.
@@ -26,10 +23,7 @@ func (s *Server) PutOrgQuota(ctx context.Context, r PutOrgQuotaRequestObject) (P
 		return nil, err
 	}
 	quota, err := s.orgQuota(ctx, r.OrgID)
-	if err != nil {
-		return nil, err
-	}
-	return PutOrgQuota200JSONResponse(quota), nil
+	return PutOrgQuota200JSONResponse(quota), err
 }
 
 func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
@@ -50,30 +44,17 @@ func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
 
 // ListAppSlugs lists the app slugs that belong to an org.
 func (s *Server) ListAppSlugs(ctx context.Context, r ListAppSlugsRequestObject) (ListAppSlugsResponseObject, error) {
-	limit := limitOf(r.Params.Limit)
-	slugs, err := s.Queries.AppSlugs(ctx, principalOf(ctx), r.OrgID, r.Params.Cursor, limit+1)
-	if err != nil {
-		return nil, err
-	}
-	out := OwnedSlugList{Items: []OwnedSlug{}}
-	for i, slug := range slugs {
-		if i == limit {
-			out.NextCursor = out.Items[limit-1].Slug
-			break
-		}
-		out.Items = append(out.Items, slugView(slug))
-	}
-	return ListAppSlugs200JSONResponse(out), nil
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]catalog.Slug, error) {
+		return s.Queries.AppSlugs(ctx, principalOf(ctx), r.OrgID, after, limit)
+	}, func(v catalog.Slug) string { return v.Slug })
+	return ListAppSlugs200JSONResponse{Items: views(items, slugView), NextCursor: next}, err
 }
 
 // ReleaseAppSlug gives back a slug under which nothing was published.
 func (s *Server) ReleaseAppSlug(ctx context.Context,
 	r ReleaseAppSlugRequestObject,
 ) (ReleaseAppSlugResponseObject, error) {
-	if err := s.Commands.ReleaseAppSlug(ctx, metaFrom(ctx), r.OrgID, r.AppSlug); err != nil {
-		return nil, err
-	}
-	return ReleaseAppSlug204Response{}, nil
+	return ReleaseAppSlug204Response{}, s.Commands.ReleaseAppSlug(ctx, metaFrom(ctx), r.OrgID, r.AppSlug)
 }
 
 // TransferAppSlug gives a slug to another org, or to the platform.
@@ -81,10 +62,7 @@ func (s *Server) TransferAppSlug(ctx context.Context,
 	r TransferAppSlugRequestObject,
 ) (TransferAppSlugResponseObject, error) {
 	slug, err := s.Commands.TransferAppSlug(ctx, metaFrom(ctx), r.AppSlug, r.Body.OrgID)
-	if err != nil {
-		return nil, err
-	}
-	return TransferAppSlug200JSONResponse(slugView(slug)), nil
+	return TransferAppSlug200JSONResponse(slugView(slug)), err
 }
 
 func slugView(s catalog.Slug) OwnedSlug {

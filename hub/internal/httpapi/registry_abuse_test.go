@@ -68,7 +68,7 @@ func TestARegistryRequestWithoutCredentialCostsNeitherMemoryNorDisk(t *testing.T
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	registry := openRegistry(t)
-	d := newDoor(t, desk{}, func(c *Config) { c.Registry = registry })
+	d := newTestAPI(t, stubServer{}, func(c *Config) { c.Registry = registry })
 	const multipart = "--b\r\nContent-Disposition: form-data; name=\"f\"; filename=\"f\"\r\n\r\n"
 	for name, c := range map[string]struct {
 		method, path, kind, prefix string
@@ -110,7 +110,7 @@ func TestAFormIsNoUploadForThePublisherEither(t *testing.T) {
 	temp := t.TempDir()
 	t.Setenv("TMPDIR", temp)
 	registry := openRegistry(t)
-	d := newDoor(t, desk{}, func(c *Config) { c.Registry = registry })
+	d := newTestAPI(t, stubServer{}, func(c *Config) { c.Registry = registry })
 	username, password, err := registry.IntentCredential(artifact.NewIntent(
 		artifact.Intent{ID: someID, AppVersion: "1.0.0", Channel: "dev", Repository: "org/acme/demo/app"},
 		time.Unix(1_800_000_000, 0)))

@@ -48,7 +48,7 @@ func servedOn(t *testing.T, listener net.Listener, handler http.Handler, limits 
 // TestARequestWhoseBodyNeverComesEndsWithItsConnection waits for the hub to hang up; nothing else ends the read.
 func TestARequestWhoseBodyNeverComesEndsWithItsConnection(t *testing.T) {
 	registry := openRegistry(t)
-	d := newDoor(t, desk{}, func(c *Config) { c.Registry, c.RegistryCaller = registry, registry.Caller })
+	d := newTestAPI(t, stubServer{}, func(c *Config) { c.Registry, c.RegistryCaller = registry, registry.Caller })
 	patient := defaultServeLimits()
 	hasty := defaultServeLimits()
 	hasty.read = 100 * time.Millisecond
@@ -57,7 +57,7 @@ func TestARequestWhoseBodyNeverComesEndsWithItsConnection(t *testing.T) {
 		limits  serveLimits
 		status  int
 	}{
-		// Refused before the body is looked at: answered at once, whatever the time limit.
+		// Refused before the body is read: answered at once, whatever the time limit.
 		"no such path":     {"POST /nothing HTTP/1.1", patient, 404},
 		"no such method":   {"PUT /api/v1/orgs HTTP/1.1", patient, 405},
 		"no credential":    {"POST /api/v1/orgs HTTP/1.1", patient, 401},

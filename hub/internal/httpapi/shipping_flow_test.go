@@ -189,7 +189,38 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 		pushed.Digest, y.signer), 201)
 	require.Equal(t, "draft", version.text("status"))
 	require.Contains(t, version.raw, pushed.Digest)
-	// A draft is priced for its owner, and not for those who may not know of it.
+	y.requireDraftPriced(t)
+	entitlement := "/projects/" + y.projectID + "/apps/entitlements/demo"
+	y.must(t, y.boss, "GET", entitlement, "", "", 404)
+	put := `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],` +
+		`"allowed_control_plane_scopes":["project"],"max_accelerators":2}}`
+	y.must(t, y.boss, "PUT", entitlement, "", put, 200)
+
+	_, err := y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
+	require.Equal(t, catalog.CodeVersionNotActive, fault.As(err).Code)
+	published := y.must(t, y.admin, "POST", "/admin/apps/catalog/demo/versions/1.0.0/publish", "pub", "", 200)
+	require.Equal(t, "active", published.text("status"))
+	require.Contains(t, published.raw, `"status":"active","trust_state":"verified"`)
+	apps := y.must(t, y.boss, "GET", "/apps/catalog?project_id="+y.projectID, "", "", 200)
+	require.Contains(t, apps.raw, `"latest_version":"1.0.0"`)
+
+	y.requireResolved(t)
+	y.wait(25 * time.Hour)
+	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
+	require.Equal(t, catalog.CodePublisherInvalid, fault.As(err).Code)
+	y.must(t, y.admin, "POST", "/admin/publishers", "p2", y.delegate(t, "acme", "org/acme/"), 201)
+	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
+	require.NoError(t, err, "a renewed delegation serves older versions")
+
+	y.must(t, y.admin, "POST", "/admin/apps/catalog/demo/versions/1.0.0/deprecate", "dep", "", 200)
+	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
+	require.Equal(t, catalog.CodeVersionNotActive, fault.As(err).Code)
+	require.NotContains(t, y.log.text.String(), "eyJ", "no credential in the log")
+}
+
+// requireDraftPriced: a draft is priced for its owner, and not for those who may not know of it.
+func (y *yard) requireDraftPriced(t *testing.T) {
+	t.Helper()
 	estimate := func(p iam.Principal) error {
 		ctx := context.WithValue(t.Context(), callKey{}, &call{principal: p, at: y.clock()})
 		_, err := serverOn(y.d, nil, nil).EstimateCost(ctx, EstimateCostRequestObject{
@@ -214,20 +245,11 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 	require.EqualValues(t, "not_found", fault.As(estimate(owner)).Code)
 	require.NoError(t, estimate(iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}))
 	ofPlatform(y.orgID)
-	entitlement := "/projects/" + y.projectID + "/apps/entitlements/demo"
-	y.must(t, y.boss, "GET", entitlement, "", "", 404)
-	put := `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],` +
-		`"allowed_control_plane_scopes":["project"],"max_accelerators":2}}`
-	y.must(t, y.boss, "PUT", entitlement, "", put, 200)
+}
 
-	_, err := y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
-	require.Equal(t, catalog.CodeVersionNotActive, fault.As(err).Code)
-	published := y.must(t, y.admin, "POST", "/admin/apps/catalog/demo/versions/1.0.0/publish", "pub", "", 200)
-	require.Equal(t, "active", published.text("status"))
-	require.Contains(t, published.raw, `"status":"active","trust_state":"verified"`)
-	apps := y.must(t, y.boss, "GET", "/apps/catalog?project_id="+y.projectID, "", "", 200)
-	require.Contains(t, apps.raw, `"latest_version":"1.0.0"`)
-
+// requireResolved: the entitlement and the trust in the publisher decide what a launch resolves to.
+func (y *yard) requireResolved(t *testing.T) {
+	t.Helper()
 	r, err := y.resolve(t, catalog.Want{
 		AppSlug: "demo", Version: "1.0.0", OperatingMode: "platform_managed",
 		ParametersJSON: []byte(`{"greeting":"hi"}`),
@@ -253,17 +275,6 @@ func TestAppGoesFromPushToLaunchable(t *testing.T) {
 		return id == y.signer.KeyID()
 	}})
 	require.Equal(t, catalog.CodePublisherInvalid, fault.As(err).Code)
-	y.wait(25 * time.Hour)
-	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
-	require.Equal(t, catalog.CodePublisherInvalid, fault.As(err).Code)
-	y.must(t, y.admin, "POST", "/admin/publishers", "p2", y.delegate(t, "acme", "org/acme/"), 201)
-	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
-	require.NoError(t, err, "a renewed delegation serves older versions")
-
-	y.must(t, y.admin, "POST", "/admin/apps/catalog/demo/versions/1.0.0/deprecate", "dep", "", 200)
-	_, err = y.resolve(t, catalog.Want{AppSlug: "demo", Version: "1.0.0"})
-	require.Equal(t, catalog.CodeVersionNotActive, fault.As(err).Code)
-	require.NotContains(t, y.log.text.String(), "eyJ", "no credential in the log")
 }
 
 func TestOnlyVerifiedImagesBecomeLaunchable(t *testing.T) {

@@ -44,7 +44,7 @@ func TestAFollowedLogEndsWithItsCallersRights(t *testing.T) {
 
 // revocable asks again who calls, as an open stream does.
 type revocable struct {
-	desk
+	stubServer
 	revoke func()
 	after  error
 }
@@ -63,7 +63,7 @@ func (r *revocable) GetAppInstanceLogs(ctx context.Context,
 
 func TestAnOpenStreamLearnsThatItsCredentialWasRevoked(t *testing.T) {
 	s := &revocable{}
-	d := newDoor(t, s)
+	d := newTestAPI(t, s)
 	d.known = map[string]iam.Principal{"mine": {Type: iam.TypeUser, ID: "mine"}}
 	s.revoke = func() { delete(d.known, "mine") }
 	a := ask{

@@ -8,104 +8,74 @@ import (
 
 // ListOrgUsers lists the users of an org.
 func (s *Server) ListOrgUsers(ctx context.Context, r ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error) {
-	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.User, error) {
-		return s.Queries.OrgUsers(ctx, principalOf(ctx), r.OrgID, page)
-	}, userView, func(v User) string { return v.ID })
-	if err != nil {
-		return nil, err
-	}
-	return ListOrgUsers200JSONResponse{Items: items, NextCursor: next}, nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.User, error) {
+		return s.Queries.OrgUsers(ctx, principalOf(ctx), r.OrgID, iam.Page{After: after, Limit: limit})
+	}, func(v iam.User) string { return v.ID })
+	return ListOrgUsers200JSONResponse{Items: views(items, userView), NextCursor: next}, err
 }
 
 // RemoveOrgUser removes a user from an org.
 func (s *Server) RemoveOrgUser(ctx context.Context, r RemoveOrgUserRequestObject) (RemoveOrgUserResponseObject, error) {
-	if err := s.Commands.RemoveOrgUser(ctx, metaFrom(ctx), r.OrgID, r.UserID); err != nil {
-		return nil, err
-	}
-	return RemoveOrgUser204Response{}, nil
+	return RemoveOrgUser204Response{}, s.Commands.RemoveOrgUser(ctx, metaFrom(ctx), r.OrgID, r.UserID)
 }
 
 // GetUser gives one user.
 func (s *Server) GetUser(ctx context.Context, r GetUserRequestObject) (GetUserResponseObject, error) {
 	user, err := s.Queries.User(ctx, principalOf(ctx), r.UserID)
-	if err != nil {
-		return nil, err
-	}
-	return GetUser200JSONResponse(userView(user)), nil
+	return GetUser200JSONResponse(userView(user)), err
 }
 
 // PutUserRoles sets a user's roles in the whole org.
 func (s *Server) PutUserRoles(ctx context.Context, r PutUserRolesRequestObject) (PutUserRolesResponseObject, error) {
 	user, err := s.Commands.PutUserRoles(ctx, metaFrom(ctx), r.UserID, rolesOf(r.Body.Roles), r.Body.PlatformAdmin)
-	if err != nil {
-		return nil, err
-	}
-	return PutUserRoles200JSONResponse(userView(user)), nil
+	return PutUserRoles200JSONResponse(userView(user)), err
 }
 
 // DisableUser refuses a user from the next request on.
 func (s *Server) DisableUser(ctx context.Context, r DisableUserRequestObject) (DisableUserResponseObject, error) {
 	user, err := s.Commands.DisableUser(ctx, metaFrom(ctx), r.UserID)
-	if err != nil {
-		return nil, err
-	}
-	return DisableUser200JSONResponse(userView(user)), nil
+	return DisableUser200JSONResponse(userView(user)), err
 }
 
 // EnableUser lets a disabled user in again.
 func (s *Server) EnableUser(ctx context.Context, r EnableUserRequestObject) (EnableUserResponseObject, error) {
 	user, err := s.Commands.EnableUser(ctx, metaFrom(ctx), r.UserID)
-	if err != nil {
-		return nil, err
-	}
-	return EnableUser200JSONResponse(userView(user)), nil
+	return EnableUser200JSONResponse(userView(user)), err
 }
 
 // ListUserTokens lists a user's tokens that count, without their text.
 func (s *Server) ListUserTokens(ctx context.Context,
 	r ListUserTokensRequestObject,
 ) (ListUserTokensResponseObject, error) {
-	now := metaFrom(ctx).Now
-	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.UserToken, error) {
-		return s.Queries.UserTokens(ctx, principalOf(ctx), r.UserID, now, page)
-	}, tokenView, func(v UserTokenInfo) string { return v.ID })
-	if err != nil {
-		return nil, err
-	}
-	return ListUserTokens200JSONResponse{Items: items, NextCursor: next}, nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.UserToken, error) {
+		return s.Queries.UserTokens(ctx, principalOf(ctx), r.UserID, metaFrom(ctx).Now, iam.Page{After: after, Limit: limit})
+	}, func(v iam.UserToken) string { return v.ID })
+	return ListUserTokens200JSONResponse{Items: views(items, tokenView), NextCursor: next}, err
 }
 
 // RevokeUserTokens ends all tokens of a user.
 func (s *Server) RevokeUserTokens(ctx context.Context,
 	r RevokeUserTokensRequestObject,
 ) (RevokeUserTokensResponseObject, error) {
-	if err := s.Commands.RevokeUserTokens(ctx, metaFrom(ctx), r.UserID); err != nil {
-		return nil, err
-	}
-	return RevokeUserTokens204Response{}, nil
+	return RevokeUserTokens204Response{}, s.Commands.RevokeUserTokens(ctx, metaFrom(ctx), r.UserID)
 }
 
 // RevokeUserToken ends one token.
 func (s *Server) RevokeUserToken(ctx context.Context,
 	r RevokeUserTokenRequestObject,
 ) (RevokeUserTokenResponseObject, error) {
-	if err := s.Commands.RevokeUserToken(ctx, metaFrom(ctx), r.UserID, r.TokenID); err != nil {
-		return nil, err
-	}
-	return RevokeUserToken204Response{}, nil
+	return RevokeUserToken204Response{}, s.Commands.RevokeUserToken(ctx, metaFrom(ctx), r.UserID, r.TokenID)
 }
 
 // ListProjectRoles lists who holds roles in this project only.
 func (s *Server) ListProjectRoles(ctx context.Context,
 	r ListProjectRolesRequestObject,
 ) (ListProjectRolesResponseObject, error) {
-	items, next, err := list(r.Params.Cursor, r.Params.Limit, func(page iam.Page) ([]iam.ProjectRoles, error) {
-		return s.Queries.ProjectRoles(ctx, principalOf(ctx), r.ProjectID, page)
-	}, projectRolesView, func(v ProjectRoles) string { return v.UserID })
-	if err != nil {
-		return nil, err
-	}
-	return ListProjectRoles200JSONResponse{Items: items, NextCursor: next}, nil
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
+		func(after string, limit int) ([]iam.ProjectRoles, error) {
+			return s.Queries.ProjectRoles(ctx, principalOf(ctx), r.ProjectID, iam.Page{After: after, Limit: limit})
+		}, func(v iam.ProjectRoles) string { return v.UserID })
+	return ListProjectRoles200JSONResponse{Items: views(items, projectRolesView), NextCursor: next}, err
 }
 
 // PutProjectRoles sets a user's roles in this project only.
@@ -113,10 +83,7 @@ func (s *Server) PutProjectRoles(ctx context.Context,
 	r PutProjectRolesRequestObject,
 ) (PutProjectRolesResponseObject, error) {
 	roles, err := s.Commands.PutProjectRoles(ctx, metaFrom(ctx), r.ProjectID, r.UserID, rolesOf(r.Body.Roles))
-	if err != nil {
-		return nil, err
-	}
-	return PutProjectRoles200JSONResponse(projectRolesView(roles)), nil
+	return PutProjectRoles200JSONResponse(projectRolesView(roles)), err
 }
 
 func rolesOf[T ~string](names []T) []iam.Role {
