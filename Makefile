@@ -88,7 +88,8 @@ unit: ## unit, property and integration tests
 
 .PHONY: e2e
 e2e: build build-failpoint demo-app ## end to end, with the real binaries; each package runs in a sandbox of its own
-	@$(GO) test -vet=off -p 1 -run '^$$' ./e2e/guide ./e2e/upgrade >/dev/null # they fetch and build; no test runs
+	@# Fetch and build what the packages need, before others see the mounts of that come and go; no test runs.
+	@out=$$($(GO) test -vet=off -p 1 -run '^$$' ./e2e/guide ./e2e/upgrade) || { echo "$$out"; exit 1; }
 	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 20m $(E2E)
 
 .PHONY: release-fixture
