@@ -33,10 +33,13 @@ func (w *world) withRoot(version uint64, threshold uint32, keys ...key) *protoco
 
 func TestABundleThePinnedRootDidNotSignIsRefused(t *testing.T) {
 	w := newWorld(t)
+	byKey := protocol.Fingerprint(w.root.pub)
 	root, thief, second, third := w.root, newKey(t), newKey(t), newKey(t)
 	revoked := w.withRoot(1, 1, root, thief)
 	revoked.RevokedKeyIds = []string{protocol.KeyID(root.pub)}
 	three := w.withRoot(1, 2, root, second, third)
+	byRole := protocol.RootRoleDigest(three.Roles[0])
+	const unsigned = protocol.Nack_SIGNATURE_INVALID
 	relabelled := signBundle(t, w.withRoot(1, 1, root, thief), thief, thief)
 	relabelled.Signatures[0].KeyId = protocol.KeyID(root.pub)
 	cases := map[string]struct {
@@ -44,54 +47,27 @@ func TestABundleThePinnedRootDidNotSignIsRefused(t *testing.T) {
 		pin  string
 		want protocol.Nack_Reason
 	}{
-		"signed by the pinned key": {signBundle(t, w.message(1), root), protocol.Fingerprint(root.pub), 0},
-		"the pinned key is only listed": {
-			signBundle(t, w.withRoot(1, 1, root, thief), thief),
-			protocol.Fingerprint(root.pub), protocol.Nack_SIGNATURE_INVALID,
-		},
-		"under the pinned key's id": {relabelled, protocol.Fingerprint(root.pub), protocol.Nack_SIGNATURE_INVALID},
-		"signed by the pinned key, not listed": {
-			signBundle(t, w.withRoot(1, 1, thief), root, thief),
-			protocol.Fingerprint(root.pub), protocol.Nack_SIGNATURE_INVALID,
-		},
-		"the pinned key is listed and revoked": {
-			signBundle(t, revoked, root, thief), protocol.Fingerprint(root.pub),
-			protocol.Nack_SIGNATURE_INVALID,
-		},
-		"2 of 3, the pinned key did not sign": {
-			signBundle(t, three, second, third), protocol.Fingerprint(root.pub),
-			protocol.Nack_SIGNATURE_INVALID,
-		},
-		"2 of 3, the pinned key signed": {signBundle(t, three, root, third), protocol.Fingerprint(root.pub), 0},
-		"2 of 3, only the pinned key": {
-			signBundle(t, three, root), protocol.Fingerprint(root.pub),
-			protocol.Nack_SIGNATURE_INVALID,
-		},
-		"2 of 3, the pinned key twice": {
-			signBundle(t, three, root, root), protocol.Fingerprint(root.pub),
-			protocol.Nack_SIGNATURE_INVALID,
-		},
-		"2 of 3 by the digest of the role": {
-			signBundle(t, three, second, third),
-			protocol.RootRoleDigest(three.Roles[0]), 0,
-		},
-		"digest of the role, too few signatures": {
-			signBundle(t, three, second), protocol.RootRoleDigest(three.Roles[0]),
-			protocol.Nack_SIGNATURE_INVALID,
-		},
+		"signed by the pinned key":               {signBundle(t, w.message(1), root), byKey, 0},
+		"the pinned key is only listed":          {signBundle(t, w.withRoot(1, 1, root, thief), thief), byKey, unsigned},
+		"under the pinned key's id":              {relabelled, byKey, unsigned},
+		"signed by the pinned key, not listed":   {signBundle(t, w.withRoot(1, 1, thief), root, thief), byKey, unsigned},
+		"the pinned key is listed and revoked":   {signBundle(t, revoked, root, thief), byKey, unsigned},
+		"2 of 3, the pinned key did not sign":    {signBundle(t, three, second, third), byKey, unsigned},
+		"2 of 3, the pinned key signed":          {signBundle(t, three, root, third), byKey, 0},
+		"2 of 3, only the pinned key":            {signBundle(t, three, root), byKey, unsigned},
+		"2 of 3, the pinned key twice":           {signBundle(t, three, root, root), byKey, unsigned},
+		"2 of 3 by the digest of the role":       {signBundle(t, three, second, third), byRole, 0},
+		"digest of the role, too few signatures": {signBundle(t, three, second), byRole, unsigned},
 		"digest of the role, another threshold": {
-			signBundle(t, w.withRoot(1, 1, root, second, third), second), protocol.RootRoleDigest(three.Roles[0]),
-			protocol.Nack_SIGNATURE_INVALID,
+			signBundle(t, w.withRoot(1, 1, root, second, third), second), byRole,
+			unsigned,
 		},
 		"digest of the role, one more key": {
-			signBundle(t, w.withRoot(1, 2, root, second, third, thief), second, thief), protocol.RootRoleDigest(three.Roles[0]),
-			protocol.Nack_SIGNATURE_INVALID,
+			signBundle(t, w.withRoot(1, 2, root, second, third, thief), second, thief),
+			byRole, unsigned,
 		},
-		"a role's digest given as a key's": {
-			signBundle(t, three, root, third),
-			protocol.FingerprintPrefix + strings.TrimPrefix(protocol.RootRoleDigest(three.Roles[0]), protocol.RootRolePrefix),
-			protocol.Nack_SIGNATURE_INVALID,
-		},
+		"a role's digest given as a key's": {signBundle(t, three, root, third), protocol.FingerprintPrefix +
+			strings.TrimPrefix(byRole, protocol.RootRolePrefix), unsigned},
 		"no pin":       {signBundle(t, w.message(1), root), "", protocol.Nack_MALFORMED},
 		"a short pin":  {signBundle(t, w.message(1), root), "sha256:00", protocol.Nack_MALFORMED},
 		"another form": {signBundle(t, w.message(1), root), "md5:" + protocol.KeyID(root.pub), protocol.Nack_MALFORMED},

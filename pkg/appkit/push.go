@@ -89,12 +89,12 @@ func Push(ctx context.Context, img v1.Image, t Target, signer protocol.Signer,
 
 func writeImage(tag name.Tag, img v1.Image, options []remote.Option, progress func(done, total int64)) error {
 	var updates chan v1.Update
-	heard := make(chan struct{})
+	progressDone := make(chan struct{})
 	if progress != nil {
 		updates = make(chan v1.Update, 64)
 		options = append(append([]remote.Option(nil), options...), remote.WithProgress(updates))
 		go func() {
-			defer close(heard)
+			defer close(progressDone)
 			for u := range updates {
 				if u.Error == nil {
 					progress(u.Complete, u.Total)
@@ -102,11 +102,11 @@ func writeImage(tag name.Tag, img v1.Image, options []remote.Option, progress fu
 			}
 		}()
 	} else {
-		close(heard)
+		close(progressDone)
 	}
 	err := remote.Write(tag, img, options...)
 	// remote.Write closes the channel of WithProgress when it returns.
-	<-heard
+	<-progressDone
 	if err == nil {
 		return nil
 	}
@@ -150,8 +150,8 @@ func SignatureImage(repository, digest string, signer protocol.Signer) (v1.Image
 	return img, nil
 }
 
-// transportOf refuses plain HTTP: the registry client would try it on private addresses when TLS fails, and show the
-// password to whoever answers.
+// transportOf refuses plain HTTP: when TLS fails, the registry client would try it on private addresses and send the
+// password in clear text.
 type transportOf struct{ *http.Transport }
 
 // RoundTrip is part of http.RoundTripper.

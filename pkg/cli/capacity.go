@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-func (a *app) allocationsCommand() *cobra.Command {
-	columns := []column[client.Allocation]{
+func allocationColumns() []column[client.Allocation] {
+	return []column[client.Allocation]{
 		{"ID", func(l client.Allocation) string { return l.ID }},
 		{"STATUS", func(l client.Allocation) string { return string(l.Status) }},
 		{"NODE", func(l client.Allocation) string { return l.NodeID }},
@@ -23,39 +23,12 @@ func (a *app) allocationsCommand() *cobra.Command {
 		{"MEMORY MIB", func(l client.Allocation) string { return fmt.Sprintf("%d (%d free)", l.MemoryMib, l.FreeMemoryMib) }},
 		{"CREATED", func(l client.Allocation) string { return stamp(l.CreatedAt) }},
 	}
-	var (
-		body              client.AllocationCreate
-		node, shape, only string
-	)
-	create := a.action("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session,
-		_ []string,
-	) error {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
-		if node != "" {
-			if body.NodeID, err = s.nodeID(ctx, node); err != nil {
-				return err
-			}
-		}
-		body.CapacityShape = client.CapacityShape(shape)
-		l, err := client.Read[client.Allocation](s.hub.CreateAllocation(ctx, project, body, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, l, columns)
-	})
-	f := create.Flags()
-	f.StringVar(&node, "node", "", "node, by id or host name (default: the hub chooses one)")
-	f.StringVar(&body.Sku, "sku", "", "SKU of the price book")
-	f.StringVar(&shape, "shape", string(client.CapacityShapeGpuSlice), "gpu_slice or baremetal")
-	f.Int32Var(&body.AcceleratorCount, "accelerators", 0, "how many accelerators")
-	f.StringVar(&body.AcceleratorModel, "accelerator-model", "", "only accelerators of this model")
-	f.Int32Var(&body.CPUCores, "cpu", 1, "CPU cores")
-	f.Int64Var(&body.MemoryMib, "memory-mib", 512, "memory in MiB")
+}
 
-	list := listing(a, "list", "Allocations of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+func (a *app) allocationsCommand() *cobra.Command {
+	var only string
+	list := listing(a, "list", "Allocations of the project", cobra.NoArgs, allocationColumns(), func(ctx context.Context,
+		s *session,
 		_ []string, cursor string,
 	) ([]client.Allocation, string, error) {
 		project, err := s.projectID(ctx)
@@ -82,10 +55,10 @@ func (a *app) allocationsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return show(s, l, columns)
+			return show(s, l, allocationColumns())
 		})
 	}
-	return group("allocations", "Capacity held by the project", create, list,
+	return group("allocations", "Capacity held by the project", a.createAllocation(), list,
 		one("get", "One allocation", func(ctx context.Context, s *session, project, id string) (client.Allocation, error) {
 			return client.Read[client.Allocation](s.hub.GetAllocation(ctx, project, id, s.editors()...))
 		}),
@@ -94,6 +67,41 @@ func (a *app) allocationsCommand() *cobra.Command {
 		) (client.Allocation, error) {
 			return client.Read[client.Allocation](s.hub.ReleaseAllocation(ctx, project, id, s.editors()...))
 		}))
+}
+
+func (a *app) createAllocation() *cobra.Command {
+	var (
+		body        client.AllocationCreate
+		node, shape string
+	)
+	create := a.action("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session,
+		_ []string,
+	) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		if node != "" {
+			if body.NodeID, err = s.nodeID(ctx, node); err != nil {
+				return err
+			}
+		}
+		body.CapacityShape = client.CapacityShape(shape)
+		l, err := client.Read[client.Allocation](s.hub.CreateAllocation(ctx, project, body, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return show(s, l, allocationColumns())
+	})
+	f := create.Flags()
+	f.StringVar(&node, "node", "", "node, by id or host name (default: the hub chooses one)")
+	f.StringVar(&body.Sku, "sku", "", "SKU of the price book")
+	f.StringVar(&shape, "shape", string(client.CapacityShapeGpuSlice), "gpu_slice or baremetal")
+	f.Int32Var(&body.AcceleratorCount, "accelerators", 0, "how many accelerators")
+	f.StringVar(&body.AcceleratorModel, "accelerator-model", "", "only accelerators of this model")
+	f.Int32Var(&body.CPUCores, "cpu", 1, "CPU cores")
+	f.Int64Var(&body.MemoryMib, "memory-mib", 512, "memory in MiB")
+	return create
 }
 
 func (a *app) nodesCommand() *cobra.Command {

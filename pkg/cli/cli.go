@@ -175,7 +175,7 @@ func listing[T any](a *app, use, short string, args cobra.PositionalArgs, column
 	})
 }
 
-// session is an open connection as somebody.
+// session is a connection to the hub with a credential.
 type session struct {
 	*app
 	hub      *client.Hub

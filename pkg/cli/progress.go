@@ -8,14 +8,14 @@ import (
 )
 
 const (
-	// Whatever takes longer than quietTime says what it is doing.
+	// A command that takes longer than quietTime shows what it does.
 	quietTime = time.Second
 	// A terminal's line is rewritten this often; elsewhere a line is added this often.
-	terminalBeat = time.Second
-	logBeat      = 10 * time.Second
+	terminalInterval = time.Second
+	logInterval      = 10 * time.Second
 )
 
-// progress tells on stderr what is being waited for.
+// progress shows on stderr what a command waits for.
 type progress struct {
 	out      io.Writer
 	terminal bool
@@ -26,20 +26,20 @@ type progress struct {
 	drawn  bool
 	ended  bool
 	finish chan struct{}
-	gone   chan struct{}
+	done   chan struct{}
 }
 
 func newProgress(out io.Writer, terminal bool, what string) *progress {
 	p := &progress{
 		out: out, terminal: terminal, what: what, start: time.Now(), finish: make(chan struct{}),
-		gone: make(chan struct{}),
+		done: make(chan struct{}),
 	}
 	go p.run()
 	return p
 }
 
 func (p *progress) run() {
-	defer close(p.gone)
+	defer close(p.done)
 	timer := time.NewTimer(quietTime)
 	defer timer.Stop()
 	for {
@@ -49,9 +49,9 @@ func (p *progress) run() {
 		case <-timer.C:
 			p.draw()
 			if p.terminal {
-				timer.Reset(terminalBeat)
+				timer.Reset(terminalInterval)
 			} else {
-				timer.Reset(logBeat)
+				timer.Reset(logInterval)
 			}
 		}
 	}
@@ -72,7 +72,7 @@ func (p *progress) draw() {
 	fmt.Fprintf(p.out, "… %s (%s)\n", p.what, took)
 }
 
-// now changes what is being waited for.
+// now changes what is shown.
 func (p *progress) now(what string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -83,7 +83,7 @@ func (p *progress) now(what string) {
 func (p *progress) note(text string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.wipe()
+	p.clearLine()
 	fmt.Fprintf(p.out, "%6.1fs  %s\n", time.Since(p.start).Seconds(), printable(text))
 }
 
@@ -92,15 +92,15 @@ func (p *progress) stop() {
 	p.mu.Lock()
 	first := !p.ended
 	p.ended = true
-	p.wipe()
+	p.clearLine()
 	p.mu.Unlock()
 	if first {
 		close(p.finish)
-		<-p.gone
+		<-p.done
 	}
 }
 
-func (p *progress) wipe() {
+func (p *progress) clearLine() {
 	if p.drawn {
 		fmt.Fprint(p.out, "\r\x1b[K")
 		p.drawn = false

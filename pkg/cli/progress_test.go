@@ -38,7 +38,7 @@ func TestProgressIsQuietForASecondAndThenSaysWhat(t *testing.T) {
 		synctest.Wait()
 		require.Equal(t, "… deploy an app (1s)\n", out.String())
 		p.now("pushing")
-		time.Sleep(logBeat)
+		time.Sleep(logInterval)
 		synctest.Wait()
 		require.Equal(t, "… deploy an app (1s)\n… pushing (11s)\n", out.String())
 		p.stop()

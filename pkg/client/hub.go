@@ -41,7 +41,7 @@ type Config struct {
 	Credential Credential
 	// UserAgent is sent along; empty means "gpuaas-client".
 	UserAgent string
-	// OnRetry is told before each wait; may be nil.
+	// OnRetry is called before each wait; may be nil.
 	OnRetry func(attempt int, wait time.Duration, cause error)
 }
 

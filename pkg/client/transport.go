@@ -121,7 +121,7 @@ func retry(r *http.Request, res *http.Response, err error, attempt int) (time.Du
 			problem *Problem
 			fatal   *CredentialError
 		)
-		return backoff, !errors.As(err, &problem) && !errors.As(err, &fatal) && isPassing(err)
+		return backoff, !errors.As(err, &problem) && !errors.As(err, &fatal) && isRetryable(err)
 	}
 	switch res.StatusCode {
 	case http.StatusTooManyRequests, http.StatusServiceUnavailable:

@@ -81,7 +81,7 @@ func (p Program) fromEnvironment(flags *pflag.FlagSet, lookup func(string) (stri
 	return failed
 }
 
-// complain says what went wrong and what to do; the cause follows for whoever digs deeper.
+// complain writes what went wrong and what to do, then the cause.
 func (p Program) complain(w io.Writer, err error) {
 	f, is := errors.AsType[*fault.Error](err)
 	if !is {

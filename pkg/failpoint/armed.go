@@ -14,14 +14,13 @@ import (
 
 // Env names the file that arms one point: it holds the name and at which hit of it the program dies
 // ("agent/accept/synced 1"). The file may come and change while the program runs. As the program dies, the file is
-// renamed to end in ReachedSuffix: it is disarmed for the next start, and whoever armed it sees that the point was
-// reached.
+// renamed to end in ReachedSuffix: it is disarmed for the next start, and the test sees that the point was reached.
 const (
 	Env           = "GPUAAS_FAILPOINT"
 	ReachedSuffix = ".reached"
 )
 
-// counter counts hits of what is armed at the moment.
+// counter counts hits of the armed point.
 type counter struct {
 	mu    sync.Mutex
 	armed string
@@ -42,7 +41,7 @@ func Hit(name string) {
 		return
 	}
 	if err := os.Rename(path, path+ReachedSuffix); err != nil {
-		return // disarmed a moment ago
+		return // just disarmed
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
 	select {} // the signal ends all threads; this one must not take another step

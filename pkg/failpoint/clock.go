@@ -9,7 +9,7 @@ import (
 )
 
 // clockEnv names a file with how far the machine's clock is off (a Go duration such as "-24h") and, after a blank, the
-// id of the boot that the machine seems to be in. It is read at every look at the clock, so that the clock can jump.
+// id of the boot that the machine seems to be in. Every reading of the clock reads it, so that the clock can jump.
 const clockEnv = "GPUAAS_FAILPOINT_CLOCK"
 
 // clock is what the file says; nothing where there is none.
@@ -33,7 +33,7 @@ func clock() (off time.Duration, boot string) {
 // Now is the machine's clock as the file sets it. Like a clock that is set, it has no monotonic reading.
 func Now() time.Time { return Machine(time.Now()) }
 
-// Machine is what another program on this machine would have told, if its clock were the one that Now reads.
+// Machine converts the time of another program on this machine to the clock that Now reads.
 func Machine(t time.Time) time.Time {
 	off, _ := clock()
 	return t.Round(0).Add(off)

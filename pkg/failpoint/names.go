@@ -77,7 +77,7 @@ hub/create/funded
 hub/command/done
 hub/command/kept
 hub/command/committed
-hub/command/poked
+hub/command/enqueued
 hub/events/numbered
 hub/dispatch/compiled
 hub/dispatch/signed

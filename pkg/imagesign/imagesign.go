@@ -1,6 +1,6 @@
 // Package imagesign is the form in which a publisher signs an image: cosign's simple signing (the .sig tag) with an
-// Ed25519 key. It makes, reads and checks payloads; it is pure and knows neither registry nor key file. Whoever wants
-// to know which keys count asks the trust bundle and its delegations.
+// Ed25519 key. It makes, reads and checks payloads; it is pure and knows neither registry nor key file. The
+// trust bundle and its delegations say which keys count.
 //
 // Format: https://github.com/sigstore/cosign/blob/main/specs/SIGNATURE_SPEC.md
 package imagesign
@@ -21,9 +21,9 @@ const (
 	AnnotationSignature = "dev.cosignproject.cosign/signature"
 	// Scheme is the name of this form in publish intents.
 	Scheme = "cosign-simple-signing-ed25519"
-	// MaxPayloadBytes bounds a payload that is looked at.
+	// MaxPayloadBytes bounds a payload that is parsed.
 	MaxPayloadBytes = 64 << 10
-	// MaxSignatures bounds how many signatures of one image are looked at; the rest is ignored.
+	// MaxSignatures bounds how many signatures of one image are verified; the rest is ignored.
 	MaxSignatures = 16
 
 	payloadType = "cosign container image signature"

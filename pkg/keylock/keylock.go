@@ -6,21 +6,21 @@ import (
 	"sync"
 )
 
-// Map holds one lock for each key in use. Its zero value is ready; it keeps no key that nobody holds or waits for.
-// Waiters of a key are admitted in the order in which they came.
+// Map has one lock for each key in use. Its zero value is ready; it keeps no key that is neither locked nor waited for.
+// Waiters of a key get its lock in the order of their calls.
 type Map struct {
 	mu    sync.Mutex
 	locks map[string]*lock
 }
 
 type lock struct {
-	// held has one slot: whoever fills it holds the lock.
+	// held has one slot, which the holder of the lock fills.
 	held  chan struct{}
 	users int
 }
 
-// Lock waits for the key's lock. unlock gives it back and may be called once. When ctx ends first, Lock returns its
-// error and holds nothing.
+// Lock waits for the key's lock. unlock releases it; call it once. When ctx ends first, Lock returns the error of ctx
+// and does not hold the lock.
 func (m *Map) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	l := m.join(key)
 	select {
@@ -35,7 +35,7 @@ func (m *Map) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	}
 }
 
-// Len returns how many keys are held or waited for.
+// Len returns how many keys are locked or waited for.
 func (m *Map) Len() int {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -1,4 +1,4 @@
-// Package loop drives work that looks at the whole state each time: at once when woken, and periodically anyway,
+// Package loop drives work that reads the whole state each time: at once when woken, and periodically anyway,
 // because a wake-up may be lost. It owns when a pass runs; what a pass does belongs to its owner.
 package loop
 
@@ -10,6 +10,8 @@ import (
 	"math/rand/v2"
 	"runtime/debug"
 	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/notify"
 )
 
 const (
@@ -23,7 +25,7 @@ const (
 	maxCooldown = 20 * time.Millisecond
 )
 
-// Pass looks at everything there is to do and does it.
+// Pass reads the whole state and does all work that is due.
 type Pass func(ctx context.Context) error
 
 // Loop runs one pass at a time.
@@ -34,7 +36,7 @@ type Loop struct {
 	log   *slog.Logger
 	// random gives a number in [0,1).
 	random func() float64
-	wake   chan struct{}
+	wake   notify.Signal
 }
 
 // New makes a loop whose pass runs at the latest every so often (± 20 %). log may be nil.
@@ -45,17 +47,12 @@ func New(name string, every time.Duration, pass Pass, log *slog.Logger) *Loop {
 	if log == nil {
 		log = slog.New(slog.DiscardHandler)
 	}
-	return &Loop{name: name, every: every, pass: pass, log: log, random: rand.Float64, wake: make(chan struct{}, 1)}
+	return &Loop{name: name, every: every, pass: pass, log: log, random: rand.Float64, wake: notify.NewSignal()}
 }
 
 // Wake asks for a pass soon. It carries no data and never blocks: wake-ups that come while a pass runs become one pass
 // after it, so that nothing that happened before a wake-up is missed. So do those that come during the cooldown.
-func (l *Loop) Wake() {
-	select {
-	case l.wake <- struct{}{}:
-	default:
-	}
-}
+func (l *Loop) Wake() { l.wake.Send() }
 
 // Run passes until ctx ends, the first time at once, and returns nil then. A failing or panicking pass is logged and
 // tried again; it never ends the loop.

@@ -11,9 +11,9 @@ import (
 )
 
 // Admits reports whether the publisher's manifest allows this workload: nil, or a fault that names what deviates. It
-// lowers the manifest again with the workload's own parameters and shape, and wants exactly those services; so whoever
-// holds only the hub's online keys can neither change an image, a command, an environment, a port or a user, nor leave
-// the resource bounds, nor add a service. A fallback carries a manifest of its own and is asked about separately.
+// lowers the manifest again with the workload's own parameters and shape, and requires exactly those services. With the
+// hub's online keys alone nobody can change an image, a command, an environment, a port or a user, leave the resource
+// bounds, or add a service. A fallback has a manifest of its own and is checked separately.
 func Admits(v Verified, w *protocol.Workload) error {
 	if !v.ok {
 		return notAdmitted("/manifest", "the manifest was not verified")

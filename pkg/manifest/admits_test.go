@@ -2,6 +2,7 @@ package manifest_test
 
 import (
 	"crypto/ed25519"
+	"maps"
 	"testing"
 	"time"
 
@@ -76,18 +77,15 @@ func admittedWorkload(t testing.TB, env *protocol.Envelope, v manifest.Verified)
 	}
 }
 
-func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
-	w := newWorld(t, "org/acme/", "acme")
-	env, v := w.verify(t, document(t))
-	require.NoError(t, manifest.Admits(v, admittedWorkload(t, env, v)))
-	require.True(t, fault.Is(manifest.Admits(manifest.Verified{}, admittedWorkload(t, env, v)), fault.Forbidden))
-	require.True(t, fault.Is(manifest.Admits(v, nil), fault.Forbidden))
+// deviation is a change that the manifest does not allow, and the field that the fault names.
+type deviation struct {
+	change  func(*protocol.Workload, *protocol.Service)
+	pointer string
+}
 
-	unknownField := protowire.AppendVarint(protowire.AppendTag(nil, 999, protowire.VarintType), 1)
-	cases := map[string]struct {
-		change  func(*protocol.Workload, *protocol.Service)
-		pointer string
-	}{
+// otherProgram lists deviations in what runs: image, command, variables, parameters.
+func otherProgram() map[string]deviation {
+	return map[string]deviation{
 		"another digest": {
 			func(_ *protocol.Workload, s *protocol.Service) { s.Image = s.Image[:len(s.Image)-1] + "2" },
 			"/services/0/image",
@@ -125,6 +123,12 @@ func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
 			w.ParametersJson = `{"password_hash":"` + goodHash + `","threads":99}`
 		}, "/parameters/threads"},
 		"parameters not JSON": {func(w *protocol.Workload, _ *protocol.Service) { w.ParametersJson = "{" }, "/parameters"},
+	}
+}
+
+// otherIsolation lists deviations in ports, user, file systems and resources.
+func otherIsolation() map[string]deviation {
+	return map[string]deviation{
 		"another port": {
 			func(_ *protocol.Workload, s *protocol.Service) { s.Ports[0].ContainerPort = 22 },
 			"/services/0/ports",
@@ -169,6 +173,13 @@ func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
 		"more processes": {func(_ *protocol.Workload, s *protocol.Service) {
 			s.Resources.Pids++
 		}, "/services/0/resources"},
+	}
+}
+
+// otherIdentity lists deviations in accelerators, probe, and what the workload says it is.
+func otherIdentity() map[string]deviation {
+	unknownField := protowire.AppendVarint(protowire.AppendTag(nil, 999, protowire.VarintType), 1)
+	return map[string]deviation{
 		"no resources": {func(_ *protocol.Workload, s *protocol.Service) {
 			s.Resources = nil
 		}, "/services/0/resources"},
@@ -210,6 +221,18 @@ func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
 			"/readiness_timeout_seconds",
 		},
 	}
+}
+
+func TestLaw01OnlyWhatThePublisherAllowedIsAdmitted(t *testing.T) {
+	w := newWorld(t, "org/acme/", "acme")
+	env, v := w.verify(t, document(t))
+	require.NoError(t, manifest.Admits(v, admittedWorkload(t, env, v)))
+	require.True(t, fault.Is(manifest.Admits(manifest.Verified{}, admittedWorkload(t, env, v)), fault.Forbidden))
+	require.True(t, fault.Is(manifest.Admits(v, nil), fault.Forbidden))
+
+	cases := otherProgram()
+	maps.Copy(cases, otherIsolation())
+	maps.Copy(cases, otherIdentity())
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			changed, ok := proto.Clone(admittedWorkload(t, env, v)).(*protocol.Workload)

@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"encoding/json"
 	"flag"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -103,13 +104,19 @@ func TestJSONAndYAMLSayTheSame(t *testing.T) {
 	require.Equal(t, want, got)
 }
 
-func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
-	const secret = "s3cr3t-value"
-	cases := map[string]struct {
-		edit    func(string) string
-		kind    fault.Kind
-		pointer string
-	}{
+// badDocument is an edit that makes the sample invalid, and how the fault names it.
+type badDocument struct {
+	edit    func(string) string
+	kind    fault.Kind
+	pointer string
+}
+
+// secret stands in bad documents at fields that a fault must not echo.
+const secret = "s3cr3t-value"
+
+// badSyntax lists documents that are no YAML of the schema's form.
+func badSyntax() map[string]badDocument {
+	return map[string]badDocument{
 		"empty":         {func(string) string { return "" }, fault.Malformed, ""},
 		"not YAML":      {func(string) string { return "app: [" + secret }, fault.Malformed, ""},
 		"not UTF-8":     {func(s string) string { return s + "\xff" }, fault.Malformed, ""},
@@ -134,6 +141,20 @@ func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
 			swap("pids_max: 512", "pids_max: 1e999999999"), fault.Malformed,
 			"/version/runtime_profile/resources/pids_max",
 		},
+		"too large": {
+			func(s string) string { return s + strings.Repeat("#", manifest.MaxDocumentBytes) },
+			fault.TooLarge, "-",
+		},
+		"too deep": {
+			func(string) string { return strings.Repeat("[", 64) + strings.Repeat("]", 64) },
+			fault.Malformed, strings.Repeat("/0", manifest.MaxDepth+1),
+		},
+	}
+}
+
+// badProfiles lists documents with a wrong image, port, probe or directory.
+func badProfiles() map[string]badDocument {
+	return map[string]badDocument{
 		"tag, no digest": {
 			swap("runtime@sha256:"+strings.Repeat("1", 64), "runtime:latest"), fault.Malformed,
 			"/version/runtime_profile/image_variants/0/image_ref",
@@ -186,6 +207,12 @@ func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
 			swap("size_mib: 64}", "size_mib: 100000}"), fault.Unprocessable,
 			"/version/runtime_profile/scratch",
 		},
+	}
+}
+
+// badDeclarations lists documents with a wrong user, accelerator, parameter or UI.
+func badDeclarations() map[string]badDocument {
+	return map[string]badDocument{
 		"uid unmapped": {swap(`"10001:10001"`, `"70000:1"`), fault.Unprocessable, "/version/runtime_profile/user"},
 		"accelerator no image": {
 			swap("[none, nvidia]", "[none, amd]"), fault.Unprocessable,
@@ -245,15 +272,13 @@ func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
 			swap("port: http, path: /tree", "port: debug, path: /tree"), fault.Unprocessable,
 			"/version/ui/port",
 		},
-		"too large": {
-			func(s string) string { return s + strings.Repeat("#", manifest.MaxDocumentBytes) },
-			fault.TooLarge, "-",
-		},
-		"too deep": {
-			func(string) string { return strings.Repeat("[", 64) + strings.Repeat("]", 64) },
-			fault.Malformed, strings.Repeat("/0", manifest.MaxDepth+1),
-		},
 	}
+}
+
+func TestBadDocumentsAreRefusedByFieldAndNeverEchoed(t *testing.T) {
+	cases := badSyntax()
+	maps.Copy(cases, badProfiles())
+	maps.Copy(cases, badDeclarations())
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			doc := c.edit(document(t))

@@ -6,7 +6,7 @@ import (
 )
 
 // Older reports whether a version comes before another one. Versions are ordered like those of Semantic Versioning
-// 2.0.0 (section 11), as far as they look like it: parts are separated by dots, numbers compare as numbers and come
+// 2.0.0 (section 11), as far as they have its form: parts are separated by dots, numbers compare as numbers and come
 // before words, a missing part is 0, what follows the first hyphen is a pre-release, what follows a plus does not
 // count.
 func Older(version, than string) bool {

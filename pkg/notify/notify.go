@@ -38,7 +38,5 @@ func (b *Broadcast) Subscribe() <-chan struct{} {
 func (b *Broadcast) Send() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for _, s := range b.signals {
-		s.Send()
-	}
+	sendAll(b.signals)
 }

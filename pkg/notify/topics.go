@@ -1,5 +1,3 @@
-// Package notify wakes those who wait for a change of something named. A wake-up carries no data and may be missed, as
-// when another process made the change: a waiter checks from time to time without one.
 package notify
 
 import (
@@ -7,14 +5,15 @@ import (
 	"sync"
 )
 
-// maxSubscribers bounds how many wait at once in one Topics; Subscribe refuses one more, who polls instead. It is twice
-// the connections that the hub's API accepts, so that a few orgs do not take it from the others.
+// maxSubscribers bounds the subscribers of one Topics; beyond it Subscribe refuses, and the caller polls. It is twice
+// the connections that the hub's API accepts, so that a few orgs do not take all of it.
 const maxSubscribers = 16384
 
-// Topics has subscribers for each topic. Its zero value is ready.
+// Topics is a Broadcast for each topic, with subscriptions that end. Its zero value is ready. Changes by other
+// processes are not signalled: a subscriber polls as well.
 type Topics struct {
 	mu          sync.Mutex
-	subscribers map[string][]chan struct{}
+	subscribers map[string][]Signal
 	count       int
 	closed      bool
 }
@@ -28,19 +27,19 @@ func (t *Topics) Subscribe(topic string) (changed <-chan struct{}, cancel func()
 		return nil, func() {}
 	}
 	if t.subscribers == nil {
-		t.subscribers = map[string][]chan struct{}{}
+		t.subscribers = map[string][]Signal{}
 	}
-	c := make(chan struct{}, 1)
+	c := NewSignal()
 	t.subscribers[topic] = append(t.subscribers[topic], c)
 	t.count++
 	return c, sync.OnceFunc(func() { t.unsubscribe(topic, c) })
 }
 
-func (t *Topics) unsubscribe(topic string, c chan struct{}) {
+func (t *Topics) unsubscribe(topic string, c Signal) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.count--
-	t.subscribers[topic] = slices.DeleteFunc(t.subscribers[topic], func(other chan struct{}) bool { return other == c })
+	t.subscribers[topic] = slices.DeleteFunc(t.subscribers[topic], func(other Signal) bool { return other == c })
 	if len(t.subscribers[topic]) == 0 {
 		delete(t.subscribers, topic)
 	}
@@ -51,7 +50,7 @@ func (t *Topics) Notify(topics ...string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for _, topic := range topics {
-		signal(t.subscribers[topic])
+		sendAll(t.subscribers[topic])
 	}
 }
 
@@ -62,13 +61,13 @@ func (t *Topics) Subscribers() int {
 	return t.count
 }
 
-// Close signals all subscribers, for good: a process that stops keeps no one waiting.
+// Close signals all subscribers and refuses further ones, so that a process that stops keeps none waiting.
 func (t *Topics) Close() {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	t.closed = true
 	for _, subscribers := range t.subscribers {
-		signal(subscribers)
+		sendAll(subscribers)
 	}
 }
 
@@ -79,11 +78,8 @@ func (t *Topics) Closed() bool {
 	return t.closed
 }
 
-func signal(subscribers []chan struct{}) {
-	for _, c := range subscribers {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
+func sendAll(subscribers []Signal) {
+	for _, s := range subscribers {
+		s.Send()
 	}
 }

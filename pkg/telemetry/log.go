@@ -21,7 +21,7 @@ type LogConfig struct {
 }
 
 // NewLogger makes a logger that writes no secret: a field whose name says that it is one is replaced, at any depth, and
-// so is what looks like a token or a private key inside any text. A line within a trace carries its ids.
+// so is a token or a private key inside any text. A line within a trace carries its ids.
 func NewLogger(w io.Writer, conf LogConfig) (*slog.Logger, error) {
 	level := slog.LevelInfo
 	if conf.Level != "" {
@@ -96,7 +96,7 @@ func redactAny(v any, clean func(string) string) slog.Value {
 // bearer headers.
 func cleaner() func(string) string {
 	type rule struct {
-		// mark is cheap to look for; most texts hold none.
+		// mark is cheap to search; most texts have none.
 		mark    string
 		pattern *regexp.Regexp
 		with    string

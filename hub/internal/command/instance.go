@@ -218,6 +218,6 @@ func (s *Service) enqueueNodes(r instanceResult) instance.Instance {
 	for _, id := range r.Nodes {
 		s.EnqueueNode(id)
 	}
-	failpoint.Hit("hub/command/poked")
+	failpoint.Hit("hub/command/enqueued")
 	return r.Instance
 }

@@ -6,9 +6,9 @@ import (
 	"errors"
 )
 
-// isPassing tells network trouble, which may pass, from what will be the same next time: a certificate that is not
-// trusted.
-func isPassing(err error) bool {
+// isRetryable reports whether a failed request may succeed later: a network failure may, a certificate that is not
+// trusted will not.
+func isRetryable(err error) bool {
 	var (
 		authority x509.UnknownAuthorityError
 		hostname  x509.HostnameError
