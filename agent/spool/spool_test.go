@@ -181,96 +181,98 @@ func TestReincarnateKeepsWhatIsNotArchived(t *testing.T) {
 // node has forgotten none before.
 func TestLaw05SpoolLosesAndDoublesNothing(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		const window = 4
-		disk := struct {
-			Chain   spool.Chain
-			Marks   spool.Marks
-			Waiting []*protocol.UsageRecord
-		}{Chain: first()}
-		segments := map[uint64][]byte{}
-		hub, posted := first(), []int64{}
-		acks := []uint64{0}
-		inFlight, made := uint64(0), 0
-		seal := func(keep bool) {
-			sealed, c, rest, err := spool.Seal(disk.Chain, disk.Waiting, noon)
-			if err != nil {
-				rt.Fatal(err)
-			}
-			if keep && sealed.Segment != nil {
-				segments[c.Number] = sealed.Payload
-				disk.Chain, disk.Waiting = c, rest
-			}
-		}
-		send := func() bool {
-			number := disk.Marks.Posted + inFlight + 1
-			if inFlight == window || number > disk.Chain.Number {
-				return false
-			}
-			payload, kept := segments[number]
-			if !kept {
-				rt.Fatalf("segment %d was forgotten before it was posted", number)
-			}
-			inFlight++
-			if number <= hub.Number {
-				return true // the hub knows this one: acknowledged again below
-			}
-			seg, c, err := spool.VerifyNext(hub, payload)
-			if err != nil {
-				rt.Fatal(err)
-			}
-			hub = c
-			for _, r := range seg.GetRecords() {
-				posted = append(posted, r.GetQuantity())
-			}
-			acks = append(acks, hub.Number)
-			return true
-		}
-		acknowledge := func(n uint64) {
-			before := disk.Marks.Posted
-			m, err := spool.Acknowledge(disk.Marks, disk.Chain, spool.HubProgress{Incarnation: "i1", Posted: n, Archived: n},
-				nil)
-			if err != nil {
-				rt.Fatal(err)
-			}
-			disk.Marks = m
-			inFlight -= min(inFlight, m.Posted-before)
-			for number := range segments {
-				if number <= spool.PruneUpTo(m) {
-					delete(segments, number)
-				}
-			}
-		}
+		n := &delivery{chain: first(), segments: map[uint64][]byte{}, hub: first(), acks: []uint64{0}}
 		rt.Repeat(map[string]func(*rapid.T){
-			"measure": func(rt *rapid.T) {
-				n := rapid.IntRange(1, 5).Draw(rt, "records")
-				disk.Waiting = append(disk.Waiting, records(made, n)...)
-				made += n
-			},
-			"seal":              func(*rapid.T) { seal(true) },
-			"killed in sealing": func(*rapid.T) { seal(false); inFlight = 0 },
-			"send":              func(*rapid.T) { send() },
-			"reconnect":         func(*rapid.T) { inFlight = 0 },
-			"acknowledgement":   func(rt *rapid.T) { acknowledge(rapid.SampledFrom(acks).Draw(rt, "number")) },
+			"measure":           func(rt *rapid.T) { n.measure(rapid.IntRange(1, 5).Draw(rt, "records")) },
+			"seal":              func(rt *rapid.T) { n.seal(rt, true) },
+			"killed in sealing": func(rt *rapid.T) { n.seal(rt, false); n.inFlight = 0 },
+			"send":              func(rt *rapid.T) { n.send(rt) },
+			"reconnect":         func(*rapid.T) { n.inFlight = 0 },
+			"acknowledgement":   func(rt *rapid.T) { n.acknowledge(rt, rapid.SampledFrom(n.acks).Draw(rt, "number")) },
 		})
-		for seal(true); len(disk.Waiting) > 0; seal(true) {
-			continue
-		}
-		for inFlight = 0; disk.Marks.Posted < disk.Chain.Number; {
-			if !send() {
-				rt.Fatal("nothing to send, and not all is posted")
-			}
-			acknowledge(hub.Number)
-			inFlight = 0
-		}
-		if len(posted) != made {
-			rt.Fatalf("%d records posted of %d", len(posted), made)
-		}
-		for i, q := range posted {
-			if q != int64(i) {
-				rt.Fatalf("record %d came at place %d", q, i)
-			}
+		n.deliverAll(rt)
+		require.Len(rt, n.posted, n.made)
+		for i, q := range n.posted {
+			require.EqualValues(rt, i, q, "the record's place")
 		}
 	})
+}
+
+// delivery is one node's spool and the hub that it sends to. chain, marks, waiting and segments are on the node's disk.
+type delivery struct {
+	chain    spool.Chain
+	marks    spool.Marks
+	waiting  []*protocol.UsageRecord
+	segments map[uint64][]byte
+	inFlight uint64
+	made     int
+	// hub is the chain that the hub has verified, posted its records, acks what it may acknowledge.
+	hub    spool.Chain
+	posted []int64
+	acks   []uint64
+}
+
+func (n *delivery) measure(count int) {
+	n.waiting = append(n.waiting, records(n.made, count)...)
+	n.made += count
+}
+
+// seal seals a segment; without keep the node is killed before the segment is stored.
+func (n *delivery) seal(t *rapid.T, keep bool) {
+	sealed, chain, rest, err := spool.Seal(n.chain, n.waiting, noon)
+	require.NoError(t, err)
+	if keep && sealed.Segment != nil {
+		n.segments[chain.Number] = sealed.Payload
+		n.chain, n.waiting = chain, rest
+	}
+}
+
+// send gives the next segment to the hub, and reports whether there was one. A segment that the hub knows is
+// acknowledged again.
+func (n *delivery) send(t *rapid.T) bool {
+	const window = 4
+	number := n.marks.Posted + n.inFlight + 1
+	if n.inFlight == window || number > n.chain.Number {
+		return false
+	}
+	payload, kept := n.segments[number]
+	require.True(t, kept, "segment %d was forgotten before it was posted", number)
+	n.inFlight++
+	if number <= n.hub.Number {
+		return true
+	}
+	seg, chain, err := spool.VerifyNext(n.hub, payload)
+	require.NoError(t, err)
+	n.hub = chain
+	for _, r := range seg.GetRecords() {
+		n.posted = append(n.posted, r.GetQuantity())
+	}
+	n.acks = append(n.acks, n.hub.Number)
+	return true
+}
+
+func (n *delivery) acknowledge(t *rapid.T, number uint64) {
+	said := spool.HubProgress{Incarnation: "i1", Posted: number, Archived: number}
+	marks, err := spool.Acknowledge(n.marks, n.chain, said, nil)
+	require.NoError(t, err)
+	n.inFlight -= min(n.inFlight, marks.Posted-n.marks.Posted)
+	n.marks = marks
+	for number := range n.segments {
+		if number <= spool.PruneUpTo(marks) {
+			delete(n.segments, number)
+		}
+	}
+}
+
+// deliverAll seals and sends the rest.
+func (n *delivery) deliverAll(t *rapid.T) {
+	for n.seal(t, true); len(n.waiting) > 0; n.seal(t, true) {
+		continue
+	}
+	for n.inFlight = 0; n.marks.Posted < n.chain.Number; n.inFlight = 0 {
+		require.True(t, n.send(t), "not all is posted")
+		n.acknowledge(t, n.hub.Number)
+	}
 }
 
 func TestChainAndMarksSurviveAsJSON(t *testing.T) {

@@ -33,50 +33,16 @@ func main() {
 		os.Exit(number(3))
 	case "touch":
 		check(os.WriteFile(os.Args[2], nil, 0o600))
-	case "lines": // number of lines, a file made after all but the last of them, and one that the last waits for
-		last := number(2) - 1
-		for i := range last {
-			fmt.Println("line", i)
-		}
-		check(os.WriteFile(os.Args[3], nil, 0o600))
-		await(os.Args[4])
-		fmt.Println("line", last)
-		fmt.Println("done")
-		forever()
+	case "lines":
+		lines(number(2), os.Args[3], os.Args[4])
 	case "lines-exit":
-		for i := range number(2) {
-			fmt.Println("line", i)
-		}
-	case "eat": // megabytes
-		var all [][]byte
-		for range number(2) {
-			b := make([]byte, 1<<20)
-			for i := range b {
-				b[i] = 1
-			}
-			all = append(all, b)
-		}
-		fmt.Println(len(all))
-	case "fill", "fill-removed": // a file of so many megabytes, which is removed while it is held open
-		file, err := os.Create(os.Args[2])
-		check(err)
-		if os.Args[1] == "fill-removed" {
-			check(os.Remove(os.Args[2]))
-		}
-		for range number(3) {
-			_, err := file.Write(make([]byte, 1<<20))
-			check(err)
-		}
-		check(file.Sync())
-		fmt.Println("filled")
-		forever()
-	case "deep": // directories in one another
-		for range number(2) {
-			check(os.Mkdir("d", 0o700))
-			check(os.Chdir("d"))
-		}
-		fmt.Println("made")
-		forever()
+		lines(number(2), "", "")
+	case "eat":
+		eat(number(2))
+	case "fill", "fill-removed":
+		fill(os.Args[2], number(3), os.Args[1] == "fill-removed")
+	case "deep":
+		deepen(number(2))
 	case "shout":
 		for line := make([]byte, 1<<20); ; {
 			_, _ = os.Stdout.Write(line)
@@ -94,6 +60,61 @@ func main() {
 	case "inspect":
 		inspect()
 	}
+}
+
+// lines prints numbered lines. With file names it makes the file made before the last line, waits for the file awaited,
+// and stays.
+func lines(count int, made, awaited string) {
+	for i := range count {
+		if i == count-1 && made != "" {
+			check(os.WriteFile(made, nil, 0o600))
+			await(awaited)
+		}
+		fmt.Println("line", i)
+	}
+	if made != "" {
+		fmt.Println("done")
+		forever()
+	}
+}
+
+// eat uses memory.
+func eat(megabytes int) {
+	var all [][]byte
+	for range megabytes {
+		b := make([]byte, 1<<20)
+		for i := range b {
+			b[i] = 1
+		}
+		all = append(all, b)
+	}
+	fmt.Println(len(all))
+}
+
+// fill writes a file and holds it open, removed if the caller wants that, and stays.
+func fill(path string, megabytes int, removed bool) {
+	file, err := os.Create(path)
+	check(err)
+	if removed {
+		check(os.Remove(path))
+	}
+	for range megabytes {
+		_, err := file.Write(make([]byte, 1<<20))
+		check(err)
+	}
+	check(file.Sync())
+	fmt.Println("filled")
+	forever()
+}
+
+// deepen makes directories in one another, and stays.
+func deepen(count int) {
+	for range count {
+		check(os.Mkdir("d", 0o700))
+		check(os.Chdir("d"))
+	}
+	fmt.Println("made")
+	forever()
 }
 
 func forever() {

@@ -1,0 +1,232 @@
+package agent_test
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"pgregory.net/rapid"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+var noon = time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+
+// machine executes actions in memory.
+type machine struct {
+	agent.Observed
+	now  time.Time
+	runs int
+}
+
+func newMachine() *machine {
+	return &machine{Observed: agent.Observed{Members: map[string]agent.Member{}, Images: map[string]bool{}}, now: noon}
+}
+
+// remember adds a member, as the store does when it accepts a state or lists a container.
+func (m *machine) remember(id string) {
+	if old, known := m.Members[id]; !known || old.Removal != nil {
+		m.Members[id] = agent.Member{ID: id}
+	}
+}
+
+func (m *machine) accept(d agent.Desired) {
+	for _, w := range d.Workloads {
+		m.remember(w.MemberID)
+	}
+	for _, p := range d.Missing {
+		m.remember(p.MemberID)
+	}
+	for _, id := range m.KnownMembers() {
+		if _, known := m.Members[id]; !known {
+			m.remember(id)
+		}
+	}
+}
+
+func (m *machine) container(id string) *agent.Container {
+	for i := range m.Containers {
+		if m.Containers[i].ID == id {
+			return &m.Containers[i]
+		}
+	}
+	return nil
+}
+
+func (m *machine) do(a agent.Action) {
+	switch a := a.(type) {
+	case agent.ConfirmRevision:
+		member := m.Members[a.MemberID]
+		member.ConfirmedRevision = a.Revision
+		m.Members[a.MemberID] = member
+	case agent.FallBack:
+		member := m.Members[a.MemberID]
+		member.FellBackFrom, member.FallbackReason, member.FallbackDetail = a.Revision, a.Reason, a.Detail
+		m.Members[a.MemberID] = member
+	case agent.CancelPull:
+		delete(m.Busy, a.MemberID)
+	case agent.StopContainer:
+		c := m.container(a.ContainerID)
+		c.Status, c.ExitedAt = agent.Exited, m.now
+	case agent.RecordExit:
+		c := m.container(a.ContainerID)
+		c.ExitRecorded = true
+		if a.Unasked {
+			m.Members[a.MemberID] = m.Members[a.MemberID].Failed(a.Revision, protocol.WorkloadStatus_CRASH_LOOP, "", false,
+				c.ExitedAt.Sub(c.StartedAt), m.now)
+		}
+	case agent.RemoveContainer:
+		m.Containers = slices.DeleteFunc(m.Containers, func(c agent.Container) bool { return c.ID == a.ContainerID })
+	case agent.RemoveNetwork:
+		m.Networks = slices.DeleteFunc(m.Networks, func(n agent.Network) bool { return n.MemberID == a.MemberID })
+	case agent.RetireMember:
+		member := m.Members[a.MemberID]
+		member.Removal = &protocol.RemovalProof{}
+		m.Members[a.MemberID] = member
+	case agent.FetchPart:
+	case agent.PullImage:
+		m.Images[a.Image] = true
+	case agent.SetupNetwork:
+		m.Networks = slices.DeleteFunc(m.Networks, func(n agent.Network) bool { return n.MemberID == a.MemberID })
+		m.Networks = append(m.Networks, agent.Network{MemberID: a.MemberID, Revision: a.Revision})
+		for _, start := range a.Start {
+			m.do(start)
+		}
+	case agent.StartContainer:
+		m.runs++
+		m.Containers = append(m.Containers, agent.Container{
+			ID: fmt.Sprintf("c%d", m.runs), RunID: fmt.Sprintf("r%d", m.runs), MemberID: a.MemberID, Service: a.Service.Name,
+			Revision: a.Revision, SpecDigest: a.Service.SpecDigest, Status: agent.Running, StartedAt: m.now,
+			AcceleratorIDs: a.Service.AcceleratorIDs,
+		})
+	}
+}
+
+func workloads(t *rapid.T) []agent.Workload {
+	ids := rapid.SliceOfDistinct(rapid.SampledFrom([]string{"m1", "m2", "m3", "m4"}), rapid.ID[string]).Draw(t, "members")
+	gpus := []string{"gpu0", "gpu1", "gpu2"}
+	var all []agent.Workload
+	for _, id := range ids {
+		w := agent.Workload{
+			MemberID: id, InstanceID: "i-" + id, Revision: rapid.Uint64Range(1, 3).Draw(t, "revision"),
+			Stopped: rapid.IntRange(0, 4).Draw(t, "stopped") == 0,
+		}
+		if rapid.IntRange(0, 6).Draw(t, "refused") == 0 {
+			w.Refused = rapid.SampledFrom([]protocol.WorkloadStatus_Reason{
+				protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
+				protocol.WorkloadStatus_OWNER_REFUSED,
+			}).Draw(t, "reason")
+		}
+		for i := range rapid.IntRange(1, 2).Draw(t, "services") {
+			s := agent.Service{Name: fmt.Sprintf("s%d", i), Image: rapid.SampledFrom([]string{"a@sha256:1", "b@sha256:2"}).Draw(
+				t, "image")}
+			// The hub never claims one accelerator twice; over time one moves from member to member.
+			if len(gpus) > 0 && rapid.Bool().Draw(t, "gpu") {
+				s.AcceleratorIDs, gpus = gpus[:1], gpus[1:]
+			}
+			s.SpecDigest = fmt.Sprintf("%s/%d/%v", s.Image, w.Revision, s.AcceleratorIDs)
+			w.Services = append(w.Services, s)
+		}
+		if w.Revision > 1 && !w.Stopped && rapid.IntRange(0, 2).Draw(t, "fallback") == 0 {
+			back := agent.Workload{MemberID: id, InstanceID: w.InstanceID, Revision: w.Revision - 1, CorrelationID: "before"}
+			for _, s := range w.Services {
+				s.SpecDigest += "/back"
+				back.Services = append(back.Services, s)
+			}
+			w.Fallback = &back
+		}
+		all = append(all, w)
+	}
+	return all
+}
+
+func leases(t *rapid.T) agent.Leases {
+	all := agent.Leases{}
+	for _, id := range []string{"m1", "m2", "m3", "m4"} {
+		all[id] = agent.Lease{
+			MemberID: id, No: rapid.Uint64Range(0, 2).Draw(t, "lease_no"),
+			ExpiresAt:    noon.Add(time.Duration(rapid.IntRange(-1, 50).Draw(t, "hours")) * time.Hour),
+			Exhausted:    rapid.IntRange(0, 8).Draw(t, "exhausted") == 0,
+			RunsUnbilled: rapid.IntRange(0, 8).Draw(t, "unbilled") == 0,
+		}
+	}
+	return all
+}
+
+// addLeftovers adds what a crash, an operator or an older state may have left.
+func (m *machine) addLeftovers(t *rapid.T) {
+	for range rapid.IntRange(0, 5).Draw(t, "leftovers") {
+		m.runs++
+		m.Containers = append(m.Containers, agent.Container{
+			ID: fmt.Sprintf("c%d", m.runs), RunID: fmt.Sprintf("r%d", m.runs),
+			MemberID: rapid.SampledFrom([]string{"", "m1", "m2", "m9"}).Draw(t, "member"),
+			Service:  rapid.SampledFrom([]string{"s0", "s1", "s9"}).Draw(t, "service"),
+			Revision: rapid.Uint64Range(0, 3).Draw(t, "revision"), SpecDigest: "whatever",
+			Status: rapid.SampledFrom([]agent.ContainerStatus{
+				agent.Created, agent.Running, agent.Exited,
+				agent.Unknown,
+			}).Draw(t, "status"),
+			StartedAt:      noon.Add(-time.Duration(rapid.IntRange(0, 100).Draw(t, "minutes")) * time.Minute),
+			AcceleratorIDs: rapid.SampledFrom([][]string{nil, {"gpu0"}, {"gpu1"}}).Draw(t, "gpus"),
+		})
+	}
+	for _, id := range []string{"m1", "m3", "m8"} {
+		if rapid.Bool().Draw(t, "network") {
+			m.Networks = append(m.Networks, agent.Network{MemberID: id, Revision: rapid.Uint64Range(0, 3).Draw(t, "revision")})
+		}
+	}
+}
+
+// runToFixedPoint executes actions until Diff returns none but fetches.
+func (m *machine) runToFixedPoint(t require.TestingT, d agent.Desired, l agent.Leases) {
+	m.accept(d)
+	for range 40 {
+		actions := agent.Diff(d, l, m.Observed, m.now)
+		checkOrder(t, actions)
+		effective := 0
+		for _, a := range actions {
+			if _, waits := a.(agent.FetchPart); !waits {
+				effective++
+			}
+			m.do(a)
+			m.checkOneLiveCopy(t)
+		}
+		if effective == 0 {
+			return
+		}
+	}
+	require.Fail(t, "no fixed point after 40 passes")
+}
+
+func checkOrder(t require.TestingT, actions []agent.Action) {
+	released := map[string]bool{}
+	acquiring := false
+	for _, a := range actions {
+		if agent.Releases(a) {
+			require.False(t, acquiring, "a release after an acquisition")
+			released[agent.MemberOf(a)] = true
+			continue
+		}
+		acquiring = true
+		require.False(t, released[agent.MemberOf(a)], "a member gives and takes in one pass")
+	}
+}
+
+func (m *machine) checkOneLiveCopy(t require.TestingT) {
+	started := map[string]bool{}
+	inUse := map[string]bool{}
+	for _, c := range m.Containers {
+		if c.SpecDigest == "whatever" {
+			continue // a leftover, not started by an action
+		}
+		key := c.MemberID + "/" + c.Service
+		require.False(t, started[key], "two copies of %s", key)
+		started[key] = true
+		for _, gpu := range c.AcceleratorIDs {
+			require.False(t, inUse[gpu], "%s given twice", gpu)
+			inUse[gpu] = true
+		}
+	}
+}

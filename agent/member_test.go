@@ -1,0 +1,90 @@
+package agent_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestBackoffDoublesUpToItsLimit(t *testing.T) {
+	require.Zero(t, agent.Backoff(0))
+	require.Equal(t, time.Second, agent.Backoff(1))
+	require.Equal(t, 8*time.Second, agent.Backoff(4))
+	require.Equal(t, agent.BackoffMax, agent.Backoff(1_000_000))
+}
+
+func TestFailuresAreForgottenAfterALongRunAndWithANewRevision(t *testing.T) {
+	m := agent.Member{ID: "web"}
+	for range 7 {
+		m = m.Failed(1, protocol.WorkloadStatus_CRASH_LOOP, "", false, time.Second, noon)
+	}
+	require.EqualValues(t, 7, m.Failures)
+	require.EqualValues(t, 1, m.Failed(1, protocol.WorkloadStatus_CRASH_LOOP, "", false, agent.StableAfter, noon).Failures)
+	require.EqualValues(t, 1, m.Failed(2, protocol.WorkloadStatus_CRASH_LOOP, "", false, time.Second, noon).Failures)
+}
+
+// A registry that is away says nothing about the workload: it waits, says for what, and is pulled when the registry is
+// back.
+func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
+	m := agent.Member{ID: "web", InstanceID: "i-web"}
+	now := noon
+	wanted := agent.Desired{Workloads: []agent.Workload{web(2)}}
+	status := func() *protocol.WorkloadStatus {
+		leases := agent.Leases{"web": {MemberID: "web", No: 1, ExpiresAt: now.Add(time.Hour)}}
+		observed := agent.Observed{
+			Members:  map[string]agent.Member{"web": m},
+			Networks: []agent.Network{{MemberID: "web", Revision: 2}},
+		}
+		require.NotEmpty(t, agent.Diff(wanted, leases, observed, m.RetryAt), "it is tried again")
+		require.Empty(t, agent.Diff(wanted, leases, observed, m.RetryAt.Add(-1)), "after a pause")
+		return agent.Statuses(wanted, leases, observed, now)[0]
+	}
+	for range 50 {
+		m = m.Failed(2, protocol.WorkloadStatus_IMAGE_PULL_FAILED, "could not be pulled", false, 0, now)
+		s := status()
+		require.Equal(t, []any{
+			protocol.WorkloadStatus_STARTING, protocol.WorkloadStatus_IMAGE_PULL_FAILED,
+			"could not be pulled",
+		},
+			[]any{s.GetStatus(), s.GetReason(), s.GetDetail()})
+		now = m.RetryAt
+	}
+	require.Equal(t, now, m.RetryAt)
+
+	came := m
+	for range agent.CrashLoopAfter - 1 {
+		m = m.Failed(2, protocol.WorkloadStatus_CRASH_LOOP, "exit code 1", false, time.Second, now)
+		require.Equal(t, protocol.WorkloadStatus_STARTING, status().GetStatus(), "what fails once the image is there is "+
+			"counted from "+
+			"then on")
+	}
+	m = m.Failed(2, protocol.WorkloadStatus_CRASH_LOOP, "exit code 1", false, time.Second, now)
+	require.Equal(t, protocol.WorkloadStatus_FAILED, status().GetStatus())
+
+	m = came.Failed(2, protocol.WorkloadStatus_IMAGE_PULL_FAILED, "is not in the registry", true, 0, now)
+	require.Equal(t, protocol.WorkloadStatus_FAILED, status().GetStatus(), "what no other try can bring is a failure at "+
+		"once")
+}
+
+// Each try of a revision that fills its part of the disk fills it anew: after a few it is left alone, until there is
+// another revision.
+func TestRevisionThatFillsTheDiskIsNotTriedForEver(t *testing.T) {
+	w := web(2)
+	m := agent.Member{ID: "web", InstanceID: "i-web"}
+	diff := func(w agent.Workload) []agent.Action {
+		later := m.RetryAt.Add(time.Hour)
+		return agent.Diff(agent.Desired{Workloads: []agent.Workload{w}},
+			agent.Leases{"web": {MemberID: "web", No: 1, ExpiresAt: later.Add(time.Hour)}},
+			agent.Observed{Members: map[string]agent.Member{"web": m}}, later)
+	}
+	for range agent.CrashLoopAfter {
+		require.NotEmpty(t, diff(w))
+		m = m.Failed(2, protocol.WorkloadStatus_DISK_LIMIT, "", false, time.Second, noon)
+	}
+	require.Empty(t, diff(w))
+	require.NotEmpty(t, diff(web(3)))
+}
