@@ -1,29 +1,22 @@
 package reconcile_test
 
 import (
-	"context"
 	"crypto/ed25519"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
 	"os"
 	"os/exec"
 	"slices"
-	"strconv"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent"
-	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
-	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -138,33 +131,6 @@ func TestLaw10AWeaklyIsolatedNodeRunsOneOrg(t *testing.T) {
 	require.Contains(t, f.re.Report().Conditions, protocol.ConditionWeakIsolationShared)
 }
 
-func TestLaw03LeasedWorkloadStartsAgainWithoutAHub(t *testing.T) {
-	f := newFixture(t)
-	w := f.hub.workload(`{}`)
-	f.push(w)
-	endpoint := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY).GetEndpoints()[0]
-	f.hub.away.Store(true)
-	f.stop()
-	// As after a power cut: no process, no network, and nothing of them in /run.
-	f.coldBoot(w.GetId())
-	f.start()
-	again := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetStatus() == protocol.WorkloadStatus_READY
-	})
-	require.True(t, proto.Equal(endpoint, again.GetEndpoints()[0]), "under the same port")
-	get(t, url(again, "/"))
-}
-
-// coldBoot removes every container and network behind the agent's back.
-func (f *fixture) coldBoot(memberID string) {
-	f.t.Helper()
-	rt, err := runtime.Open(f.ctx(), f.rtCfg)
-	require.NoError(f.t, err)
-	require.NoError(f.t, rt.RemoveMember(f.ctx(), memberID))
-	require.NoError(f.t, rt.Close())
-	require.NoError(f.t, f.nw.Remove(f.ctx(), memberID))
-}
-
 func TestLaw01WhatThePublisherDidNotSignIsNotStarted(t *testing.T) {
 	f := newFixture(t)
 	good := f.hub.workload(`{}`)
@@ -230,28 +196,6 @@ func TestUpgradeReplacesTheContainerAndStopKeepsThePort(t *testing.T) {
 	all, err := f.rt.List(f.ctx())
 	require.NoError(t, err)
 	require.Empty(t, all)
-}
-
-func TestLeaseEndsAndItsRenewalStartsAgain(t *testing.T) {
-	f := newFixture(t)
-	w := f.hub.workload(`{}`)
-	v, parts := f.hub.desired(w)
-	require.NoError(t, f.store.AcceptState(v, parts))
-	f.untilStatus(w.GetId(), protocol.WorkloadStatus_PENDING)
-	f.lease(f.hub.newLease(w.GetId(), time.Hour))
-	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
-	ended := f.hub.newLease(w.GetId(), 0)
-	f.lease(ended)
-	require.Equal(t, protocol.WorkloadStatus_LEASE_ENDED, f.untilStatus(w.GetId(), protocol.WorkloadStatus_STOPPED).
-		GetReason())
-	f.lease(f.hub.newLease(w.GetId(), time.Hour))
-	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
-
-	spent := f.hub.newLease(w.GetId(), time.Hour)
-	spent.CapNanos = 1
-	f.lease(spent)
-	require.Equal(t, protocol.WorkloadStatus_LEASE_ENDED, f.untilStatus(w.GetId(), protocol.WorkloadStatus_STOPPED).
-		GetReason())
 }
 
 func TestAppThatIsNotReadyInTimeFails(t *testing.T) {
@@ -379,128 +323,6 @@ func TestLaw03AnExpiredTrustBundleIsAConditionAndStopsNothing(t *testing.T) {
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 	f.untilStatus(other.GetId(), protocol.WorkloadStatus_REMOVED)
 }
-
-func TestContainerdThatDiesAndComesBackLosesNothing(t *testing.T) {
-	f := newFixture(t)
-	w := f.hub.workload(`{}`)
-	f.push(w)
-	ready := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
-	pid := f.container(w.GetId()).PID
-	require.NoError(t, f.daemon.Kill9())
-	f.re.Wake()
-	changed := f.re.Subscribe()
-	for !slices.Contains(f.re.Report().Conditions, "containerd_unavailable") {
-		select {
-		case <-changed:
-		case <-time.After(time.Minute):
-			t.Fatal("nobody notices that containerd is gone")
-		}
-	}
-	get(t, url(ready, "/"))
-	require.NoError(t, f.daemon.Start(f.ctx()))
-	for slices.Contains(f.re.Report().Conditions, "containerd_unavailable") {
-		select {
-		case <-changed:
-		case <-time.After(time.Minute):
-			t.Fatal("nobody notices that containerd is back")
-		}
-	}
-	require.Equal(t, pid, f.container(w.GetId()).PID)
-	require.NoError(t, unix.Kill(int(pid), unix.SIGKILL))
-	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
-		return s.GetRestarts() == 1 && s.GetStatus() == protocol.WorkloadStatus_READY
-	})
-}
-
-// killedDaemon is a runtime whose containerd dies as the first container is started.
-type killedDaemon struct {
-	*runtime.Runtime
-	f    *fixture
-	died atomic.Bool
-}
-
-func (m *killedDaemon) Prepare(ctx context.Context, spec runtime.Spec) (*runtime.Pending, error) {
-	if m.died.Swap(true) {
-		return m.Runtime.Prepare(ctx, spec)
-	}
-	if err := m.f.daemon.Kill9(); err != nil {
-		return nil, err
-	}
-	pending, err := m.Runtime.Prepare(ctx, spec)
-	return pending, errors.Join(err, m.f.daemon.Start(m.f.ctx()))
-}
-
-func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T) {
-	f := newFixture(t)
-	f.stop()
-	killed := &killedDaemon{f: f}
-	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers {
-		killed.Runtime = rt
-		return killed
-	}
-	f.start()
-	w := f.hub.workload(`{}`)
-	f.push(w)
-	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
-	require.True(t, killed.died.Load())
-	require.Zero(t, f.store.Members()[w.GetId()].Failures)
-}
-
-// slowList is a runtime whose list, where it shows a start half done, comes when that start is over.
-type slowList struct {
-	*runtime.Runtime
-	f *fixture
-}
-
-func (l slowList) List(ctx context.Context) ([]runtime.Container, error) {
-	all, err := l.Runtime.List(ctx)
-	for _, c := range all {
-		for c.State == runtime.StateCreated || c.State == runtime.StateLost {
-			if run, known := l.f.store.Runs()[c.ID]; !known || !run.StartedAt.IsZero() || ctx.Err() != nil {
-				break
-			}
-			time.Sleep(time.Millisecond)
-		}
-	}
-	return all, err
-}
-
-func TestLaw05AStartThatEndsDuringAListingIsMeasuredFromItsBeginning(t *testing.T) {
-	f := newFixture(t)
-	f.stop()
-	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers { return slowList{rt, f} }
-	f.start()
-	var all []*protocol.Workload
-	for range 8 {
-		all = append(all, f.hub.workload(`{}`))
-	}
-	f.push(all...)
-	started := map[string]time.Time{}
-	for _, w := range all {
-		f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
-		started[w.GetId()] = f.store.Runs()[f.container(w.GetId()).ID].StartedAt
-	}
-	f.push()
-	for _, w := range all {
-		f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
-		ran := f.store.Members()[w.GetId()].ExitedAt.Sub(started[w.GetId()])
-		total, _ := f.measured(w.GetId())
-		require.InDelta(t, ran.Seconds(), total.Seconds(), 0.001, "from its start to its exit")
-	}
-}
-
-func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
-	l := &protocol.Lease{ExpiresAt: timestamppb.Now(), Prices: []*protocol.FrozenPrice{
-		{Meter: "a", PriceNanos: 10, PerQuantity: 3},
-		{Meter: "b", PriceNanos: 1 << 62, PerQuantity: 1},
-		{Meter: "free", PriceNanos: 5},
-	}}
-	require.Equal(t, "4", spent(l, map[string]int64{"a": 1}))
-	require.Equal(t, "0", spent(l, map[string]int64{"free": 1 << 60}))
-	require.Equal(t, strconv.FormatUint(1<<63, 10), spent(l, map[string]int64{"b": 2}))
-}
-
-func spent(l *protocol.Lease, used map[string]int64) string { return reconcile.Spent(l, used).String() }
 
 // TestDocumentThatArrivesDuringAPassIsNotRefused accepts state after state during a pass: to the hub a
 // refusal would be the end of the instance.

@@ -1,0 +1,140 @@
+package state_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestPortsStayWithTheirMember(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}, {
+		Name: "ssh", ContainerPort: 22,
+		Protocol: "tcp",
+	}}
+	free := func(p uint16) bool { return p != 20001 }
+	a, err := s.AssignPorts("a", web, 20000, 20004, free, func(*state.Member) {})
+	require.NoError(t, err)
+	require.Equal(t, []uint16{20000, 20002}, []uint16{a[0].Host, a[1].Host})
+	b, err := s.AssignPorts("b", web[:1], 20000, 20004, free, func(*state.Member) {})
+	require.NoError(t, err)
+	require.EqualValues(t, 20003, b[0].Host)
+	require.NoError(t, s.Close())
+
+	s = open(t, dir, m)
+	again, err := s.AssignPorts("a", web, 20000, 20004, free, func(*state.Member) {})
+	require.NoError(t, err)
+	require.Equal(t, a, again)
+	_, err = s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
+	require.True(t, fault.Is(err, fault.Unavailable))
+	require.NoError(t, s.Retire("a", nil, noon))
+	c, err := s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
+	require.NoError(t, err)
+	require.Equal(t, []uint16{20004, 20000}, []uint16{c[0].Host, c[1].Host}, "what the retired member had is free again")
+	free = func(p uint16) bool { return p != 20000 }
+	c, err = s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
+	require.NoError(t, err)
+	require.Equal(t, []uint16{20004, 20001}, []uint16{c[0].Host, c[1].Host}, "another program has taken one meanwhile")
+}
+
+// A browser tab or a tunnel of the tenant that has gone must not reach the next one, also after a restart of the agent.
+func TestAPortThatWasGivenBackIsGivenAgainAfterAllOthers(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}}
+	assign := func(member string) uint16 {
+		ports, err := s.AssignPorts(member, web, 20000, 20003, func(uint16) bool { return true }, func(*state.Member) {})
+		require.NoError(t, err)
+		return ports[0].Host
+	}
+	require.EqualValues(t, 20000, assign("stays"))
+	var given []uint16
+	for i := range 5 {
+		member := fmt.Sprintf("m%d", i)
+		given = append(given, assign(member))
+		require.NoError(t, s.Retire(member, nil, noon))
+		require.NoError(t, s.Close())
+		s = open(t, dir, m)
+	}
+	require.Equal(t, []uint16{20001, 20002, 20003, 20001, 20002}, given)
+}
+
+func TestRetiringClosesUsageWithAFinalRecordAndAProof(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	v, parts := m.desired(1, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 1))))
+	use(t, s, "a", "r1", 45)
+	sample(t, s, noon.Add(50*time.Second), meter.Run{
+		RunID: "r1", MemberID: "a", StartedAt: noon,
+		ExitedAt: noon.Add(47 * time.Second),
+	})
+	require.True(t, s.Measured("r1"))
+	require.NoError(t, s.CloseRun("r1"))
+	v, parts = m.desired(2)
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon.Add(time.Minute)))
+
+	seconds, last := sealedSeconds(t, s, m)
+	require.InDelta(t, 47, seconds, 0)
+	require.True(t, last.GetFinal())
+	proof := s.Members()["a"].Removal
+	require.True(t, proof.Complete())
+	require.Equal(t, last.GetSequence(), proof.GetLastUsageSequence())
+	require.Equal(t, s.Incarnation(), proof.GetIncarnation())
+	require.Empty(t, s.Leases())
+	require.NoError(t, s.AcknowledgeRemovals([]string{"a", "unknown"}))
+	require.True(t, s.Members()["a"].Reported)
+}
+
+func TestWhatAMemberHasUsedCountsWhenARestoredHubNamesItAgain(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	v, parts := m.desired(1, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	use(t, s, "a", "r1", 45)
+	sample(t, s, noon.Add(50*time.Second), meter.Run{
+		RunID: "r1", MemberID: "a", StartedAt: noon,
+		ExitedAt: noon.Add(47 * time.Second),
+	})
+	used := s.Consumed("a")
+	require.Positive(t, used[protocol.MeterSessionSeconds])
+	require.NoError(t, s.CloseRun("r1"))
+	v, parts = m.desired(2)
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon.Add(time.Minute)))
+	require.NoError(t, s.AcknowledgeRemovals([]string{"a"}))
+	require.NoError(t, s.Close())
+	s = open(t, dir, m)
+	v, parts = m.desired(3, workload("a", 2))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.Nil(t, s.Members()["a"].Removal)
+	require.Equal(t, used, s.Consumed("a"), "the cap of a lease counts from the member's beginning")
+}
+
+// Between the decision to retire and its execution a state may have come that names the member. Were its last record
+// sealed then, what it uses from now on would be written off.
+func TestLaw05AMemberThatTheStateNamesIsNotRetired(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	v, parts := m.desired(1, workload("a", 1))
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 1))))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon))
+	require.Nil(t, s.Members()["a"].Removal)
+	require.Contains(t, s.Leases(), "a")
+	require.Zero(t, s.Spool().LastSegment, "nothing is final")
+	v, parts = m.desired(2)
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon))
+	require.True(t, s.Members()["a"].Removal.Complete())
+}
