@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing on a Debian 12 machine, and only that: a binary that is there, from whatever vendor, stays.
-#   deps.sh run        what the demo and the tests need
+#   deps.sh run        what the demo and the tests need (the tests read the firewall with nft; the agent does not)
 #   deps.sh generate   what `make generate` needs
 set -euo pipefail
 

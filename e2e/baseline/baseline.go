@@ -30,7 +30,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
-	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/agent/netnamespace"
 )
 
 // Parts are the times of one launch and of its removal.
@@ -232,7 +232,7 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 		Protocol: "tcp", HostIP: "127.0.0.1",
 	}})
 	// A plugin is a child process of the calling thread and inherits that thread's network namespace.
-	err = leakcheck.InNetNS(b.host.net, func() error {
+	err = netnamespace.Run(b.host.net, func() error {
 		return timed(&p.Network, func() error {
 			_, err := b.plugins.SetupSerially(ctx, id, ns.net, mapping)
 			return err
@@ -242,7 +242,7 @@ func (b *Bench) Measure(ctx context.Context) (p Parts, err error) {
 		return Parts{}, fmt.Errorf("network: %w", err)
 	}
 	err = b.measureContainer(ctx, id, ns, &p)
-	return p, errors.Join(err, leakcheck.InNetNS(b.host.net, func() error {
+	return p, errors.Join(err, netnamespace.Run(b.host.net, func() error {
 		return timed(&p.RemoveNetwork, func() error { return b.plugins.Remove(ctx, id, ns.net, mapping) })
 	}))
 }

@@ -8,14 +8,14 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent/netnamespace"
 )
 
 // takeNetwork records this process's network namespace and those that the scope names.
@@ -24,7 +24,7 @@ func takeNetwork(s *Snapshot) error {
 		return err
 	}
 	for _, path := range s.scope.NetNS {
-		err := InNetNS(path, func() error { return takeOneNetwork(s, " in "+path) })
+		err := netnamespace.Run(path, func() error { return takeOneNetwork(s, " in "+path) })
 		if err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("enter %s: %w", path, err)
 		}
@@ -32,62 +32,12 @@ func takeNetwork(s *Snapshot) error {
 	return nil
 }
 
-// InNetNS runs fn on a thread inside the namespace at path, and then returns the thread. A thread that cannot
-// return is never used again.
-func InNetNS(path string, fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		err := func() error {
-			home, err := netns.GetFromPath("/proc/thread-self/ns/net")
-			if err != nil {
-				return err
-			}
-			defer func() { _ = home.Close() }()
-			ns, err := netns.GetFromPath(path)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = ns.Close() }()
-			if err := netns.Set(ns); err != nil {
-				return err
-			}
-			err = fn()
-			if e := netns.Set(home); e != nil {
-				return errors.Join(err, errAway, e)
-			}
-			return err
-		}()
-		if !errors.Is(err, errAway) {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// errAway: the thread could not return to its own network namespace.
-var errAway = errors.New("cannot return to the own network namespace")
-
 func takeOneNetwork(s *Snapshot, where string) error {
 	return errors.Join(takeLinks(s, where), takeRoutes(s, where), takeFirewall(s, where), takeSysctls(s, where))
 }
 
-// maxDumps bounds how often a listing is asked for that changes while the kernel gives it out.
-const maxDumps = 100
-
-// dumped asks the kernel for a listing again where it changed meanwhile: other programs make links at any time.
-func dumped[T any](list func() ([]T, error)) (all []T, err error) {
-	for range maxDumps {
-		if all, err = list(); !errors.Is(err, netlink.ErrDumpInterrupted) {
-			break
-		}
-	}
-	return all, err
-}
-
 func takeLinks(s *Snapshot, where string) error {
-	links, err := dumped(netlink.LinkList)
+	links, err := netnamespace.List(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -97,7 +47,7 @@ func takeLinks(s *Snapshot, where string) error {
 	}
 	for _, l := range links {
 		a := l.Attrs()
-		addrs, err := dumped(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
+		addrs, err := netnamespace.List(func() ([]netlink.Addr, error) { return netlink.AddrList(l, netlink.FAMILY_ALL) })
 		if err != nil && !errors.Is(err, unix.ENODEV) {
 			return fmt.Errorf("list addresses of %s: %w", a.Name, err)
 		}
@@ -113,7 +63,7 @@ func takeLinks(s *Snapshot, where string) error {
 }
 
 func takeRoutes(s *Snapshot, where string) error {
-	links, err := dumped(netlink.LinkList)
+	links, err := netnamespace.List(netlink.LinkList)
 	if err != nil {
 		return fmt.Errorf("list links: %w", err)
 	}
@@ -122,7 +72,7 @@ func takeRoutes(s *Snapshot, where string) error {
 		names[l.Attrs().Index] = l.Attrs().Name
 	}
 	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
-		routes, err := dumped(func() ([]netlink.Route, error) {
+		routes, err := netnamespace.List(func() ([]netlink.Route, error) {
 			return netlink.RouteListFiltered(family, &netlink.Route{Table: unix.RT_TABLE_UNSPEC}, netlink.RT_FILTER_TABLE)
 		})
 		if err != nil {

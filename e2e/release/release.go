@@ -3,9 +3,12 @@
 package release
 
 import (
+	"archive/tar"
+	"compress/gzip"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -69,4 +72,44 @@ func (v Version) Build(ctx context.Context, root string) error {
 		return fmt.Errorf("build version %s: %w: %s", v.Name, err, out)
 	}
 	return errors.Join(os.WriteFile(done, nil, 0o600), os.RemoveAll(src))
+}
+
+// Unpack unpacks a recording, a gzipped tar file, into dir. A name that leads out of dir is an error.
+func Unpack(archive, dir string) (err error) {
+	file, err := os.Open(archive)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, file.Close()) }()
+	plain, err := gzip.NewReader(file)
+	if err != nil {
+		return err
+	}
+	for entries := tar.NewReader(plain); ; {
+		entry, err := entries.Next()
+		if errors.Is(err, io.EOF) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		if err := unpackEntry(dir, entry, entries); err != nil {
+			return fmt.Errorf("unpack %s: %w", entry.Name, err)
+		}
+	}
+}
+
+func unpackEntry(dir string, entry *tar.Header, content io.Reader) error {
+	if !filepath.IsLocal(entry.Name) && entry.Name != "./" {
+		return errors.New("the name leads out of the directory")
+	}
+	path, mode := filepath.Join(dir, entry.Name), entry.FileInfo().Mode().Perm()
+	if entry.FileInfo().IsDir() {
+		return os.MkdirAll(path, mode)
+	}
+	data, err := io.ReadAll(content)
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, mode)
 }

@@ -91,8 +91,7 @@ func unavailable(code fault.Code, public string, cause error) error {
 func binaries() error {
 	var absent []string
 	for name, debianPackage := range map[string]string{
-		"runc": "runc", "iptables": "iptables", "ip6tables": "iptables",
-		"nft": "nftables", "containerd-shim-runc-v2": "containerd",
+		"runc": "runc", "containerd-shim-runc-v2": "containerd", "iptables": "iptables",
 	} {
 		if _, err := exec.LookPath(name); err == nil {
 			continue

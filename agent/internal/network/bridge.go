@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/netnamespace"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -97,7 +98,7 @@ func (n *Network) checkOverlap() error {
 	if err != nil {
 		return err
 	}
-	addrs, err := dumped(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
+	addrs, err := netnamespace.List(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

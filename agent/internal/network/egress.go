@@ -8,6 +8,7 @@ import (
 	"github.com/google/nftables"
 	"github.com/vishvananda/netlink"
 
+	"github.com/gpuaas/gpuaas/agent/netnamespace"
 	"github.com/gpuaas/gpuaas/agent/policy"
 )
 
@@ -36,7 +37,7 @@ const smallestRoute = 8 // bits
 // connectedNetworks are those that this machine reaches without a router, but for the members' own. Their public
 // addresses, too, are often trusted by other hosts there.
 func (n *Network) connectedNetworks() ([]netip.Prefix, error) {
-	routes, err := dumped(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
+	routes, err := netnamespace.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes: %w", err)
 	}

@@ -9,14 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"syscall"
 	"time"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/netnamespace"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -75,43 +74,6 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.
 	return nil
 }
 
-// inNetNS runs fn on a thread inside the namespace, and brings the thread back. A thread that cannot be brought back is
-// never used again.
-func inNetNS(path string, fn func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		err := func() error {
-			home, err := netns.GetFromPath("/proc/thread-self/ns/net")
-			if err != nil {
-				return err
-			}
-			defer func() { _ = home.Close() }()
-			ns, err := netns.GetFromPath(path)
-			if err != nil {
-				return err
-			}
-			defer func() { _ = ns.Close() }()
-			if err := netns.Set(ns); err != nil {
-				return fmt.Errorf("enter network namespace: %w", err)
-			}
-			err = fn()
-			if e := netns.Set(home); e != nil {
-				return errors.Join(err, errAway, e)
-			}
-			return err
-		}()
-		if !errors.Is(err, errAway) {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// errAway: the thread could not return to its own network namespace.
-var errAway = errors.New("cannot return to the own network namespace")
-
 // hasNamespace reports whether the member's network namespace is mounted, and not only the file it was mounted on.
 func (n *Network) hasNamespace(memberID string) bool {
 	var st unix.Statfs_t
@@ -131,12 +93,12 @@ func (n *Network) isAttached(memberID string, r record) bool {
 	if err != nil || host.Attrs().MasterIndex != bridge.Attrs().Index {
 		return false
 	}
-	err = inNetNS(n.netnsPath(memberID), func() error {
+	err = netnamespace.Run(n.netnsPath(memberID), func() error {
 		link, err := netlink.LinkByName(memberLink)
 		if err != nil {
 			return err
 		}
-		addrs, err := dumped(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V4) })
+		addrs, err := netnamespace.List(func() ([]netlink.Addr, error) { return netlink.AddrList(link, netlink.FAMILY_V4) })
 		if err != nil {
 			return err
 		}
@@ -169,7 +131,7 @@ func (n *Network) removeNamespaces(memberID string) error {
 }
 
 func defaultRouteLink() (index int, ok bool) {
-	routes, err := dumped(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
+	routes, err := netnamespace.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
 		return 0, false
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/netnamespace"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -56,7 +57,7 @@ func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
 		return fmt.Errorf("bring up link %s: %w", attrs.Name, err)
 	}
 	address := &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(n.prefix.Bits(), 32)}
-	err = inNetNS(n.netnsPath(memberID), func() error { return configureLink(address, n.gateway().AsSlice()) })
+	err = netnamespace.Run(n.netnsPath(memberID), func() error { return configureLink(address, n.gateway().AsSlice()) })
 	if err != nil {
 		return err
 	}

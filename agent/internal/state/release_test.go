@@ -1,11 +1,7 @@
 package state_test
 
 import (
-	"archive/tar"
-	"compress/gzip"
 	"encoding/json"
-	"errors"
-	"io"
 	"os"
 	"path/filepath"
 	"testing"
@@ -18,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/e2e/release"
 )
 
 // lastRecording is what e2e/release/record recorded with the programs of the last release: here the disk of a node
@@ -45,7 +42,7 @@ func TestTheLastReleasesNodeIsTakenOver(t *testing.T) {
 		members[i.DisplayName] = i.Members[0].ID
 	}
 	dir := t.TempDir()
-	unpack(t, filepath.Join(lastRecording, "node.tar.gz"), dir)
+	require.NoError(t, release.Unpack(filepath.Join(lastRecording, "node.tar.gz"), dir))
 
 	// The key that seals the store comes from the node's own.
 	creds, err := uplink.OpenCredentials(dir)
@@ -78,31 +75,5 @@ func TestTheLastReleasesNodeIsTakenOver(t *testing.T) {
 		at := s.LastStamp().At.Add(time.Second)
 		require.NoError(t, s.SaveSample(meter.Observation{At: at}, clock.Stamp{At: at}))
 		require.NoError(t, s.Close())
-	}
-}
-
-func unpack(t *testing.T, archive, dir string) {
-	t.Helper()
-	file, err := os.Open(archive)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, file.Close()) }()
-	plain, err := gzip.NewReader(file)
-	require.NoError(t, err)
-	for entries := tar.NewReader(plain); ; {
-		entry, err := entries.Next()
-		if errors.Is(err, io.EOF) {
-			return
-		}
-		require.NoError(t, err)
-		require.True(t, filepath.IsLocal(entry.Name) || entry.Name == "./", entry.Name)
-		path := filepath.Join(dir, entry.Name)
-		if entry.FileInfo().IsDir() {
-			require.NoError(t, os.MkdirAll(path, 0o700))
-			continue
-		}
-		out, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY, 0o600)
-		require.NoError(t, err)
-		_, err = io.Copy(out, entries)
-		require.NoError(t, errors.Join(err, out.Close()))
 	}
 }

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"archive/tar"
 	"compress/gzip"
 	"context"
 	"encoding/json"
@@ -17,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/e2e/release"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 )
@@ -178,7 +178,7 @@ func recordedHome(t *testing.T) home {
 	require.NoError(t, os.Chmod(dir, 0o711))
 	h := home{dir: dir, data: filepath.Join(dir, "data")}
 	require.NoError(t, os.Mkdir(h.data, 0o711))
-	unpack(t, filepath.Join(lastRecording, "hub.tar.gz"), h.data)
+	require.NoError(t, release.Unpack(filepath.Join(lastRecording, "hub.tar.gz"), h.data))
 	server, err := managed.Start(t.Context(), managed.Config{Dir: filepath.Join(h.data, "postgres")})
 	require.NoError(t, err)
 	defer func() { require.NoError(t, server.Close()) }()
@@ -208,29 +208,4 @@ func load(ctx context.Context, databaseURL, path string) (err error) {
 	// All statements in one go, as they stand in the file.
 	_, err = conn.PgConn().Exec(ctx, string(statements)).ReadAll()
 	return err
-}
-
-func unpack(t *testing.T, archive, dir string) {
-	t.Helper()
-	file, err := os.Open(archive)
-	require.NoError(t, err)
-	defer func() { require.NoError(t, file.Close()) }()
-	plain, err := gzip.NewReader(file)
-	require.NoError(t, err)
-	for entries := tar.NewReader(plain); ; {
-		entry, err := entries.Next()
-		if errors.Is(err, io.EOF) {
-			return
-		}
-		require.NoError(t, err)
-		require.True(t, filepath.IsLocal(entry.Name) || entry.Name == "./", entry.Name)
-		path := filepath.Join(dir, entry.Name)
-		if entry.FileInfo().IsDir() {
-			require.NoError(t, os.MkdirAll(path, entry.FileInfo().Mode().Perm()))
-			continue
-		}
-		data, err := io.ReadAll(entries)
-		require.NoError(t, err)
-		require.NoError(t, os.WriteFile(path, data, entry.FileInfo().Mode().Perm()))
-	}
 }

@@ -1,4 +1,4 @@
-package network
+package netnamespace
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 
 func TestAListingThatChangedMeanwhileIsAskedForAgain(t *testing.T) {
 	asked := 0
-	got, err := dumped(func() ([]int, error) {
+	got, err := List(func() ([]int, error) {
 		if asked++; asked < 3 {
 			return []int{1}, netlink.ErrDumpInterrupted
 		}
@@ -20,13 +20,13 @@ func TestAListingThatChangedMeanwhileIsAskedForAgain(t *testing.T) {
 	require.Equal(t, []int{1, 2}, got)
 
 	asked = 0
-	_, err = dumped(func() ([]int, error) { asked++; return nil, netlink.ErrDumpInterrupted })
+	_, err = List(func() ([]int, error) { asked++; return nil, netlink.ErrDumpInterrupted })
 	require.ErrorIs(t, err, netlink.ErrDumpInterrupted)
 	require.Equal(t, maxDumps, asked)
 
 	asked = 0
 	broken := errors.New("broken")
-	_, err = dumped(func() ([]int, error) { asked++; return nil, broken })
+	_, err = List(func() ([]int, error) { asked++; return nil, broken })
 	require.ErrorIs(t, err, broken)
 	require.Equal(t, 1, asked)
 }
