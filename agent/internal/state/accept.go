@@ -84,7 +84,7 @@ func (s *Store) acceptBundle(env *protocol.Envelope) error {
 		}
 	}, func(d *data) { d.bundles = kept })
 	if err == nil {
-		s.wake()
+		s.changed.Send()
 	}
 	return err
 }
@@ -128,7 +128,7 @@ func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawPart
 	if err := s.storeState(next, v.Envelope(), s.partsThatFit(fresh)); err != nil {
 		return err
 	}
-	if s.unsaved || s.file.saved != s.highest {
+	if s.unsaved || s.saved != s.highest {
 		// It is in force, but a restart may forget it: the hub must not count on it, and offers it again.
 		return protocol.Refuse(protocol.Nack_UNAVAILABLE, "the disk is full: the state is in force and could not be stored")
 	}
@@ -255,7 +255,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 	})
 	if err == nil {
 		failpoint.Hit("agent/accept/synced")
-		s.wake()
+		s.changed.Send()
 	}
 	return err
 }
@@ -319,7 +319,7 @@ func (s *Store) AcceptPart(raw []byte) error {
 		err := s.commit(kind, func(b *batch) { b.raw(partKey(key), raw); b.json(preMember+m.ID, m) },
 			func(d *data) { d.parts[key] = part{workload: w}; d.members[m.ID] = m })
 		if err == nil {
-			s.wake()
+			s.changed.Send()
 		}
 		return err
 	}
@@ -382,7 +382,7 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	})
 	if err == nil {
 		failpoint.Hit("agent/leases/synced")
-		s.wake()
+		s.changed.Send()
 	}
 	return err
 }

@@ -111,7 +111,7 @@ func (s *Store) readRaw(key string) (raw []byte, err error) {
 	if s.closed {
 		return nil, errors.New("state: closed")
 	}
-	if value, newer := s.pending[key]; newer && value != nil {
+	if value, newer := s.pending.Sets[key]; newer {
 		return value, nil
 	}
 	err = s.db.View(func(tx *badger.Txn) error {

@@ -79,7 +79,7 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 		}
 	}, func(d *data) {
 		sealed.apply(d)
-		d.setMeter(metered)
+		d.meter = metered
 		d.stamp = to
 		maps.Copy(d.runs, runs)
 		maps.Copy(d.members, members)

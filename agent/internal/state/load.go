@@ -33,11 +33,10 @@ func (s *Store) load() error {
 		defer it.Close()
 		for it.Rewind(); it.Valid(); it.Next() {
 			key := string(it.Item().KeyCopy(nil))
-			if _, newer := s.pending[key]; newer {
+			if s.pending.has(key) {
 				continue
 			}
-			err := it.Item().Value(func(value []byte) error { return s.read(key, value) })
-			if err != nil {
+			if err := it.Item().Value(func(value []byte) error { return s.read(key, value) }); err != nil {
 				return fmt.Errorf("%s: %w", key, err)
 			}
 		}
@@ -62,11 +61,9 @@ func (s *Store) load() error {
 }
 
 func (s *Store) loadPending() error {
-	for _, key := range slices.Sorted(maps.Keys(s.pending)) {
-		if value := s.pending[key]; value != nil {
-			if err := s.read(key, value); err != nil {
-				return fmt.Errorf("%s: %w", key, err)
-			}
+	for _, key := range slices.Sorted(maps.Keys(s.pending.Sets)) {
+		if err := s.read(key, s.pending.Sets[key]); err != nil {
+			return fmt.Errorf("%s: %w", key, err)
 		}
 	}
 	s.d.assembleMeter()

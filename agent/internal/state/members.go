@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -208,7 +210,7 @@ func (s *Store) openRun(r Run) error {
 		LeaseNo: r.LeaseNo,
 	}, r.OpenedAt)
 	return s.write(func(b *batch) { b.json(preRun+r.ID, r); b.meter(&s.d, metered) },
-		func(d *data) { d.runs[r.ID] = r; d.setMeter(metered) })
+		func(d *data) { d.runs[r.ID] = r; d.meter = metered })
 }
 
 // JournalRun puts a container into the journal that is there and that the journal does not know: the store was lost.
@@ -240,7 +242,7 @@ func (s *Store) CloseRun(id string) error {
 	defer s.mu.Unlock()
 	metered := meter.Cancel(s.d.meter, id)
 	return s.release(func(b *batch) { b.delete(preRun + id); b.meter(&s.d, metered) },
-		func(d *data) { delete(d.runs, id); d.setMeter(metered) })
+		func(d *data) { delete(d.runs, id); d.meter = metered })
 }
 
 // AcknowledgeRemovals notes that the hub has these members' proofs. The oldest of many are forgotten then.
@@ -315,7 +317,7 @@ func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt,
 		ExitCode: old.ExitCode,
 		Removal: &protocol.RemovalProof{
-			At: timestamp(now), Absent: absent, LastUsageSequence: sealed.chain.Sequence, Incarnation: s.d.meta.Incarnation,
+			At: timestamppb.New(now), Absent: absent, LastUsageSequence: sealed.chain.Sequence, Incarnation: s.d.meta.Incarnation,
 		},
 	}}
 	return s.release(func(b *batch) {
@@ -324,7 +326,7 @@ func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 		b.json(preMember+memberID, m)
 	}, func(d *data) {
 		sealed.apply(d)
-		d.setMeter(metered)
+		d.meter = metered
 		d.members[memberID] = m
 		delete(d.leases, memberID)
 		delete(d.leaseFrom, memberID)

@@ -38,49 +38,47 @@ func (v sample) apply(iv *meter.Interval) {
 	iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds, iv.MemoryRest = x[2], x[3], x[4], x[5], x[6]
 }
 
-// lasting is the interval without what is in the sample.
-func lasting(iv meter.Interval) meter.Interval {
-	return meter.Interval{
-		RunID: iv.RunID, MemberID: iv.MemberID, Revision: iv.Revision, LeaseNo: iv.LeaseNo, OpenedAt: iv.OpenedAt,
-		StartedAt: iv.StartedAt,
+// lasting are the intervals without what is in the sample.
+func lasting(all []meter.Interval) []meter.Interval {
+	out := make([]meter.Interval, 0, len(all))
+	for _, iv := range all {
+		out = append(out, meter.Interval{
+			RunID:     iv.RunID,
+			MemberID:  iv.MemberID,
+			Revision:  iv.Revision,
+			LeaseNo:   iv.LeaseNo,
+			OpenedAt:  iv.OpenedAt,
+			StartedAt: iv.StartedAt,
+		})
 	}
+	return out
 }
 
 // meter writes the difference between the meter as it is on the disk and the next one.
 func (b *batch) meter(d *data, next meter.State) {
-	old := d.meter
-	intervals := make(map[string]meter.Interval, len(old.Intervals))
-	for _, iv := range old.Intervals {
-		intervals[iv.RunID] = lasting(iv)
-	}
-	for _, iv := range next.Intervals {
-		if had, known := intervals[iv.RunID]; !known || had != lasting(iv) {
-			b.json(preInterval+iv.RunID, lasting(iv))
-		}
-		delete(intervals, iv.RunID)
-	}
-	for id := range intervals {
-		b.delete(preInterval + id)
-	}
-	members := make(map[string]meter.Member, len(old.Members))
-	for _, m := range old.Members {
-		members[m.ID] = m
-	}
-	for _, m := range next.Members {
-		if had, known := members[m.ID]; !known || had != m {
-			b.json(preMetered+m.ID, m)
-		}
-		delete(members, m.ID)
-	}
-	for id := range members {
-		b.delete(preMetered + id)
-	}
-	if now := sampleOf(next); !maps.Equal(now, sampleOf(old)) {
+	runID := func(iv meter.Interval) string { return iv.RunID }
+	writeChanged(b, preInterval, lasting(d.meter.Intervals), lasting(next.Intervals), runID)
+	writeChanged(b, preMetered, d.meter.Members, next.Members, func(m meter.Member) string { return m.ID })
+	if now := sampleOf(next); !maps.Equal(now, sampleOf(d.meter)) {
 		b.json(keySample, now)
 	}
 }
 
-func (d *data) setMeter(next meter.State) { d.meter = next }
+func writeChanged[T comparable](b *batch, prefix string, old, next []T, id func(T) string) {
+	gone := make(map[string]T, len(old))
+	for _, v := range old {
+		gone[id(v)] = v
+	}
+	for _, v := range next {
+		if had, known := gone[id(v)]; !known || had != v {
+			b.json(prefix+id(v), v)
+		}
+		delete(gone, id(v))
+	}
+	for key := range gone {
+		b.delete(prefix + key)
+	}
+}
 
 // assembleMeter completes the meter after all keys were read.
 func (d *data) assembleMeter() {

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -104,18 +105,18 @@ type Store struct {
 	// they are not.
 	pending pending
 	unsaved bool
-	reserve *reserve
-	// highest is what is accepted, or was before the store lost it; file is how much of that is kept beside the database.
-	highest     Highest
-	file        highestFile
-	flattenedAt time.Time
+	reserve slotFile
+	// highest is what is accepted, or was before the store lost it; saved is how much of that highestFile holds.
+	highest, saved Highest
+	highestFile    slotFile
+	flattenedAt    time.Time
 
-	node identity
-	d    data
-	subs []chan struct{}
-	// usageSubs are those of SubscribeUsage.
-	usageSubs []chan struct{}
-	closed    bool
+	node   identity
+	d      data
+	closed bool
+
+	// changed wakes after each accepted document, sealed after each segment.
+	changed, sealed notify.Broadcast
 }
 
 type identity struct {
@@ -185,23 +186,17 @@ func Open(dir string, o Options) (_ *Store, err error) {
 	s := &Store{
 		dir:         dir,
 		copyDir:     o.CopyDir,
-		minFree:     o.MinFreeBytes,
-		maxUnsent:   o.MaxUnsentBytes,
+		minFree:     cmp.Or(o.MinFreeBytes, DefaultMinFreeBytes),
+		maxUnsent:   cmp.Or(o.MaxUnsentBytes, spool.MaxUnsentBytes),
 		largeBytes:  cmp.Or(o.LargeBytes, DefaultLargeBytes),
 		key:         o.Key,
 		flattenedAt: time.Now(),
-	}
-	if s.minFree == 0 {
-		s.minFree = DefaultMinFreeBytes
-	}
-	if s.maxUnsent == 0 {
-		s.maxUnsent = spool.MaxUnsentBytes
 	}
 	if err := s.open(); err != nil {
 		return nil, err
 	}
 	if err := s.load(); err != nil {
-		return nil, errors.Join(err, s.db.Close(), s.reserve.close())
+		return nil, errors.Join(err, s.db.Close())
 	}
 	return s, nil
 }
@@ -209,36 +204,46 @@ func Open(dir string, o Options) (_ *Store, err error) {
 // open opens the database and the reserve file. On a full disk it opens a copy of the database in memory: Badger writes
 // when it is opened, even to be read only, and a node that cannot start cannot end anything.
 func (s *Store) open() (err error) {
-	full := s.checkSpace(acquiring, slots*slotBytes+spareBytes)
-	if full == nil {
-		for name, size := range map[string]int64{spareName: spareBytes, highestName: slots * highestSlotBytes} {
-			if err := allocate(filepath.Join(s.dir, name), size); err != nil {
-				return fault.New(fault.Unavailable, codeStateUnusable, fmt.Sprintf("The file %s in %s cannot be made.", name,
-					s.dir),
-					err)
-			}
+	unusable := func(name string, err error) error {
+		return fault.New(fault.Unavailable, codeStateUnusable,
+			fmt.Sprintf("The file %s in %s cannot be used.", name, s.dir), err)
+	}
+	full := s.checkSpace(acquiring, slots*reserveBytes+spareBytes)
+	for name, size := range map[string]int64{
+		spareName: spareBytes, reserveName: slots * reserveBytes, highestName: slots * highestSlotBytes,
+	} {
+		if full != nil {
+			break
+		}
+		if err := allocate(filepath.Join(s.dir, name), size); err != nil {
+			return unusable(name, err)
 		}
 	}
+	s.highestFile = s.slotFile(highestName, highestSlotBytes)
+	s.highestFile.create = true
 	s.readHighest()
-	if s.reserve, s.pending, err = openReserve(filepath.Join(s.dir, reserveName), full == nil); err != nil {
-		return fault.New(fault.Unavailable, codeStateUnusable, fmt.Sprintf("The reserve file in %s cannot be used.", s.dir),
-			err)
+	s.reserve = s.slotFile(reserveName, reserveBytes)
+	if err := s.readPending(); err != nil {
+		return unusable(reserveName, err)
 	}
 	dir := s.dir
 	if full = s.checkSpace(releasing, 0); full != nil {
 		_, missing := os.Stat(filepath.Join(s.dir, badger.ManifestFilename))
 		if missing != nil || s.copyDir == "" {
-			return errors.Join(full, s.reserve.close())
+			return full
 		}
 		if err := copyStore(s.dir, s.copyDir); err != nil {
-			return errors.Join(full, fmt.Errorf("copy the store: %w", err), s.reserve.close())
+			return errors.Join(full, fmt.Errorf("copy the store: %w", err))
 		}
 		dir, s.copied = s.copyDir, true
 	}
-	if s.db, err = openBadger(dir); err != nil {
-		return errors.Join(err, s.reserve.close())
-	}
-	return nil
+	s.db, err = openBadger(dir)
+	return err
+}
+
+func (s *Store) slotFile(name string, slotBytes int) slotFile {
+	code := func(raw []byte) []byte { return s.code(name, raw) }
+	return slotFile{path: filepath.Join(s.dir, name), slotBytes: slotBytes, code: code}
 }
 
 func openBadger(dir string) (*badger.DB, error) {
@@ -278,9 +283,9 @@ func (s *Store) Close() error {
 	s.closed = true
 	if !s.copied && s.checkSpace(releasing, 0) != nil && os.Remove(filepath.Join(s.dir, spareName)) != nil {
 		// Badger would write a table. All is in its log, which the next start reads.
-		return s.reserve.close()
+		return nil
 	}
-	return errors.Join(s.db.Close(), s.reserve.close())
+	return s.db.Close()
 }
 
 // Identify names the node, whose key signs usage segments. Call it before anything is started.
@@ -326,26 +331,8 @@ func (s *Store) Incarnation() string {
 	return s.d.meta.Incarnation
 }
 
-// Subscribe returns a channel that gets a signal after each accepted document. It carries no data, and
-// unreceived signals merge.
-func (s *Store) Subscribe() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := make(chan struct{}, 1)
-	s.subs = append(s.subs, c)
-	return c
-}
-
-func (s *Store) wake() { signal(s.subs) }
-
-func signal(subs []chan struct{}) {
-	for _, c := range subs {
-		select {
-		case c <- struct{}{}:
-		default:
-		}
-	}
-}
+// Subscribe returns a channel that wakes after each accepted document.
+func (s *Store) Subscribe() <-chan struct{} { return s.changed.Subscribe() }
 
 // rootCause is the innermost error, whose text names no path a second time.
 func rootCause(err error) error {

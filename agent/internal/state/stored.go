@@ -51,7 +51,7 @@ type Resumed struct {
 func (s *Store) Stored() Stored {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := Stored{Highest: s.file.saved, HighestAltered: s.d.meta.Highest && !s.file.whole}
+	out := Stored{Highest: s.saved, HighestAltered: s.d.meta.Highest && s.highestFile.number == 0}
 	for _, key := range slices.Sorted(maps.Keys(s.d.stored)) {
 		doc := Document{key, s.d.stored[key]}
 		switch {
@@ -106,7 +106,7 @@ func (s *Store) Resume(r Resumed) error {
 		}
 	}
 	s.d.stored = nil
-	s.wake()
+	s.changed.Send()
 	return s.resumeHighest()
 }
 

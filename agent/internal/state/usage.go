@@ -12,7 +12,6 @@ import (
 	"github.com/dgraph-io/badger/v4"
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/meter"
@@ -93,7 +92,7 @@ func (x sealing) apply(d *data) {
 	maps.Copy(d.consumed, x.consumed)
 	if len(x.segments) > 0 {
 		failpoint.Hit("agent/spool/synced")
-		signal(x.s.usageSubs)
+		x.s.sealed.Send()
 	}
 }
 
@@ -118,7 +117,7 @@ func (s *Store) SaveSample(o meter.Observation, stamp clock.Stamp) error {
 		b.json(keyStamp, stamp)
 	}, func(d *data) {
 		sealed.apply(d)
-		d.setMeter(metered)
+		d.meter = metered
 		d.stamp = stamp
 	})
 }
@@ -156,14 +155,8 @@ func (s *Store) Segment(number uint64) (*protocol.Envelope, error) {
 	return s.segment(number)
 }
 
-// SubscribeUsage returns a channel that is signalled when a segment was sealed.
-func (s *Store) SubscribeUsage() <-chan struct{} {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	c := make(chan struct{}, 1)
-	s.usageSubs = append(s.usageSubs, c)
-	return c
-}
+// SubscribeUsage returns a channel that wakes after each sealed segment.
+func (s *Store) SubscribeUsage() <-chan struct{} { return s.sealed.Subscribe() }
 
 func (s *Store) segment(number uint64) (*protocol.Envelope, error) {
 	if s.closed {
@@ -360,5 +353,3 @@ func (s *Store) gcSegments() error {
 	}
 	return nil
 }
-
-func timestamp(t time.Time) *timestamppb.Timestamp { return timestamppb.New(t) }

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"slices"
@@ -121,13 +122,12 @@ func (s *Store) update(b *batch) error {
 // postpone keeps a batch until there is space, in the reserve file where that is possible. why is returned where the
 // batch is not kept.
 func (s *Store) postpone(kind need, b *batch, why error) error {
-	most := slotBytes
+	most := reserveBytes
 	if kind == measuring {
 		most /= 2
 	}
-	next := maps.Clone(s.pending)
-	next.add(b)
-	err := s.reserve.save(next, most)
+	next := s.pending.with(b)
+	err := s.savePending(next, most)
 	if err != nil && kind == measuring {
 		return why
 	}
@@ -149,17 +149,17 @@ func (s *Store) writePending() error {
 			return err
 		}
 	}
-	if len(s.pending) == 0 {
+	if s.pending.empty() {
 		return nil
 	}
-	b := &batch{}
-	for _, key := range slices.Sorted(maps.Keys(s.pending)) {
-		if value := s.pending[key]; value != nil {
-			b.raw(key, value)
-		} else {
-			b.delete(key)
+	for keys := range slices.Chunk(slices.Sorted(maps.Keys(s.pending.Deletes)), chunkKeys) {
+		if err := s.update(&batch{deletes: keys}); err != nil {
+			return err
 		}
-		if b.bytes < chunkBytes && len(b.deletes) < chunkKeys {
+	}
+	b := &batch{}
+	for key, value := range s.pending.Sets {
+		if b.raw(key, value); b.bytes < chunkBytes {
 			continue
 		}
 		if err := s.update(b); err != nil {
@@ -170,7 +170,7 @@ func (s *Store) writePending() error {
 	if err := s.update(b); err != nil {
 		return err
 	}
-	if err := s.reserve.save(pending{}, slotBytes); s.reserve != nil && err != nil {
+	if err := s.savePending(pending{}, reserveBytes); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	s.pending, s.unsaved = pending{}, false
