@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
@@ -42,7 +43,7 @@ type State string
 
 // The states of a container.
 const (
-	// StateCreated: made, not started; a crash came between.
+	// StateCreated: created, not started.
 	StateCreated State = "created"
 	StateRunning State = "running"
 	// StateExited: ended, and its exit code and time are known as long as the container is not removed.
@@ -53,7 +54,7 @@ const (
 	StateUnknown State = "unknown"
 )
 
-// Container is what is there of one run.
+// Container is the container of one run.
 type Container struct {
 	ID         string
 	MemberID   string
@@ -61,28 +62,19 @@ type Container struct {
 	Service    string
 	Revision   uint64
 	SpecDigest string
-	// Labels are the caller's own.
-	Labels map[string]string
 	// Image is its name, <repository>@<digest>.
-	Image     string
-	State     State
-	PID       uint32
-	CreatedAt time.Time
+	Image string
+	State State
+	PID   uint32
 	// StartedAt is zero for a container that never started.
 	StartedAt time.Time
 	// ExitedAt and ExitCode mean something in StateExited only. 128+n is death by signal n.
 	ExitedAt time.Time
 	ExitCode uint32
-	// OOMKilled is set when the kernel ended one of its processes for want of memory.
+	// OOMKilled says that the kernel killed one of its processes because of the memory limit.
 	OOMKilled bool
 	// UserNamespace is false where the host could not give one.
 	UserNamespace bool
-}
-
-// BuildSpec is the OCI spec that Start would use: the same bytes for the same run on the same host.
-func (r *Runtime) BuildSpec(ctx context.Context, spec Spec) (*specs.Spec, error) {
-	s, _, err := r.buildSpec(r.ns(ctx), spec)
-	return s, err
 }
 
 func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyImage, error) {
@@ -119,43 +111,19 @@ func imageMissing(name string, cause error) error {
 	return fault.New(fault.NotFound, codeImageMissing, "The image "+name+" is not on this node yet.", cause)
 }
 
-// Pending is a container between Prepare and StartTask. Close it in any case.
+// Pending is a container between Prepare and StartTask. The caller closes it in any case.
 type Pending struct {
 	Spec    Spec
 	oci     *specs.Spec
 	image   readyImage
 	rootfs  []mount.Mount
 	running *Run
-	end     func()
+	// starting has the container's id until Close.
+	starting *sync.Map
 }
 
-// Close ends the making of the container: from now on List asks containerd for its state. It removes nothing.
-func (p *Pending) Close() {
-	if p.end != nil {
-		p.end()
-		p.end = nil
-	}
-}
-
-// Start makes and starts the container of this run in a network that exists, and removes it again if that fails. A run
-// that is up already is returned; one that a crash left incomplete is made again; one that has ended is a
-// conflict.
-func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
-	pending, err := r.Prepare(ctx, spec)
-	if err != nil {
-		return Run{}, err
-	}
-	defer pending.Close()
-	if err = r.CreateTask(ctx, pending); err == nil {
-		var run Run
-		if run, err = r.StartTask(ctx, pending, spec.IP); err == nil {
-			return run, nil
-		}
-	}
-	pending.Close()
-	r.abandon(ctx, spec.ID)
-	return Run{}, err
-}
+// Close ends the start: from now on List asks containerd for the container's state. It removes nothing.
+func (p *Pending) Close() { p.starting.Delete(p.Spec.ID) }
 
 // Prepare makes the container's files, snapshot and record. It needs no network. After an error in a later step the
 // caller removes the container.
@@ -172,11 +140,11 @@ func (r *Runtime) Prepare(ctx context.Context, spec Spec) (*Pending, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pending{Spec: spec, oci: ociSpec, image: image}
+	p := &Pending{Spec: spec, oci: ociSpec, image: image, starting: &r.starting}
 	if p.running, err = r.clearEarlierTry(ctx, spec.ID); err != nil || p.running != nil {
 		return p, err
 	}
-	p.end = r.beginStart(spec.ID)
+	r.starting.Store(spec.ID, true)
 	err = r.newContainer(ctx, p)
 	if errdefs.IsAlreadyExists(err) {
 		err = r.newContainerAgain(ctx, p)
@@ -272,7 +240,7 @@ func (r *Runtime) CreateTask(ctx context.Context, p *Pending) error {
 	return nil
 }
 
-// newTask spares the four questions to containerd that Container.NewTask asks.
+// newTask makes one call to containerd; Container.NewTask would make five.
 func (r *Runtime) newTask(ctx context.Context, p *Pending) error {
 	log, err := cio.LogFile(r.logPath(p.Spec.ID))(p.Spec.ID)
 	if err != nil {
@@ -340,24 +308,6 @@ func (r *Runtime) withSnapshot(spec Spec, image readyImage, rootfs *[]mount.Moun
 	}
 }
 
-// beginStart notes that the container is being made until end is called.
-func (r *Runtime) beginStart(id string) (end func()) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.starting[id] = true
-	return func() {
-		r.mu.Lock()
-		defer r.mu.Unlock()
-		delete(r.starting, id)
-	}
-}
-
-func (r *Runtime) isStarting(id string) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.starting[id]
-}
-
 func startFault(err error) error {
 	if _, known := errors.AsType[*fault.Error](err); known {
 		return err
@@ -374,7 +324,7 @@ func startFault(err error) error {
 	return fault.New(fault.Unavailable, codeStartFailed, "The container could not be started.", err)
 }
 
-// List tells what is there of every run in the agent's containerd namespace, ordered by id.
+// List returns every container in the agent's containerd namespace, ordered by id.
 func (r *Runtime) List(ctx context.Context) ([]Container, error) {
 	ctx = r.ns(ctx)
 	records, err := r.client.ContainerService().List(ctx)
@@ -393,7 +343,7 @@ func (r *Runtime) List(ctx context.Context) ([]Container, error) {
 	return out, nil
 }
 
-// Get tells what is there of one run; fault NotFound when nothing is.
+// Get returns the container of one run; fault NotFound when there is none.
 func (r *Runtime) Get(ctx context.Context, id string) (Container, error) {
 	ctx = r.ns(ctx)
 	record, err := r.client.ContainerService().Get(ctx, id)
@@ -411,21 +361,21 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 ) (Container, error) {
 	revision, _ := strconv.ParseUint(record.Labels[labelRevision], 10, 64)
 	c := Container{
-		ID: record.ID, MemberID: record.Labels[labelMember], InstanceID: record.Labels[labelInstance],
-		Service:  record.Labels[labelService],
-		Revision: revision, SpecDigest: record.Labels[labelSpecDigest], Image: record.Image, CreatedAt: record.CreatedAt,
-		Labels: map[string]string{}, StartedAt: r.startedAt(record.ID), UserNamespace: record.Labels[labelUserNS] != "none",
-	}
-	for name, value := range record.Labels {
-		if !strings.HasPrefix(name, labelPrefix) {
-			c.Labels[name] = value
-		}
-	}
-	if process == nil && r.isStarting(record.ID) {
-		c.State = StateCreated // nothing of it runs that this process does not know of
-		return c, nil
+		ID:            record.ID,
+		MemberID:      record.Labels[labelMember],
+		InstanceID:    record.Labels[labelInstance],
+		Service:       record.Labels[labelService],
+		Revision:      revision,
+		SpecDigest:    record.Labels[labelSpecDigest],
+		Image:         record.Image,
+		StartedAt:     r.startedAt(record.ID),
+		UserNamespace: record.Labels[labelUserNS] != "none",
 	}
 	if process == nil {
+		if _, starting := r.starting.Load(record.ID); starting {
+			c.State = StateCreated // StartTask notes the process before it runs
+			return c, nil
+		}
 		// A shim may not answer: only a clear "not found" means that its task is gone.
 		response, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: record.ID})
 		err = errgrpc.ToNative(err)

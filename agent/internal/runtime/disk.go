@@ -85,16 +85,19 @@ type diskWatch struct {
 // is to be called again, which is at most GuardEvery while they write. Logs over their size are cut. It is called from
 // one goroutine.
 func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Duration) {
-	r.mu.Lock()
-	running := maps.Clone(r.running)
-	r.mu.Unlock()
+	running := map[string]bool{}
+	r.running.Range(func(id, _ any) bool {
+		name, _ := id.(string)
+		running[name] = true
+		return true
+	})
 	w := &r.disk
 	now := time.Now()
 	// A container may write for longer between two calls that are further apart.
 	burst := logBurst * r.cfg.MaxLogBytes * max(1, int64(min(now.Sub(w.calledAt), guardIdle)/GuardEvery))
 	w.calledAt = now
 	quiet := true
-	maps.DeleteFunc(w.layers, func(id string, _ *layer) bool { _, runs := running[id]; return !runs })
+	maps.DeleteFunc(w.layers, func(id string, _ *layer) bool { return !running[id] })
 	for id := range running {
 		l, known := w.layers[id]
 		if !known {

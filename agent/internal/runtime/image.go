@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"log/slog"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -73,17 +72,17 @@ func (i ImageRef) check() error {
 
 func (i ImageRef) name() string { return i.Repository + "@" + i.Digest }
 
-// Credentials gives user and password for pulling from one repository. It is asked when the registry wants them.
+// Credentials returns user and password for pulling from one repository. It is called when the registry asks.
 type Credentials func(ctx context.Context, repository string) (user, password string, err error)
 
 // EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, unpacked, and copied
-// into the containers' user ids. It does nothing when that is so already; it then needs no registry.
+// to the containers' user ids. An image that is ready needs no registry.
 func (r *Runtime) EnsureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) error {
 	if err := ref.check(); err != nil {
 		return err
 	}
-	// Several members may start from one image at once: one pull serves them all. It has its own time limit, so that the
-	// first caller's leaving does not fail the others.
+	// One pull serves all members that start from one image. It has its own time limit, so that the first caller's
+	// cancellation does not fail the others.
 	done := r.pulls.DoChan(ref.name(), func() (any, error) {
 		pull, cancel := context.WithTimeout(context.WithoutCancel(r.ns(ctx)), pullTimeout)
 		defer cancel()
@@ -115,16 +114,16 @@ func (r *Runtime) HasImage(ctx context.Context, ref ImageRef) (bool, error) {
 // maxReadyImages bounds the memory of images that are ready; it is emptied when full.
 const maxReadyImages = 256
 
-// readyImage is all that a start needs to know of an image. It never changes: the name holds the digest.
+// readyImage is what a start needs of an image. It never changes: the name contains the digest.
 type readyImage struct {
 	client.Image
 	config ocispec.ImageConfig
-	// snapshot is what a container's own is made upon: the image unpacked, in the containers' user ids.
+	// snapshot is the parent of a container's snapshot: the image unpacked, in the containers' user ids.
 	snapshot string
 }
 
-// readyImage finds an image that is whole, unpacked and remapped; otherwise its error is errdefs' not found. What was
-// found once is remembered until a start finds it gone.
+// readyImage finds an image that is complete, unpacked and remapped; otherwise it returns errdefs' not found. Images are
+// remembered until a start finds one missing.
 func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, error) {
 	r.mu.Lock()
 	ready, known := r.ready[name]
@@ -196,8 +195,7 @@ func (r *Runtime) remapped(ctx context.Context, image client.Image) (string, err
 	return key, err
 }
 
-// remapLabel on an image's configuration keeps containerd from collecting the remapped copy as garbage, as long as the
-// image is there.
+// remapLabel on an image's configuration keeps containerd from collecting the remapped copy while the image exists.
 func (r *Runtime) remapLabel() string {
 	return fmt.Sprintf("containerd.io/gc.ref.snapshot.%s/%d-%d", r.cfg.Snapshotter, r.cfg.UIDMapBase, r.cfg.UIDMapSize)
 }
@@ -208,7 +206,7 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 	} else if !errdefs.IsNotFound(err) {
 		return pullFault(ref, err)
 	}
-	// Without a lease, the garbage collection that any deletion starts would take what has been fetched so far.
+	// Without a lease, the garbage collection after any deletion would remove what has been fetched so far.
 	lease, err := r.client.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(leaseDuration))
 	if err != nil {
 		return pullFault(ref, err)
@@ -247,8 +245,8 @@ var errImageTooLarge = errors.New("image is larger than this node allows")
 // maxRedirects is how often a registry may send a pull elsewhere, as object stores do.
 const maxRedirects = 5
 
-// remap makes the image's copy in the containers' user ids. containerd's client does it as a part of making a
-// container's snapshot, so one is made and thrown away.
+// remap copies the image to the containers' user ids. containerd's client does so when it makes a container's snapshot,
+// so remap makes one and removes it.
 func (r *Runtime) remap(ctx context.Context, image client.Image) error {
 	if !r.host.userNamespaces {
 		return nil
@@ -287,40 +285,6 @@ func (r *Runtime) remapOption() snapshots.Opt {
 	return client.WithUserNSRemapperLabels(m, m)
 }
 
-// Image is one cached image.
-type Image struct {
-	Name      string
-	Digest    string
-	SizeBytes int64
-	CreatedAt time.Time
-	// InUse is set while a container was made from it.
-	InUse bool
-}
-
-// Images lists what is cached.
-func (r *Runtime) Images(ctx context.Context) ([]Image, error) {
-	ctx = r.ns(ctx)
-	all, err := r.client.ListImages(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("list images: %w", err)
-	}
-	used, err := r.usedImages(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var out []Image
-	for _, i := range all {
-		// An image whose content is incomplete has no size; it is still listed, so that it can be removed.
-		size, _ := i.Size(ctx)
-		out = append(out, Image{
-			Name: i.Name(), Digest: i.Target().Digest.String(), SizeBytes: size,
-			CreatedAt: i.Metadata().CreatedAt, InUse: used[i.Name()],
-		})
-	}
-	slices.SortFunc(out, func(a, b Image) int { return strings.Compare(a.Name, b.Name) })
-	return out, nil
-}
-
 func (r *Runtime) usedImages(ctx context.Context) (map[string]bool, error) {
 	all, err := r.client.ContainerService().List(ctx)
 	if err != nil {
@@ -333,27 +297,32 @@ func (r *Runtime) usedImages(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// RemoveUnusedImages removes every cached image that no container was made from and that is not to be kept, with its
-// content and its unpacked and remapped copies.
+// RemoveUnusedImages removes the images without a container, but those to keep, with their content, unpacked and
+// remapped.
 func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) error {
-	all, err := r.Images(ctx)
+	ctx = r.ns(ctx)
+	unused, err := r.unusedImages(ctx, keep)
 	if err != nil {
 		return err
 	}
-	for _, i := range all {
-		if i.InUse || slices.ContainsFunc(keep, func(k ImageRef) bool { return k.name() == i.Name }) {
-			continue
-		}
-		r.forgetImages()
-		err := r.client.ImageService().Delete(r.ns(ctx), i.Name, images.SynchronousDelete())
-		if err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("remove image %s: %w", i.Name, err)
+	for _, name := range unused {
+		if err := r.removeImage(ctx, name); err != nil {
+			return err
 		}
 	}
 	return nil
 }
 
-// imageConfig reads what the image says about running it, and the digest that this reading can be remembered by.
+func (r *Runtime) removeImage(ctx context.Context, name string) error {
+	r.forgetImages()
+	err := r.client.ImageService().Delete(ctx, name, images.SynchronousDelete())
+	if err != nil && !errdefs.IsNotFound(err) {
+		return fmt.Errorf("remove image %s: %w", name, err)
+	}
+	return nil
+}
+
+// imageConfig reads what the image says about running it.
 func imageConfig(ctx context.Context, image client.Image) (ocispec.ImageConfig, error) {
 	spec, err := image.Spec(ctx)
 	if err != nil {

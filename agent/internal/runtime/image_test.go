@@ -176,8 +176,8 @@ func TestPullThatWasCutOffIsMadeGood(t *testing.T) {
 func TestLeavingCallerDoesNotCutThePull(t *testing.T) {
 	f := newFixture(t)
 	image := f.registry.push("org/acme/"+f.word, appImage(t))
-	held := make(chan struct{})
-	f.registry.hold.Store(&held)
+	mayGoOn := make(chan struct{})
+	f.registry.hold.Store(&mayGoOn)
 	ctx, cancel := context.WithCancel(t.Context())
 	ref, err := runtime.ParseImage(image)
 	require.NoError(t, err)
@@ -187,7 +187,7 @@ func TestLeavingCallerDoesNotCutThePull(t *testing.T) {
 	<-f.registry.holding
 	cancel()
 	require.ErrorIs(t, <-first, context.Canceled)
-	close(held)
+	close(mayGoOn)
 	require.NoError(t, f.ensure(image))
 }
 

@@ -19,9 +19,9 @@ import (
 )
 
 const (
-	// freePart is the part of the file system that must be free, or images that nothing uses go.
+	// freePart is the part of the file system that CollectImages keeps free.
 	freePart = 7
-	// unpackReservePart and unpackReserveBytes are what unpacking leaves free, whichever is less.
+	// unpackReservePart and unpackReserveBytes are what unpacking leaves free, the smaller of both.
 	unpackReservePart  = 20
 	unpackReserveBytes = 2 << 30
 	// unpackRatio is how much larger than its compressed layers an image may be.
@@ -48,7 +48,7 @@ func SpaceMissing(err error) int64 {
 	return 0
 }
 
-// unpacking watches the disk while one image is pulled and unpacked.
+// unpacking guards the disk while one image is pulled and unpacked.
 type unpacking struct {
 	r     *Runtime
 	lease string
@@ -94,14 +94,14 @@ func (u *unpacking) check(ctx context.Context) error {
 	return u.checkSize(ctx)
 }
 
-// checkSize counts what the lease of the pull holds.
+// checkSize compares the snapshots under the lease of the pull with the limit.
 func (u *unpacking) checkSize(ctx context.Context) error {
-	held, err := u.r.client.LeasesService().ListResources(ctx, leases.Lease{ID: u.lease})
+	resources, err := u.r.client.LeasesService().ListResources(ctx, leases.Lease{ID: u.lease})
 	if err != nil {
-		return fmt.Errorf("list what a pull holds: %w", err)
+		return fmt.Errorf("list the resources of a pull: %w", err)
 	}
 	var total int64
-	for _, one := range held {
+	for _, one := range resources {
 		if one.Type != "snapshots/"+u.r.cfg.Snapshotter {
 			continue
 		}
@@ -116,9 +116,8 @@ func (u *unpacking) checkSize(ctx context.Context) error {
 	return nil
 }
 
-// CollectImages removes images from which no container was made and that are not to be kept, those first that are
-// unused for longest, until the file system has as much space as a node should have, and at least need bytes, and all
-// images together take no more than they may.
+// CollectImages removes images without a container, but those to keep, the longest unused first, until the file system
+// has a seventh and at least need bytes free and all images together stay within MaxImageStoreBytes.
 func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRef) error {
 	ctx = r.ns(ctx)
 	unused, err := r.unusedImages(ctx, keep)
@@ -130,18 +129,16 @@ func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRe
 		if err != nil || enough {
 			return err
 		}
-		r.forgetImages()
-		if err := r.client.ImageService().Delete(ctx, name, images.SynchronousDelete()); err != nil &&
-			!errdefs.IsNotFound(err) {
-			return fmt.Errorf("remove image %s: %w", name, err)
+		if err := r.removeImage(ctx, name); err != nil {
+			return err
 		}
 		r.cfg.Log.Info("an image that nothing uses was removed for its space", slog.String("image", name))
 	}
 	return nil
 }
 
-// unusedImages are sorted by how long they have been unused, which is noted on them: it outlives a restart of the
-// agent.
+// unusedImages are sorted by how long they have been unused. The time is a label on the image, which outlives a restart
+// of the agent.
 func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, error) {
 	all, err := r.client.ImageService().List(ctx)
 	if err != nil {
@@ -197,7 +194,7 @@ func (r *Runtime) spaceForImages(ctx context.Context, need int64) (enough bool, 
 	return stored <= r.cfg.MaxImageStoreBytes, err
 }
 
-// ImageStoreBytes is what all images take, compressed and unpacked. containerd remembers it for what is committed.
+// ImageStoreBytes is what all images take, compressed and unpacked.
 func (r *Runtime) ImageStoreBytes(ctx context.Context) (total int64, err error) {
 	ctx = r.ns(ctx)
 	err = r.client.ContentStore().Walk(ctx, func(info content.Info) error {

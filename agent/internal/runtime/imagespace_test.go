@@ -66,12 +66,12 @@ func (r *testRegistry) holdLayer(layer v1.Layer) (release func()) {
 	r.t.Helper()
 	digest, err := layer.Digest()
 	require.NoError(r.t, err)
-	only, held := digest.String(), make(chan struct{})
+	only, mayGoOn := digest.String(), make(chan struct{})
 	r.holdBlob.Store(&only)
-	r.hold.Store(&held)
+	r.hold.Store(&mayGoOn)
 	return sync.OnceFunc(func() {
 		r.hold.Store(nil)
-		close(held)
+		close(mayGoOn)
 	})
 }
 
@@ -146,7 +146,7 @@ func TestImagesThatNothingUsesGoByLeastRecentUse(t *testing.T) {
 	spec := f.spec(refs[0].Repository+"@"+refs[0].Digest, "hang")
 	f.start(spec)
 	collect(f.rt, 0)
-	require.Equal(t, []bool{true, true, true, true}, has(), "there is space enough")
+	require.Equal(t, []bool{true, true, true, true}, has(), "there is enough space")
 	f.start(f.spec(refs[1].Repository+"@"+refs[1].Digest, "hang"))
 	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
 	collect(f.rt, 0) // the first image is unused from now on, the third was all the time
@@ -155,10 +155,10 @@ func TestImagesThatNothingUsesGoByLeastRecentUse(t *testing.T) {
 	f.cfg.MaxImageStoreBytes = stored(t, f) - 1
 	f.rt = f.open()
 	collect(f.rt, 0)
-	require.Equal(t, []bool{true, true, false, true}, has(), "the one that is unused for longest goes, and is enough")
+	require.Equal(t, []bool{true, true, false, true}, has(), "removing the longest unused image is enough")
 	collect(f.rt, 1<<60)
-	require.Equal(t, []bool{false, true, false, true}, has(), "what runs and what is wanted stays, whatever a pull may "+
-		"miss")
+	require.Equal(t, []bool{false, true, false, true}, has(), "images in use and images to keep stay, however much space "+
+		"a pull lacks")
 }
 
 func stored(t *testing.T, f *fixture) int64 {

@@ -17,14 +17,14 @@ import (
 // ticksPerSecond is the kernel's USER_HZ, which is 100 on every architecture that containerd serves (proc_pid_stat(5)).
 const ticksPerSecond = 100
 
-// process is one process of this machine: a number is given again, a number with a start is not.
+// process is one process of this machine: the kernel reuses a number, but not a number with a start.
 type process struct {
 	pid uint32
 	// start is in ticks since the boot.
 	start int64
 }
 
-// readProcess reads the process of that number. A zombie is none: it has ended.
+// readProcess returns the process with that number; false for a zombie, which has ended.
 func readProcess(pid uint32) (process, bool) {
 	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
@@ -39,7 +39,7 @@ func readProcess(pid uint32) (process, bool) {
 	return process{pid, ticks}, err == nil
 }
 
-// startedAt is when the process was made: a moment before the container's own start. Zero when that cannot be told.
+// startedAt is when the process was created, just before the container's own start; zero if the clock cannot be read.
 func (p process) startedAt() time.Time {
 	var now unix.Timespec
 	if unix.ClockGettime(unix.CLOCK_BOOTTIME, &now) != nil {
@@ -48,33 +48,24 @@ func (p process) startedAt() time.Time {
 	return failpoint.Now().Add(time.Duration(p.start)*time.Second/ticksPerSecond - time.Duration(now.Nano()))
 }
 
-// noteRunning remembers the process of a container that is known to run.
+// noteRunning remembers the process of a container that runs.
 func (r *Runtime) noteRunning(id string, pid uint32) {
-	p, there := readProcess(pid)
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if there {
-		r.running[id] = p
+	if p, exists := readProcess(pid); exists {
+		r.running.Store(id, p)
 	}
 }
 
-// stillRunning asks the kernel whether the process that a container was last known to run is there. It is a fraction of
-// the price of asking the container's shim, which has to be scheduled for its answer. Nil when that is not known:
-// containerd must be asked.
+// stillRunning returns the container's process if it is the one that was last known to run, and nil if containerd must
+// be asked. Reading /proc costs a fraction of a call to the shim, which has to be scheduled for its answer.
 func (r *Runtime) stillRunning(id string) *tasktypes.Process {
-	r.mu.Lock()
-	was, known := r.running[id]
-	r.mu.Unlock()
+	last, known := r.running.Load(id)
 	if !known {
 		return nil
 	}
-	if is, there := readProcess(was.pid); there && is == was {
-		return &tasktypes.Process{ID: id, Pid: was.pid, Status: tasktypes.Status_RUNNING}
+	p, _ := last.(process)
+	if now, exists := readProcess(p.pid); exists && now == p {
+		return &tasktypes.Process{ID: id, Pid: p.pid, Status: tasktypes.Status_RUNNING}
 	}
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.running[id] == was {
-		delete(r.running, id)
-	}
+	r.running.CompareAndDelete(id, last)
 	return nil
 }

@@ -10,7 +10,7 @@ import (
 )
 
 func TestOnlyTheVeryProcessThatWasSeenRunningCountsAsRunning(t *testing.T) {
-	r := &Runtime{running: map[string]process{}}
+	r := &Runtime{}
 	child := exec.CommandContext(t.Context(), "sleep", "1000")
 	require.NoError(t, child.Start())
 	pid := uint32(child.Process.Pid)
@@ -21,7 +21,7 @@ func TestOnlyTheVeryProcessThatWasSeenRunningCountsAsRunning(t *testing.T) {
 	require.True(t, there)
 	require.WithinDuration(t, time.Now(), p.startedAt(), time.Minute)
 
-	r.running["b"] = process{pid: pid, start: p.start - 1}
+	r.running.Store("b", process{pid: pid, start: p.start - 1})
 	require.Nil(t, r.stillRunning("b"), "the number was given again")
 
 	require.NoError(t, child.Process.Signal(os.Kill))
@@ -30,5 +30,8 @@ func TestOnlyTheVeryProcessThatWasSeenRunningCountsAsRunning(t *testing.T) {
 	require.Error(t, child.Wait())
 	r.noteRunning("c", pid)
 	require.Nil(t, r.stillRunning("c"))
-	require.Empty(t, r.running)
+	r.running.Range(func(id, _ any) bool {
+		require.Fail(t, "a process that has ended is remembered", id)
+		return false
+	})
 }

@@ -4,13 +4,13 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -52,8 +52,7 @@ const (
 	killWait = 30 * time.Second
 )
 
-// Pauses between tries to reach a containerd that went away. It is on this machine, so that asking costs nothing, and
-// while it is not reached usage is not measured.
+// Pauses between dials of a containerd that went away. They are short, because usage is not measured meanwhile.
 const (
 	connectAgainMin = 50 * time.Millisecond
 	connectAgainMax = 500 * time.Millisecond
@@ -102,43 +101,24 @@ type Config struct {
 }
 
 func (c Config) withDefaults() Config {
-	set := func(s *string, def string) {
-		if *s == "" {
-			*s = def
-		}
-	}
-	set(&c.Address, DefaultAddress)
-	set(&c.Namespace, DefaultNamespace)
-	set(&c.Snapshotter, DefaultSnapshotter)
-	set(&c.StateDir, DefaultStateDir)
-	set(&c.LogDir, DefaultLogDir)
-	set(&c.RuncRoot, DefaultRuncRoot)
-	set(&c.CgroupParent, DefaultCgroup)
-	set(&c.ResolvConf, "/etc/resolv.conf")
-	set(&c.ProcDir, "/proc")
+	c.Address = cmp.Or(c.Address, DefaultAddress)
+	c.Namespace = cmp.Or(c.Namespace, DefaultNamespace)
+	c.Snapshotter = cmp.Or(c.Snapshotter, DefaultSnapshotter)
+	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
+	c.LogDir = cmp.Or(c.LogDir, DefaultLogDir)
+	c.RuncRoot = cmp.Or(c.RuncRoot, DefaultRuncRoot)
+	c.CgroupParent = cmp.Or(c.CgroupParent, DefaultCgroup)
+	c.ResolvConf = cmp.Or(c.ResolvConf, "/etc/resolv.conf")
+	c.ProcDir = cmp.Or(c.ProcDir, "/proc")
+	c.UIDMapBase = cmp.Or(c.UIDMapBase, DefaultUIDMapBase)
+	c.UIDMapSize = cmp.Or(c.UIDMapSize, DefaultUIDMapSize)
+	c.MaxLogBytes = cmp.Or(c.MaxLogBytes, DefaultMaxLogBytes)
+	c.DiskBytes = cmp.Or(c.DiskBytes, DefaultDiskBytes)
+	c.MaxImageBytes = cmp.Or(c.MaxImageBytes, DefaultMaxImageBytes)
+	c.MinUnpackBytes = cmp.Or(c.MinUnpackBytes, DefaultMinUnpackBytes)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	if c.LoadAppArmor == nil {
 		c.LoadAppArmor = loadAppArmor
-	}
-	if c.UIDMapBase == 0 {
-		c.UIDMapBase = DefaultUIDMapBase
-	}
-	if c.UIDMapSize == 0 {
-		c.UIDMapSize = DefaultUIDMapSize
-	}
-	if c.MaxLogBytes == 0 {
-		c.MaxLogBytes = DefaultMaxLogBytes
-	}
-	if c.DiskBytes == 0 {
-		c.DiskBytes = DefaultDiskBytes
-	}
-	if c.MaxImageBytes == 0 {
-		c.MaxImageBytes = DefaultMaxImageBytes
-	}
-	if c.MinUnpackBytes == 0 {
-		c.MinUnpackBytes = DefaultMinUnpackBytes
-	}
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
 	}
 	return c
 }
@@ -158,10 +138,10 @@ type Runtime struct {
 	mu    sync.Mutex
 	users map[string]user       // by image digest and user as written; bounded by maxCachedUsers
 	ready map[string]readyImage // by name; bounded by maxReadyImages
-	// starting are the containers that Start is making.
-	starting map[string]bool
-	// running are the processes of those that were last known to run.
-	running map[string]process
+
+	// starting has the ids of containers between Prepare and StartTask, running the process of each container that was
+	// last known to run, by container id.
+	starting, running sync.Map
 }
 
 // Open connects to containerd, detects the host's features, and removes what interrupted pulls left.
@@ -199,10 +179,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, unavailable(cfg.Address, err)
 	}
-	r := &Runtime{
-		cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{},
-		starting: map[string]bool{}, running: map[string]process{},
-	}
+	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}}
 	r.disk.layers = map[string]*layer{}
 	ask = r.ns(ask)
 	if _, err := c.Version(ask); err != nil {
@@ -215,7 +192,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	}
 	if err := r.dropStaleLeases(ask); err != nil {
 		// They expire. On a full disk containerd cannot end them, and the agent must start to end containers.
-		cfg.Log.Warn("cannot end the leases of what was cut off", slog.Any("error", err))
+		cfg.Log.Warn("cannot delete the leases of interrupted operations", slog.Any("error", err))
 	}
 	return r, nil
 }
@@ -249,8 +226,7 @@ func unavailable(address string, err error) error {
 			"containerd), or name its socket with --containerd-address.", address), err)
 }
 
-// IsAway reports whether an error says that containerd was not there to do what was asked, which is no fault of what
-// was asked.
+// IsAway reports whether an error says that containerd did not answer, which is no fault of the workload.
 func IsAway(err error) bool { return errdefs.IsUnavailable(err) }
 
 // Close ends the connection. Containers go on.
@@ -261,7 +237,7 @@ func (r *Runtime) UserNamespaces() (available bool, base, size uint32) {
 	return r.host.userNamespaces, r.cfg.UIDMapBase, r.cfg.UIDMapSize
 }
 
-// Conditions are what this host cannot give to containers, as words for the node's facts.
+// Conditions name what this host cannot give to containers.
 func (r *Runtime) Conditions() []string { return r.host.conditions() }
 
 // ns puts the agent's containerd namespace into the context.
@@ -269,14 +245,13 @@ func (r *Runtime) ns(ctx context.Context) context.Context {
 	return namespaces.WithNamespace(ctx, r.cfg.Namespace)
 }
 
-// detached gives a clean-up the time to finish although the caller's context has ended.
+// detached is a context for a clean-up after the caller's context has ended.
 func (r *Runtime) detached(ctx context.Context) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(context.WithoutCancel(r.ns(ctx)), cleanupTimeout)
 }
 
-// dropStaleLeases ends the leases of what a crash has cut off, and with them what they held: a pull's, and those that
-// containerd's client takes to make a container. The namespace is this agent's alone, so that all are stale before
-// anything is begun.
+// dropStaleLeases deletes the leases of operations that a crash cut off: pulls, and the making of containers. The
+// namespace is this agent's alone, so all leases are stale when the agent starts.
 func (r *Runtime) dropStaleLeases(ctx context.Context) error {
 	stale, err := r.client.LeasesService().List(ctx)
 	if err != nil {
@@ -288,7 +263,7 @@ func (r *Runtime) dropStaleLeases(ctx context.Context) error {
 			opts = append(opts, leases.SynchronousDelete)
 		}
 		if err := r.client.LeasesService().Delete(ctx, l, opts...); err != nil && !errdefs.IsNotFound(err) {
-			return fmt.Errorf("end the lease of what was cut off: %w", err)
+			return fmt.Errorf("delete the lease of an interrupted operation: %w", err)
 		}
 	}
 	return nil
@@ -329,6 +304,3 @@ func (r *Runtime) Purge(ctx context.Context) error {
 	}
 	return errors.Join(append(errs, r.removeEmptyCgroup(r.cfg.CgroupParent))...)
 }
-
-// below reports whether path lies below dir.
-func below(path, dir string) bool { return strings.HasPrefix(path, strings.TrimSuffix(dir, "/")+"/") }

@@ -23,10 +23,9 @@ func TestContainerRunsStopsAndLeavesNothing(t *testing.T) {
 	require.True(t, c.StartedAt.Equal(run.StartedAt))
 	require.Equal(t, []any{
 		spec.MemberID, spec.InstanceID, "app", uint64(3), "sha256:abc",
-		map[string]string{"who": "test"},
 		spec.Service.Image,
 	},
-		[]any{c.MemberID, c.InstanceID, c.Service, c.Revision, c.SpecDigest, c.Labels, c.Image})
+		[]any{c.MemberID, c.InstanceID, c.Service, c.Revision, c.SpecDigest, c.Image})
 	f.waitForLog(spec.ID, "ready")
 	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute))
 	c = f.wait(spec.ID, runtime.StateExited)

@@ -2,7 +2,6 @@ package runtime
 
 import (
 	"fmt"
-	"maps"
 	"path"
 	"path/filepath"
 	"regexp"
@@ -31,8 +30,7 @@ const (
 	minCPUQuota    = 1_000   // microseconds, the kernel's minimum
 	// runTmpfsBytes is the size of the writable /run that many programs expect.
 	runTmpfsBytes = 64 << 20
-	// workloadOOMScore makes the kernel end a workload before the daemons, which would otherwise pass their own low score
-	// on.
+	// workloadOOMScore makes the kernel kill a workload before the daemons; without it, workloads inherit their low score.
 	workloadOOMScore = 500
 )
 
@@ -213,32 +211,17 @@ func environment(svc *protocol.Service, image ocispec.ImageConfig) ([]string, er
 
 func mounts(in specInput) ([]specs.Mount, error) {
 	svc := in.spec.Service
-	shm := max(svc.GetResources().GetMemoryBytes()/2, runTmpfsBytes)
+	// Machine-learning frameworks pass batches through shared memory; it counts against the container's memory limit.
+	shmBytes := max(svc.GetResources().GetMemoryBytes()/2, runTmpfsBytes)
 	all := []specs.Mount{
-		{Destination: "/proc", Type: "proc", Source: "proc", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/dev", Type: "tmpfs", Source: "tmpfs", Options: []string{
-			"nosuid", "strictatime", "mode=755",
-			"size=65536k",
-		}},
-		{Destination: "/dev/pts", Type: "devpts", Source: "devpts", Options: []string{
-			"nosuid", "noexec", "newinstance",
-			"ptmxmode=0666", "mode=0620", "gid=5",
-		}},
-		// Machine-learning frameworks pass batches through shared memory; it counts against the container's memory limit.
-		{Destination: "/dev/shm", Type: "tmpfs", Source: "shm", Options: []string{
-			"nosuid", "noexec", "nodev", "mode=1777",
-			fmt.Sprintf("size=%d", shm),
-		}},
-		{Destination: "/dev/mqueue", Type: "mqueue", Source: "mqueue", Options: []string{"nosuid", "noexec", "nodev"}},
-		{Destination: "/sys", Type: "sysfs", Source: "sysfs", Options: []string{"nosuid", "noexec", "nodev", "ro"}},
-		{Destination: "/sys/fs/cgroup", Type: "cgroup", Source: "cgroup", Options: []string{
-			"nosuid", "noexec", "nodev",
-			"relatime", "ro",
-		}},
-		{Destination: "/run", Type: "tmpfs", Source: "tmpfs", Options: []string{
-			"nosuid", "nodev", "mode=755",
-			fmt.Sprintf("size=%d", runTmpfsBytes),
-		}},
+		mountOf("proc", "/proc", "nosuid,noexec,nodev"),
+		mountOf("tmpfs", "/dev", "nosuid,strictatime,mode=755,size=65536k"),
+		mountOf("devpts", "/dev/pts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5"),
+		mountOf("tmpfs", "/dev/shm", fmt.Sprintf("nosuid,noexec,nodev,mode=1777,size=%d", shmBytes)),
+		mountOf("mqueue", "/dev/mqueue", "nosuid,noexec,nodev"),
+		mountOf("sysfs", "/sys", "nosuid,noexec,nodev,ro"),
+		mountOf("cgroup", "/sys/fs/cgroup", "nosuid,noexec,nodev,relatime,ro"),
+		mountOf("tmpfs", "/run", fmt.Sprintf("nosuid,nodev,mode=755,size=%d", runTmpfsBytes)),
 		bindFile("/etc/hosts", in.files.hosts),
 		bindFile("/etc/hostname", in.files.hostname),
 		bindFile("/etc/resolv.conf", in.files.resolvConf),
@@ -255,15 +238,9 @@ func mounts(in specInput) ([]specs.Mount, error) {
 				"the system.")
 		}
 		seen[dst] = true
-		// It belongs to the service's user: where the image has a directory of that path, runc gives the mount that one's
-		// mode.
-		all = append(all, specs.Mount{
-			Destination: dst, Type: "tmpfs", Source: "tmpfs",
-			Options: []string{
-				"nosuid", "nodev", "mode=1777", fmt.Sprintf("uid=%d", in.user.uid), fmt.Sprintf("gid=%d", in.user.gid),
-				fmt.Sprintf("size=%d", one.GetSizeBytes()),
-			},
-		})
+		// The service's user owns it: where the image has this directory, runc gives the mount the directory's mode.
+		all = append(all, mountOf("tmpfs", dst, fmt.Sprintf("nosuid,nodev,mode=1777,uid=%d,gid=%d,size=%d", in.user.uid,
+			in.user.gid, one.GetSizeBytes())))
 	}
 	return all, nil
 }
@@ -273,11 +250,15 @@ func forbiddenScratch(dst string) bool {
 	return dst == "/" || dst == "/run" || dst == "/etc" || manifest.InKernelFiles(dst)
 }
 
+// mountOf is a mount without a source of its own, with the options of mount(8).
+func mountOf(kind, dst, options string) specs.Mount {
+	return specs.Mount{Destination: dst, Type: kind, Source: kind, Options: strings.Split(options, ",")}
+}
+
 func bindFile(dst, src string) specs.Mount {
-	return specs.Mount{Destination: dst, Type: "bind", Source: src, Options: []string{
-		"rbind", "ro", "nosuid", "nodev",
-		"noexec",
-	}}
+	m := mountOf("bind", dst, "rbind,ro,nosuid,nodev,noexec")
+	m.Source = src
+	return m
 }
 
 func namespacesOf(in specInput) []specs.LinuxNamespace {
@@ -327,26 +308,22 @@ func badSpec(public string) error {
 
 // Spec is one run of one container of a workload.
 type Spec struct {
-	// ID names the run and the container. The caller chooses it and remembers it before Start, so that nothing runs that
-	// nobody knows of. It begins with the member's id and a dot, so that whatever a crash leaves behind is found by the
-	// member alone. Letters, digits, dots, dashes, underscores; at most 76.
+	// ID names the run and the container. The caller stores it before Prepare. It begins with the member's id and a dot,
+	// by which leftovers of a crash are found. Letters, digits, dots, dashes, underscores; at most 76.
 	ID         string
 	MemberID   string
 	InstanceID string
 	Revision   uint64
-	// SpecDigest is the caller's digest of the workload document; it comes back in List.
+	// SpecDigest is the caller's digest of the workload document; List returns it.
 	SpecDigest string
 	Service    *protocol.Service
 	// NetNSPath is the network namespace to join.
 	NetNSPath string
-	// UserNSPath is the user namespace to join, which owns that network namespace: otherwise the kernel lets the container
-	// neither mount its sysfs nor be entered by runc for a probe. Required where user namespaces are available; its map is
-	// that of Config.
+	// UserNSPath is the user namespace to join, with the map of Config; required where user namespaces are available. It
+	// must own the network namespace: otherwise the container cannot mount sysfs, nor runc enter it for a probe.
 	UserNSPath string
-	// IP is the container's own address for /etc/hosts; may be empty while the network is not complete.
+	// IP is the container's own address for /etc/hosts; empty while the network is not complete.
 	IP string
-	// Labels are the caller's own; they come back in List.
-	Labels map[string]string
 }
 
 // idPattern is containerd's own rule for identifiers.
@@ -369,11 +346,6 @@ func (s Spec) check(host hostSupport) error {
 	case len(s.Service.GetResources().GetAcceleratorIds()) > 0:
 		return fault.New(fault.Unprocessable, agent.CodeFeatureMissing,
 			"This agent cannot attach accelerators to containers yet.", nil).Permanent()
-	}
-	for name := range s.Labels {
-		if strings.HasPrefix(name, labelPrefix) {
-			return badSpec("Labels that begin with " + labelPrefix + " are the runtime's own.")
-		}
 	}
 	return nil
 }
@@ -400,15 +372,15 @@ const (
 func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string,
 	diskBytes int64,
 ) map[string]string {
-	l := map[string]string{}
-	maps.Copy(l, s.Labels)
-	l[labelMember] = s.MemberID
-	l[labelInstance] = s.InstanceID
-	l[labelService] = s.Service.GetName()
-	l[labelRevision] = fmt.Sprint(s.Revision)
-	l[labelSpecDigest] = s.SpecDigest
-	l[labelDiskBytes] = strconv.FormatInt(diskBytes, 10)
-	l[labelUserNS] = "none"
+	l := map[string]string{
+		labelMember:     s.MemberID,
+		labelInstance:   s.InstanceID,
+		labelService:    s.Service.GetName(),
+		labelRevision:   fmt.Sprint(s.Revision),
+		labelSpecDigest: s.SpecDigest,
+		labelDiskBytes:  strconv.FormatInt(diskBytes, 10),
+		labelUserNS:     "none",
+	}
 	if host.userNamespaces {
 		l[labelUserNS] = fmt.Sprintf("%d:%d", uidMap.HostID, uidMap.Size)
 	}

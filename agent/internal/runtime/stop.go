@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 
@@ -136,7 +136,7 @@ func (r *Runtime) deleteTask(ctx context.Context, id string) error {
 	limit, cancel := context.WithTimeout(ctx, deleteWait+2*killWait)
 	defer cancel()
 	deadline := time.Now().Add(deleteWait)
-	var ready sync.Once
+	killed := false
 	for {
 		wait := pollExit
 		_, err := r.client.TaskService().Delete(limit, &tasks.DeleteTaskRequest{ContainerID: id})
@@ -146,8 +146,8 @@ func (r *Runtime) deleteTask(ctx context.Context, id string) error {
 		}
 		// Mostly it still runs: containerd 1.6 has no error code of its own for that.
 		if e := r.signal(limit, id, syscall.SIGKILL, true); e == nil {
-			if ended, e := r.awaitExit(limit, id, killWait); ended && e == nil {
-				ready.Do(func() { wait = 0 })
+			if ended, e := r.awaitExit(limit, id, killWait); ended && e == nil && !killed {
+				killed, wait = true, 0
 			}
 		}
 		if time.Now().After(deadline) {
@@ -177,9 +177,7 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 		return fmt.Errorf("remove files of container %s: %w", id, err)
 	}
 	failpoint.Hit("agent/remove/files")
-	r.mu.Lock()
-	delete(r.running, id)
-	r.mu.Unlock()
+	r.running.Delete(id)
 	return r.removeLogs(id)
 }
 
@@ -193,63 +191,48 @@ func (r *Runtime) RemoveMember(ctx context.Context, memberID string) error {
 	if err != nil {
 		return err
 	}
+	ids := map[string]bool{}
+	for _, t := range traces {
+		ids[t.id] = true
+	}
 	var errs []error
-	for _, id := range traces.ids() {
+	for _, id := range slices.Sorted(maps.Keys(ids)) {
 		errs = append(errs, r.Remove(ctx, id))
 	}
 	return errors.Join(errs...)
 }
 
-// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It only
-// reads; it does not trust what was done before. An empty list is the runtime's part of a removal proof.
+// Leftovers lists what still exists of a member, as "<kind> <what>" with the kinds of package protocol. It only reads,
+// and relies on no record. An empty list is the runtime's part of a removal proof.
 func (r *Runtime) Leftovers(ctx context.Context, memberID string) ([]string, error) {
-	t, err := r.traces(r.ns(ctx), memberID)
+	traces, err := r.traces(r.ns(ctx), memberID)
 	if err != nil {
 		return nil, err
 	}
-	var out []string
-	for kind, ids := range t {
-		for id := range ids {
-			out = append(out, kind+" "+id)
-		}
+	out := make([]string, 0, len(traces))
+	for _, t := range traces {
+		out = append(out, t.kind+" "+t.id)
 	}
 	slices.Sort(out)
-	return out, nil
+	return slices.Compact(out), nil
 }
 
-// traces are run ids by the kind of thing that was found of them.
-type traces map[string]map[string]bool
+// trace is a thing of one run that exists on the machine.
+type trace struct{ kind, id string }
 
-func (t traces) add(kind, id string) {
-	if t[kind] == nil {
-		t[kind] = map[string]bool{}
-	}
-	t[kind][id] = true
-}
-
-func (t traces) ids() []string {
-	var ids []string
-	for _, found := range t {
-		for id := range found {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return slices.Compact(ids)
-}
-
-func (r *Runtime) traces(ctx context.Context, memberID string) (traces, error) {
+func (r *Runtime) traces(ctx context.Context, memberID string) ([]trace, error) {
 	if !idPattern.MatchString(memberID) {
 		return nil, badSpec("The member has no usable id.")
 	}
-	prefix, found := memberID+".", traces{}
+	var found []trace
+	prefix := memberID + "."
 	records, err := r.client.ContainerService().List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
 	for _, c := range records {
 		if strings.HasPrefix(c.ID, prefix) || c.Labels[labelMember] == memberID {
-			found.add(protocol.AbsentContainer, c.ID)
+			found = append(found, trace{protocol.AbsentContainer, c.ID})
 		}
 	}
 	running, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
@@ -258,51 +241,49 @@ func (r *Runtime) traces(ctx context.Context, memberID string) (traces, error) {
 	}
 	for _, p := range running.GetTasks() {
 		if strings.HasPrefix(p.GetID(), prefix) {
-			found.add(protocol.AbsentProcess, p.GetID())
+			found = append(found, trace{protocol.AbsentProcess, p.GetID()})
 		}
 	}
 	err = r.client.SnapshotService(r.cfg.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if strings.HasPrefix(info.Name, prefix) {
-			found.add(protocol.AbsentSnapshot, info.Name)
+			found = append(found, trace{protocol.AbsentSnapshot, info.Name})
 		}
 		return nil
 	})
 	if err != nil {
 		return nil, fmt.Errorf("list snapshots: %w", err)
 	}
-	return found, r.tracesOnDisk(prefix, found)
+	onDisk, err := r.tracesOnDisk(prefix)
+	return append(found, onDisk...), err
 }
 
-func (r *Runtime) tracesOnDisk(prefix string, found traces) error {
-	for _, dir := range r.cgroupDirs(r.cfg.CgroupParent) {
-		names, err := namesIn(dir, prefix)
-		if err != nil {
-			return err
-		}
-		for _, id := range names {
-			found.add(protocol.AbsentCgroup, id)
-			if procs, err := os.ReadFile(filepath.Join(dir, id, "cgroup.procs")); err == nil && len(procs) > 0 {
-				found.add(protocol.AbsentProcess, id)
-			}
-		}
+func (r *Runtime) tracesOnDisk(prefix string) ([]trace, error) {
+	dirs := []trace{ // kind and directory
+		{protocol.AbsentScratch, r.cfg.StateDir},
+		{protocol.AbsentContainer, filepath.Join(r.cfg.RuncRoot, r.cfg.Namespace)},
+		{protocol.AbsentLog, r.cfg.LogDir},
 	}
-	for _, place := range []struct{ dir, kind, suffix string }{
-		{r.cfg.StateDir, protocol.AbsentScratch, ""},
-		{filepath.Join(r.cfg.RuncRoot, r.cfg.Namespace), protocol.AbsentContainer, ""},
-		{r.cfg.LogDir, protocol.AbsentLog, logSuffix},
-	} {
-		names, err := namesIn(place.dir, prefix)
+	for _, dir := range r.cgroupDirs(r.cfg.CgroupParent) {
+		dirs = append(dirs, trace{protocol.AbsentCgroup, dir})
+	}
+	var found []trace
+	for _, dir := range dirs {
+		names, err := namesIn(dir.id, prefix)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		for _, name := range names {
-			if place.suffix != "" {
-				name, _, _ = strings.Cut(name, place.suffix)
+			if dir.kind == protocol.AbsentLog {
+				name, _, _ = strings.Cut(name, logSuffix)
 			}
-			found.add(place.kind, name)
+			found = append(found, trace{dir.kind, name})
+			procs, err := os.ReadFile(filepath.Join(dir.id, name, "cgroup.procs"))
+			if dir.kind == protocol.AbsentCgroup && err == nil && len(procs) > 0 {
+				found = append(found, trace{protocol.AbsentProcess, name})
+			}
 		}
 	}
-	return nil
+	return found, nil
 }
 
 func namesIn(dir, prefix string) ([]string, error) {

@@ -21,6 +21,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/notify"
 )
 
 // Reconnecting to containerd's event stream.
@@ -30,21 +31,14 @@ const (
 )
 
 // Events wakes the reader whenever a container may have changed by itself, and after every interruption of containerd's
-// event stream, because containerd does not replay. What Start makes is no news to its caller. A wake-up carries
-// nothing: the reader lists the containers. The channel is never closed.
+// event stream, because containerd does not replay. The reader then lists the containers. The channel is never closed.
 func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
-	wake := make(chan struct{}, 1)
-	poke := func() {
-		select {
-		case wake <- struct{}{}:
-		default:
-		}
-	}
+	wake := notify.NewSignal()
 	go func() {
 		wait := eventsBackoff
 		for {
 			started := time.Now()
-			r.listen(r.ns(ctx), poke)
+			r.listen(r.ns(ctx), wake)
 			if time.Since(started) > eventsMaxBackoff {
 				wait = eventsBackoff
 			}
@@ -59,23 +53,23 @@ func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
 	return wake
 }
 
-// listen pokes for each relevant event until the stream breaks.
-func (r *Runtime) listen(ctx context.Context, wake func()) {
+// listen wakes the reader for each relevant event until the stream breaks.
+func (r *Runtime) listen(ctx context.Context, wake notify.Signal) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	stream, errs := r.client.Subscribe(ctx, `namespace==`+r.cfg.Namespace+
 		`,topic~="^/(tasks/(exit|oom|delete|paused|resumed)|containers/delete)$"`)
 	// Subscribe first, wake afterwards: the reader then sees what happened in between.
-	wake()
+	wake.Send()
 	for {
 		select {
 		case e := <-stream:
 			if relevant(e) {
-				wake()
+				wake.Send()
 			}
 		case err := <-errs:
 			r.cfg.Log.Debug("containerd's events are interrupted", slog.Any("error", err))
-			wake()
+			wake.Send()
 			return
 		}
 	}
@@ -135,25 +129,21 @@ func statsOf(metrics any) (Stats, error) {
 	case *cgroup1.Metrics:
 		return Stats{
 			CPUUsageMicros: m.GetCPU().GetUsage().GetTotal() / 1000,
-			MemoryBytes:    minus(m.GetMemory().GetUsage().GetUsage(), m.GetMemory().GetTotalInactiveFile()),
+			MemoryBytes:    difference(m.GetMemory().GetUsage().GetUsage(), m.GetMemory().GetTotalInactiveFile()),
 			Pids:           m.GetPids().GetCurrent(),
 		}, nil
 	case *cgroup2.Metrics:
 		return Stats{
 			CPUUsageMicros: m.GetCPU().GetUsageUsec(),
-			MemoryBytes:    minus(m.GetMemory().GetUsage(), m.GetMemory().GetInactiveFile()),
+			MemoryBytes:    difference(m.GetMemory().GetUsage(), m.GetMemory().GetInactiveFile()),
 			Pids:           m.GetPids().GetCurrent(),
 		}, nil
 	}
 	return Stats{}, fmt.Errorf("metrics of unknown type %T", metrics)
 }
 
-func minus(a, b uint64) uint64 {
-	if b > a {
-		return 0
-	}
-	return a - b
-}
+// difference is a-b, but not below 0.
+func difference(a, b uint64) uint64 { return a - min(a, b) }
 
 // ErrExecTimeout is returned by Exec for a command that was killed because it took too long.
 var ErrExecTimeout = errors.New("the command took too long")

@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -118,29 +119,30 @@ func execUser(root, who string) (*mobyuser.ExecUser, error) {
 		return nil, err
 	}
 	defer func() { _ = dir.Close() }()
-	open := func(name string) (io.Reader, func(), error) {
-		f, err := dir.Open(name)
-		if errors.Is(err, fs.ErrNotExist) {
-			return strings.NewReader(""), func() {}, nil
-		}
-		if err != nil {
-			return nil, nil, badSpec("The image's /" + name + " cannot be read.")
-		}
-		return io.LimitReader(f, maxUserFileBytes), func() { _ = f.Close() }, nil
-	}
-	passwd, closePasswd, err := open("etc/passwd")
+	passwd, err := readUserFile(dir, "etc/passwd")
 	if err != nil {
 		return nil, err
 	}
-	defer closePasswd()
-	group, closeGroup, err := open("etc/group")
+	group, err := readUserFile(dir, "etc/group")
 	if err != nil {
 		return nil, err
 	}
-	defer closeGroup()
-	found, err := mobyuser.GetExecUser(who, &mobyuser.ExecUser{}, passwd, group)
+	found, err := mobyuser.GetExecUser(who, &mobyuser.ExecUser{}, bytes.NewReader(passwd), bytes.NewReader(group))
 	if err != nil {
 		return nil, badSpec("The image does not know the user that the service or the image itself names.")
 	}
 	return found, nil
+}
+
+// readUserFile reads the beginning of a file; one that is missing counts as empty.
+func readUserFile(image *os.Root, name string) ([]byte, error) {
+	f, err := image.Open(name)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, badSpec("The image's /" + name + " cannot be read.")
+	}
+	defer func() { _ = f.Close() }()
+	return io.ReadAll(io.LimitReader(f, maxUserFileBytes))
 }

@@ -1,0 +1,57 @@
+package runtime
+
+import (
+	"context"
+
+	"github.com/opencontainers/runtime-spec/specs-go"
+)
+
+// Start makes and starts a container in a network that exists. After an error nothing of it is left.
+func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
+	pending, err := r.Prepare(ctx, spec)
+	if err != nil {
+		return Run{}, err
+	}
+	defer pending.Close()
+	if err = r.CreateTask(ctx, pending); err == nil {
+		var run Run
+		if run, err = r.StartTask(ctx, pending, spec.IP); err == nil {
+			return run, nil
+		}
+	}
+	pending.Close()
+	r.abandon(ctx, spec.ID)
+	return Run{}, err
+}
+
+// BuildSpec is the OCI spec that Start uses.
+func (r *Runtime) BuildSpec(ctx context.Context, spec Spec) (*specs.Spec, error) {
+	s, _, err := r.buildSpec(r.ns(ctx), spec)
+	return s, err
+}
+
+// Image is one stored image.
+type Image struct {
+	Name      string
+	SizeBytes int64
+	InUse     bool
+}
+
+// Images lists the stored images.
+func (r *Runtime) Images(ctx context.Context) ([]Image, error) {
+	ctx = r.ns(ctx)
+	all, err := r.client.ListImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	used, err := r.usedImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var out []Image
+	for _, i := range all {
+		size, _ := i.Size(ctx) // an incomplete image has no size
+		out = append(out, Image{Name: i.Name(), SizeBytes: size, InUse: used[i.Name()]})
+	}
+	return out, nil
+}
