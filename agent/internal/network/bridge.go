@@ -15,8 +15,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// makeShared makes what all members need: the firewall table, the bridge, and forwarding between links. The isolation
-// rules are there before the first member.
+// makeShared makes the shared network: the firewall table, the bridge, and forwarding between links. The isolation
+// rules come first.
 func (n *Network) makeShared(ctx context.Context) error {
 	if err := n.makeDirs(); err != nil {
 		return err
@@ -36,7 +36,7 @@ func (n *Network) makeShared(ctx context.Context) error {
 		return err
 	}
 	return n.withHostState(func(h *hostState) error {
-		// What was there before is on disk before anything of it is changed.
+		// The earlier settings are on disk before any is changed.
 		if err := h.join(n.cfg.Bridge); err != nil {
 			return err
 		}
@@ -45,8 +45,8 @@ func (n *Network) makeShared(ctx context.Context) error {
 	})
 }
 
-// bridge is the members' link on the host. It is made again, with no member on it, when another program has removed
-// it.
+// bridge returns the members' link on the host. If another program has removed it, bridge makes it again, without
+// ports.
 func (n *Network) bridge() (netlink.Link, error) {
 	link, err := netlink.LinkByName(n.cfg.Bridge)
 	if _, missing := errors.AsType[netlink.LinkNotFoundError](err); missing {
@@ -73,7 +73,7 @@ func (n *Network) makeBridge() error {
 		return fault.New(fault.Conflict, codeNetworkOverlaps, "The link "+n.cfg.Bridge+" is there already and is no bridge: "+
 			"choose another name with --bridge.", nil)
 	}
-	// A caller of a published port comes from 127.0.0.1, and the kernel lets that out by the loopback link only.
+	// Published ports are dialled from 127.0.0.1; without route_localnet the kernel drops such packets on the bridge.
 	if err := writeSysctl("net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet", "1"); err != nil {
 		return err
 	}
@@ -81,7 +81,7 @@ func (n *Network) makeBridge() error {
 	if err := writeSysctl("net/ipv6/conf/"+n.cfg.Bridge+"/accept_ra", "0"); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	// An address that was set stays; otherwise it changes with the bridge's ports.
+	// An address that is set explicitly stays; otherwise it changes with the bridge's ports.
 	if err := netlink.LinkSetHardwareAddr(link, link.Attrs().HardwareAddr); err != nil {
 		return fmt.Errorf("keep the bridge's hardware address: %w", err)
 	}
@@ -92,7 +92,7 @@ func (n *Network) makeBridge() error {
 	return netlink.LinkSetUp(link)
 }
 
-// checkOverlap refuses a network that the machine already uses for something else: members could not be told from it.
+// checkOverlap refuses a network that overlaps with one that the machine uses already.
 func (n *Network) checkOverlap() error {
 	own, err := netlink.ParseIPNet(n.cfg.CIDR)
 	if err != nil {
@@ -115,7 +115,7 @@ func (n *Network) checkOverlap() error {
 	return nil
 }
 
-// removeShared removes what all members shared. It finds everything by name, so it also works after a crash.
+// removeShared removes the shared network. It finds everything by name, so it also works after a crash.
 func (n *Network) removeShared(ctx context.Context) error {
 	if err := removeLink(n.cfg.Bridge); err != nil {
 		return err

@@ -31,11 +31,11 @@ func parsePrefixes(networks ...string) []netip.Prefix {
 	return out
 }
 
-// smallestRoute skips routes that share the internet out to two or four links: they are no networks.
+// smallestRoute skips routes that split the internet between two or four links: they are no networks.
 const smallestRoute = 8 // bits
 
-// connectedNetworks are those that this machine reaches without a router, but for the members' own. Their public
-// addresses, too, are often trusted by other hosts there.
+// connectedNetworks are the networks that this machine reaches without a router, except the members' own. Hosts there
+// often trust even each other's public addresses.
 func (n *Network) connectedNetworks() ([]netip.Prefix, error) {
 	routes, err := netnamespace.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
 	if err != nil {
@@ -56,7 +56,7 @@ func (n *Network) connectedNetworks() ([]netip.Prefix, error) {
 	return slices.Compact(found), nil
 }
 
-// resolverNetworks are the name servers that members are told.
+// resolverNetworks are the members' name servers.
 func (n *Network) resolverNetworks() []netip.Prefix {
 	if n.cfg.Resolvers == nil {
 		return nil
@@ -70,8 +70,8 @@ func (n *Network) resolverNetworks() []netip.Prefix {
 	return servers
 }
 
-// egressRules judge what a member sends out of this machine, in this order: what the owner names, the name servers, and
-// then by mode.
+// egressRules filter what a member sends out of this machine: first by the owner's list, then the name servers, then by
+// mode.
 func egressRules(in rulesetInput) ([]rule, []constantSet) {
 	var rules []rule
 	for _, d := range in.egress.Allow {

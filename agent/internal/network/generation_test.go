@@ -7,7 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A look is cheap because of this number: it must move with every change, and with nothing else.
+// EnsureRules is cheap because of this number: every change must increase it, and nothing else.
 func TestTheGenerationOfTheRulesTellsOfEveryChange(t *testing.T) {
 	generation := func() uint32 {
 		g, err := rulesetGeneration()

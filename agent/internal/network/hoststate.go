@@ -19,15 +19,15 @@ import (
 
 const ipForward = "net/ipv4/ip_forward"
 
-// hostState is what the agents of one network namespace share: the settings that the first of them found, and which
-// agents are still there. The last one restores the settings.
+// hostState is shared by the agents of one network namespace: the settings that the first agent found, and the agents
+// that use it. The last agent restores the settings.
 type hostState struct {
 	Found snapshot `json:"found"`
 	// Bridges name the agents.
 	Bridges []string `json:"bridges"`
 
 	path string
-	// abandoned says that the last agents are gone and have restored nothing: what the first one found still counts.
+	// abandoned says that the last agents ended without restoring the settings, so Found is still valid.
 	abandoned bool
 }
 
@@ -38,7 +38,7 @@ type snapshot struct {
 	Sysctls map[string]string `json:"sysctls"`
 }
 
-// withHostState runs fn on the state of this network namespace while no other agent works on it.
+// withHostState runs fn on the state of this network namespace under a lock that all agents take.
 func (n *Network) withHostState(fn func(*hostState) error) error {
 	var self unix.Stat_t
 	if err := unix.Stat("/proc/thread-self/ns/net", &self); err != nil {
@@ -57,7 +57,7 @@ func (n *Network) withHostState(fn func(*hostState) error) error {
 	if h.Found.BootID != n.bootID {
 		h.Found, h.Bridges = snapshot{BootID: n.bootID}, nil
 	}
-	// An agent without its bridge was killed while it left, or an administrator removed the bridge.
+	// An agent without its bridge was killed while it left, or another program removed the bridge.
 	before := len(h.Bridges)
 	h.Bridges = slices.DeleteFunc(h.Bridges, func(bridge string) bool {
 		_, err := netlink.LinkByName(bridge)
@@ -97,11 +97,9 @@ func (h *hostState) join(bridge string) error {
 	return h.save()
 }
 
-func (h *hostState) save() error {
-	return writeJSON(h.path, h)
-}
+func (h *hostState) save() error { return writeJSON(h.path, h) }
 
-// leave takes an agent away. The last one restores what the first one found.
+// leave removes an agent. The last one restores the settings.
 func (h *hostState) leave(bridge string) error {
 	was := len(h.Bridges)
 	h.Bridges = slices.DeleteFunc(h.Bridges, func(u string) bool { return u == bridge })
@@ -134,7 +132,7 @@ func snapshotHost(bootID string) (snapshot, error) {
 	return p, nil
 }
 
-// links are the links that were there when forwarding was turned on; none where it was on already.
+// links are the links that existed when forwarding was turned on; none where it was on before.
 func (p snapshot) links() []string {
 	var links []string
 	for name := range p.Sysctls {
@@ -179,7 +177,7 @@ func (p snapshot) restoreSysctls() error {
 	return nil
 }
 
-// lockDir makes the directory and holds its lock until unlock is called.
+// lockDir makes the directory and locks it until unlock is called.
 func lockDir(dir string) (unlock func(), err error) {
 	path := filepath.Join(dir, "lock")
 	for {

@@ -44,7 +44,7 @@ func TestLastOneTakesEverythingAlong(t *testing.T) {
 	require.Empty(t, left)
 	require.Equal(t, before, sysctls())
 	require.Empty(t, sh(t, "nft list tables"), "not even an empty table is left")
-	// The guard of the fixture looks at the rest.
+	// The leak check of the fixture covers the rest.
 }
 
 // An agent that was killed while it left has removed its bridge and restored nothing: the next one restores what the

@@ -14,24 +14,24 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// leases are the addresses that members have. An address is given again only after all others: a peer that still
-// speaks to its last owner must not reach the next one.
+// leases are the members' addresses. A free address is reused only after all others: a peer that still talks to its
+// last owner must not reach the next one.
 type leases struct {
-	// Last is the address that was given last; not valid before the first.
+	// Last is the address that was allocated last; not valid before the first.
 	Last netip.Addr `json:"last"`
 	// Members maps member ids to their addresses.
 	Members map[string]netip.Addr `json:"members"`
 }
 
-// leasesPath is the file of the leases. It is written anew and renamed, so a crash leaves the old or the new one. It
-// need not be synced: when the machine goes down, so do the networks.
+// leasesPath is the file of the leases. It is replaced by a rename, and need not be synced: when the machine goes down,
+// so do the networks.
 func (n *Network) leasesPath() string { return filepath.Join(n.cfg.StateDir, "addresses.json") }
 
 // gateway is the bridge's address: the network's first.
 func (n *Network) gateway() netip.Addr { return n.prefix.Addr().Next() }
 
-// loadLeases reads the leases. A member's record confirms its lease: without a record the lease has leaked, and the
-// address in a record counts also where the file is lost.
+// loadLeases reads the leases. A lease without a member's record has leaked and is dropped; a record with an address is
+// a lease even if the file is lost.
 func (n *Network) loadLeases() error {
 	n.ipam.Lock()
 	defer n.ipam.Unlock()
@@ -67,7 +67,7 @@ func (n *Network) loadLeases() error {
 
 // allocateAddress gives the member an address that no other member has.
 func (n *Network) allocateAddress(memberID string) (netip.Addr, error) {
-	// Close removes the file, but not once the member has a record, which it has.
+	// Close removes the file only while no member has a record; this member has one.
 	n.use.RLock()
 	defer n.use.RUnlock()
 	n.ipam.Lock()
@@ -88,12 +88,12 @@ func (n *Network) allocateAddress(memberID string) (netip.Addr, error) {
 	return ip, n.storeLeases(next)
 }
 
-// nextFree is the first free address after the one that was given last.
+// nextFree is the first free address after the last one.
 func (l leases) nextFree(network netip.Prefix) (netip.Addr, bool) {
 	first, last := network.Addr().Next().Next(), lastUsable(network)
-	given := make(map[netip.Addr]bool, len(l.Members))
+	used := make(map[netip.Addr]bool, len(l.Members))
 	for _, ip := range l.Members {
-		given[ip] = true
+		used[ip] = true
 	}
 	begin := last
 	if l.Last.IsValid() && !l.Last.Less(first) && !last.Less(l.Last) {
@@ -103,7 +103,7 @@ func (l leases) nextFree(network netip.Prefix) (netip.Addr, bool) {
 		if ip = ip.Next(); last.Less(ip) {
 			ip = first
 		}
-		if !given[ip] {
+		if !used[ip] {
 			return ip, true
 		}
 		if ip == begin {
@@ -142,7 +142,7 @@ func (n *Network) storeLeases(next leases) error {
 	return nil
 }
 
-// removeLeases removes the file when no member is left. The address that was given last is still remembered.
+// removeLeases removes the file when no member is left, and keeps the last address in memory.
 func (n *Network) removeLeases() error {
 	n.ipam.Lock()
 	defer n.ipam.Unlock()

@@ -15,10 +15,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// EnsureRules compares the firewall table with what it should be, and replaces it in one step when another program has
-// changed it, which it reports (`nft flush ruleset` removes the isolation of members, law 10), and when the owner's
-// policy, the name servers or the machine's networks have changed. While nothing changes it asks the kernel twice. It
-// does nothing without members.
+// EnsureRules replaces the firewall table if another program has changed it, which it reports (`nft flush ruleset`
+// removes the isolation of members, law 10), or if the owner's policy, the name servers or the machine's networks have
+// changed. Without members it does nothing.
 func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 	members, err := n.listMembers()
 	if err != nil || len(members) == 0 {
@@ -36,7 +35,7 @@ func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 	}
 	n.use.Lock()
 	defer n.use.Unlock()
-	// A member may have come or gone meanwhile.
+	// The members may have changed meanwhile.
 	if members, err = n.listMembers(); err != nil || len(members) == 0 {
 		return false, err
 	}
@@ -48,7 +47,7 @@ func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 		return false, err
 	}
 	if err := n.allowForwarding(ctx); err != nil {
-		n.applied = nil // all of it again in the next pass
+		n.applied = nil // the next pass repeats all
 		return false, err
 	}
 	return state == rulesChanged, nil
@@ -113,8 +112,8 @@ func (n *Network) isIntact(ctx context.Context, want ruleset, members []string) 
 	return found == ""
 }
 
-// applyRules replaces the firewall table, with the ports that are published already: members outlive the agent. What
-// the kernel cannot do about flows is left out and reported.
+// applyRules replaces the firewall table and keeps the published ports of existing members. Flow features that the
+// kernel lacks are left out and reported.
 func (n *Network) applyRules() error {
 	members, err := n.listMembers()
 	if err != nil {
@@ -164,8 +163,8 @@ func (n *Network) rulesetInput(f features, earlierLinks []string) (rulesetInput,
 	return in, err
 }
 
-// findEarlierLinks lists the links that were there when an agent turned forwarding on for its members. The machine was
-// no router between those; links that came later belong to programs that may count on forwarding.
+// findEarlierLinks lists the links that existed when an agent turned forwarding on. The machine did not route between
+// them; links that came later belong to programs that may rely on forwarding.
 func (n *Network) findEarlierLinks() (links []string, err error) {
 	err = n.withHostState(func(h *hostState) error {
 		if err := h.join(n.cfg.Bridge); err != nil {
@@ -177,8 +176,8 @@ func (n *Network) findEarlierLinks() (links []string, err error) {
 	return links, err
 }
 
-// Conditions say what the kernel cannot do for the isolation of members, which is known from the first member on, and
-// whether another program uses a published port.
+// Conditions name the flow features that the kernel lacks, which is known from the first member on, and whether another
+// program uses a published port.
 func (n *Network) Conditions() []string {
 	var c []string
 	if missing := n.missing.Load(); missing != nil {
@@ -190,8 +189,8 @@ func (n *Network) Conditions() []string {
 	return c
 }
 
-// rulesetGeneration is the number that the kernel gives to all nftables rules of this network namespace: another one
-// after each change by any program (linux/netfilter/nf_tables.h, NFT_MSG_GETGEN). The nftables library cannot ask it.
+// rulesetGeneration is the kernel's generation of all nftables rules in this network namespace; any change by any
+// program increases it (linux/netfilter/nf_tables.h, NFT_MSG_GETGEN). The nftables library cannot read it.
 func rulesetGeneration() (uint32, error) {
 	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETGEN, 0)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_UNSPEC, Version: nl.NFNETLINK_V0})

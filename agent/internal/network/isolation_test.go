@@ -83,7 +83,7 @@ func echo(t *testing.T, ns, address string) {
 	listen(t, ns, address, func(c net.Conn) { _, _ = io.Copy(c, c) })
 }
 
-// opened is a connection from inside the namespace to an echo, if it is wanted; it must work.
+// opened is a connection from inside the namespace to an echo server, if one is asked for; it must work.
 func opened(t *testing.T, ns, address string, wanted bool) net.Conn {
 	t.Helper()
 	if !wanted {

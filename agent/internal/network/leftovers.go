@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Leftovers lists what is still there of a member, as "<kind> <what>" with the kinds of package protocol. It asks
-// the machine, not only the record. An empty list is the network's part of a removal proof.
+// Leftovers lists what still exists of a member, as "<kind> <what>" with the kinds of package protocol. It checks the
+// machine, not only the record. An empty list is the network's part of a removal proof.
 func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error) {
 	if err := checkMember(memberID); err != nil {
 		return nil, err

@@ -28,9 +28,9 @@ func (n *Network) usernsPath(memberID string) string {
 	return filepath.Join(n.nsDir(), memberID+".user")
 }
 
-// makeNamespaces makes the member's network namespace, and the user namespace that owns it, and mounts both so that
-// they stay. They come from a child that does nothing but wait: a user namespace's map can only be written from outside
-// it, and a process with several threads, such as this one, can enter none.
+// makeNamespaces makes the member's network namespace and the user namespace that owns it, and mounts both so that they
+// stay. They belong to a child that only waits: a user namespace's map is written from outside, and a process with
+// several threads, such as this one, cannot enter any.
 func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.Addr) error {
 	holder := exec.CommandContext(ctx, "cat")
 	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
@@ -43,7 +43,7 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.
 		holder.SysProcAttr.GidMappingsEnableSetgroups = true
 		paths["user"] = n.usernsPath(memberID)
 	}
-	// The child ends with this pipe, so also when the agent dies.
+	// The child ends when this pipe closes, also if the agent dies.
 	stdin, err := holder.StdinPipe()
 	if err != nil {
 		return err
@@ -56,7 +56,7 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.
 		return fmt.Errorf("make namespaces: %w", err)
 	}
 	defer func() {
-		// It has nothing to end in order, and may not even have begun: killing it is the cheaper way.
+		// The child has no state; killing it is cheaper than letting it end.
 		_ = holder.Process.Kill()
 		_ = stdin.Close()
 		_ = holder.Wait()

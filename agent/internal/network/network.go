@@ -5,6 +5,7 @@
 package network
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,28 +54,21 @@ type Config struct {
 	SharedDir string
 	// UIDMapBase and UIDMapSize are the host ids of the members' user namespaces; a size of 0 means none are made.
 	UIDMapBase, UIDMapSize uint32
-	// Egress gives what the owner lets members reach outside the machine, asked for again by each EnsureRules; nil is
-	// the internet.
+	// Egress returns what the owner lets members reach outside the machine; each EnsureRules calls it. Nil is the
+	// internet.
 	Egress func() policy.Egress
-	// Resolvers gives the name servers that members are told. They are reached on port 53 wherever they are, but with
+	// Resolvers returns the members' name servers. Members reach them on port 53 wherever they are, except with
 	// EgressNone.
 	Resolvers func() []netip.Addr
 	Log       *slog.Logger
 }
 
 func (c Config) withDefaults() Config {
-	set := func(s *string, def string) {
-		if *s == "" {
-			*s = def
-		}
-	}
-	set(&c.Bridge, DefaultBridge)
-	set(&c.CIDR, DefaultCIDR)
-	set(&c.StateDir, DefaultStateDir)
-	set(&c.SharedDir, DefaultSharedDir)
-	if c.Log == nil {
-		c.Log = slog.New(slog.DiscardHandler)
-	}
+	c.Bridge = cmp.Or(c.Bridge, DefaultBridge)
+	c.CIDR = cmp.Or(c.CIDR, DefaultCIDR)
+	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
+	c.SharedDir = cmp.Or(c.SharedDir, DefaultSharedDir)
+	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c
 }
 
@@ -106,10 +100,14 @@ type PortMapping struct {
 	Protocol string `json:"protocol"`
 }
 
+func (p PortMapping) conflictsWith(q PortMapping) bool {
+	return p.HostPort == q.HostPort && p.Protocol == q.Protocol
+}
+
 // Attachment is a member's network.
 type Attachment struct {
 	NetNSPath string
-	// UserNSPath owns the network namespace; empty where none are made.
+	// UserNSPath is the user namespace that owns the network namespace; empty where the host has none.
 	UserNSPath string
 	// IP is the member's address on the bridge.
 	IP string
@@ -121,18 +119,18 @@ type Network struct {
 	prefix netip.Prefix
 	bootID string
 
-	// use is held for reading while a member is joined to what all share or removed from it, and for writing while that
-	// is made or removed.
+	// use is held for reading while a member is attached to the shared network or detached, and for writing while the
+	// shared network is made or removed.
 	use   sync.RWMutex
 	ready bool
-	// applied is the firewall table that was made, between those links; nil when that is not known. They change with use
-	// held for writing.
+	// applied is the firewall table that was made, for earlierLinks; nil when that is not known. Both change with use held
+	// for writing.
 	applied      *ruleset
 	earlierLinks []string
-	// commit replaces the firewall table; a test refuses what a kernel may lack.
+	// commit replaces the firewall table; a test refuses features that a kernel may lack.
 	commit func(ruleset, []publication) error
-	// countsFlows says that the table counts members' flows; countsLost that it was made again beside members, whose
-	// counts it lost.
+	// countsFlows says that the table counts members' flows, countsLost that a replacement has lost the counts of
+	// existing members.
 	countsFlows, countsLost atomic.Bool
 	// missing are the conditions that say what the kernel cannot do; nil before the first table.
 	missing atomic.Pointer[[]string]
@@ -142,7 +140,7 @@ type Network struct {
 	ipam   sync.Mutex // guards leases
 	leases leases
 
-	// portInUse says that another program has a published port.
+	// portInUse says that another program uses a published port.
 	portInUse atomic.Bool
 
 	// members lets one call at a time work on a member.
@@ -208,19 +206,16 @@ func checkPorts(ports []PortMapping) error {
 		if p.HostPort == 0 || p.ContainerPort == 0 || p.Protocol != "tcp" && p.Protocol != "udp" {
 			return badNetwork("A published port needs a host port, a container port, and tcp or udp.")
 		}
-		if slices.ContainsFunc(ports[:i], func(q PortMapping) bool {
-			return q.HostPort == p.HostPort && q.Protocol == p.Protocol
-		}) {
+		if slices.ContainsFunc(ports[:i], p.conflictsWith) {
 			return badNetwork("A host port is published twice.")
 		}
 	}
 	return nil
 }
 
-// Setup gives the member its network and publishes its ports. Repeated with the same ports it returns the network that
-// is there; one that a crash has left incomplete or that has other ports is made anew. namespaces, where it is not nil,
-// is called when the new namespaces are there and have no link yet: a container may be made in them, and must not run
-// anything before Setup has returned.
+// Setup makes the member's network and publishes its ports. A complete network with the same ports is returned as it
+// is; any other is made anew. namespaces, unless nil, is called when the namespaces exist and have no link yet: a
+// container may be created in them, and must not run before Setup has returned.
 func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping,
 	namespaces func(),
 ) (Attachment, error) {
@@ -277,7 +272,7 @@ func (n *Network) setup(ctx context.Context, memberID string, ports []PortMappin
 	return a, nil
 }
 
-// share makes what all members need and keeps it there until release is called.
+// share makes the shared network unless it exists, and keeps it until release is called.
 func (n *Network) share(ctx context.Context) (release func(), err error) {
 	for {
 		n.use.RLock()
@@ -309,9 +304,7 @@ func (n *Network) checkPortsFree(memberID string, ports []PortMapping) error {
 			continue
 		}
 		for _, p := range ports {
-			if slices.ContainsFunc(r.Ports, func(q PortMapping) bool {
-				return q.HostPort == p.HostPort && q.Protocol == p.Protocol
-			}) {
+			if slices.ContainsFunc(r.Ports, p.conflictsWith) {
 				return fault.New(fault.Conflict, codePortTaken, fmt.Sprintf("Port %d of this node is published for another member.",
 					p.HostPort), nil)
 			}
@@ -327,7 +320,7 @@ func setupFault(err error) error {
 	return fault.New(fault.Unavailable, codeNetworkFailed, "The node could not make the member's network.", err)
 }
 
-// Namespaces are where a member's namespaces are mounted once they are made.
+// Namespaces returns the paths at which Setup mounts a member's namespaces.
 func (n *Network) Namespaces(memberID string) Attachment { return n.attachment(memberID, "") }
 
 func (n *Network) attachment(memberID, ip string) Attachment {
@@ -376,20 +369,18 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
 }
 
-// Remove removes the member's network, also an incomplete one. With the last member go bridge, firewall table and
-// changed sysctls. A member that is not there is no error.
+// Remove removes the member's network, also an incomplete one, and with the last member the shared network. An unknown
+// member is no error.
 func (n *Network) Remove(ctx context.Context, memberID string) error {
 	if err := checkMember(memberID); err != nil {
 		return err
 	}
-	err := func() error {
-		unlock, err := n.members.Lock(ctx, memberID)
-		if err != nil {
-			return err
-		}
-		defer unlock()
-		return n.detach(memberID)
-	}()
+	unlock, err := n.members.Lock(ctx, memberID)
+	if err != nil {
+		return err
+	}
+	err = n.detach(memberID)
+	unlock()
 	if err != nil {
 		return err
 	}
@@ -408,15 +399,12 @@ func (n *Network) detach(memberID string) error {
 	case err != nil:
 		return fmt.Errorf("read the record of member %s: %w", memberID, err)
 	}
-	var counted net.IP
-	addr, begun := net.ParseIP(r.IP).To4(), false
+	var counted net.IP // the address, if the table counts flows of it
+	begun := false
+	addr := net.ParseIP(r.IP).To4()
 	if addr != nil {
-		var has bool
-		if has, begun, err = n.countedFlows(addr); err != nil {
+		if counted, begun, err = n.countedFlows(addr); err != nil {
 			return err
-		}
-		if has {
-			counted = addr
 		}
 	}
 	if err := errors.Join(n.unpublish(r.Ports, counted), n.reservePorts(memberID, nil)); err != nil {
@@ -458,7 +446,7 @@ func (n *Network) listMembers() ([]string, error) {
 	return members, nil
 }
 
-// Close removes what all members share, unless there is a member. The next Setup makes it again.
+// Close removes the shared network, unless there is a member. The next Setup makes it again.
 func (n *Network) Close(ctx context.Context) error {
 	members, err := n.listMembers()
 	if err != nil || len(members) > 0 {

@@ -10,8 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// firstOwner begins the host ids of which each member has one, by its address. No id beyond it is given to a user or a
-// range of subordinate ids (systemd's UIDS-GIDS.md).
+// firstOwner is the first of the host ids that own members' user namespaces. No user and no range of subordinate ids
+// has a higher one (systemd's UIDS-GIDS.md).
 const firstOwner = 1 << 31
 
 // ownerOf is the host id that makes the member's user namespace. The kernel counts what a user namespace holds (inotify

@@ -104,9 +104,9 @@ func (n *Network) publish(memberID string, ip netip.Addr, ports []PortMapping) e
 	return nil
 }
 
-// unpublish closes a member's ports and removes the count of its flows where there is one, in one transaction: each
-// that removes something waits some ten milliseconds for the kernel's readers. After a crash or a change by another
-// program some may be gone.
+// unpublish closes a member's ports and removes the count of its flows, in one transaction: each transaction that
+// removes an element waits some ten milliseconds for the kernel's readers. After a crash or a change by another program
+// some elements may be missing.
 func (n *Network) unpublish(ports []PortMapping, counted net.IP) error {
 	err := n.deleteElements(ports, counted)
 	if !errors.Is(err, unix.ENOENT) {
@@ -151,7 +151,7 @@ func (n *Network) deleteElements(ports []PortMapping, counted net.IP) error {
 	return kernel.Flush()
 }
 
-// portDifference says which published port the table's maps lack. Ports of members that are not ready may be there.
+// portDifference names a published port that the table's maps lack. They may have ports of members that are not ready.
 func (n *Network) portDifference(kernel *nftables.Conn, ports []publication) (string, error) {
 	for _, protocol := range protocols() {
 		elements, err := kernel.GetSetElements(n.portSet(protocol))
@@ -170,9 +170,9 @@ func (n *Network) portDifference(kernel *nftables.Conn, ports []publication) (st
 	return "", nil
 }
 
-// openPorts lists the ports that the table publishes for a member. It asks the kernel, not the record.
+// openPorts lists the ports that the kernel publishes for a member, whatever the record says.
 func (n *Network) openPorts(memberID string) ([]string, error) {
-	// A list that is long comes in parts, and what changes between two of them may hide an element.
+	// The kernel sends a long list in parts; a change between two of them may hide an element.
 	const attempts = 100
 	for range attempts {
 		before, err := rulesetGeneration()

@@ -22,8 +22,7 @@ func (n *Network) recordPath(memberID string) string {
 	return filepath.Join(n.membersDir(), memberID+recordSuffix)
 }
 
-// readRecord also reads a record of an earlier boot or a damaged one: the file's name tells the member, and only the
-// ports count.
+// readRecord accepts a damaged record and one of an earlier boot: only the ports count then.
 func (n *Network) readRecord(memberID string) (record, error) {
 	data, err := os.ReadFile(n.recordPath(memberID))
 	if err != nil {

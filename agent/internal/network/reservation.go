@@ -12,15 +12,16 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// portReservation is a socket that is bound to a published port and does not listen: another program of the host that
-// wants the port is refused, instead of losing its connections to the member.
+// portReservation is a socket that is bound to a published port and does not listen: a program of the host that binds
+// the port gets an error, instead of losing its connections to the member.
 type portReservation struct {
 	protocol string
 	port     uint16
 	socket   int
 }
 
-// reservePorts reserves a member's ports and releases others that were its. It reserves what it can when it fails.
+// reservePorts reserves these ports for a member and releases its others. On an error it keeps those that it could
+// reserve.
 func (n *Network) reservePorts(memberID string, ports []PortMapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -75,8 +76,7 @@ func bindPort(p PortMapping) (socket int, err error) {
 	return socket, nil
 }
 
-// PortFree reports whether a TCP port can be published for the member: it is reserved for the member, or no program has
-// it.
+// PortFree reports whether a TCP port can be published for the member: it is reserved for the member, or unused.
 func (n *Network) PortFree(memberID string, port uint16) bool {
 	p := PortMapping{HostPort: port, Protocol: "tcp"}
 	n.mu.Lock()

@@ -21,8 +21,8 @@ func (n *Network) table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: n.tableName()}
 }
 
-// replaceTable puts the rules and the published ports in place of the earlier table, in one transaction, so there is no
-// moment without isolation. The rules with port ranges follow.
+// replaceTable replaces the table with the rules and the published ports in one transaction, so that members are
+// isolated at any time. The rules with port ranges follow.
 func (n *Network) replaceTable(want ruleset, ports []publication) error {
 	kernel, err := nftables.New()
 	if err != nil {
@@ -59,7 +59,7 @@ func (n *Network) replaceTable(want ruleset, ports []publication) error {
 	return nil
 }
 
-// addSets adds the sets that rules look up, and the maps of published ports.
+// addSets adds the sets that rules refer to, and the maps of published ports.
 func (n *Network) addSets(kernel *nftables.Conn, want ruleset) error {
 	var errs []error
 	for _, s := range want.sets {
@@ -128,7 +128,7 @@ func (n *Network) difference(want ruleset, ports []publication) (string, error) 
 	return "", nil
 }
 
-// isMissing reports whether the kernel has no such object. The library hands on the kernel's words, not its number.
+// isMissing reports whether the kernel has no such object. The library passes on the kernel's text, not its number.
 func isMissing(err error) bool {
 	return err != nil && strings.Contains(err.Error(), unix.ENOENT.Error())
 }

@@ -21,14 +21,14 @@ import (
 // memberLink is the name of the link inside.
 const memberLink = "eth0"
 
-// hostLink is the name of the other end, on the host. It follows from the member's id, so it needs no record; many
-// programs leave links alone that are called veth.
+// hostLink is the name of the other end, on the host. It derives from the member's id, so it needs no record; many
+// programs ignore links called veth.
 func (n *Network) hostLink(memberID string) string {
 	sum := sha256.Sum256([]byte(n.cfg.Bridge + "\n" + memberID))
 	return "veth" + hex.EncodeToString(sum[:])[:11]
 }
 
-// attachVeth joins the member's namespace to the bridge and gives it its address and a default route. No packet passes
+// attachVeth connects the member's namespace to the bridge and sets its address and default route. No packet passes
 // before the last step.
 func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
 	bridge, err := n.bridge()
@@ -48,7 +48,7 @@ func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
 		return fmt.Errorf("make the member's link: %w", err)
 	}
 	failpoint.Hit("agent/attach/plugged")
-	// It reaches no other isolated port: neighbours do not meet below IP either.
+	// Isolated ports do not reach each other: neighbours are separated below IP, too.
 	if err := netlink.LinkSetIsolated(host, true); err != nil {
 		return fmt.Errorf("isolate link %s: %w", attrs.Name, err)
 	}
@@ -64,14 +64,14 @@ func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
 	return awaitForwarding(attrs.Name)
 }
 
-// hardwareAddr is a locally administered address that follows from the IP address: a neighbour that still has an entry
-// for the IP address reaches its next owner.
+// hardwareAddr is a locally administered address that derives from the IP address: a neighbour with an old entry for
+// the IP address reaches its next owner.
 func hardwareAddr(ip netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0x67}, ip.AsSlice()...)
 }
 
-// configureLink runs in the member's namespace. It brings up the loopback link and the member's, and lets the member's
-// processes use low ports, which are the member's own.
+// configureLink runs in the member's namespace. It sets the loopback link and the member's link up, and lets the
+// member's processes listen on ports below 1024.
 func configureLink(address *net.IPNet, gateway net.IP) error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0); err != nil {
 		return err
@@ -101,11 +101,11 @@ func configureLink(address *net.IPNet, gateway net.IP) error {
 	return nil
 }
 
-// forwardingLimit is the first pause that is too long: a bridge has had four seconds by then to see a port's carrier.
+// forwardingLimit bounds the pauses of awaitForwarding; their sum is about four seconds.
 const forwardingLimit = 3 * time.Second
 
-// awaitForwarding waits until the bridge forwards to the port: the first packet that it drops would be sent again after
-// a second. Since Linux 6.4 the question itself brings the kernel's answer up to date.
+// awaitForwarding waits until the bridge forwards to the port: a packet that it drops is sent again only after a
+// second. Since Linux 6.4 the query itself refreshes the state.
 func awaitForwarding(name string) error {
 	for pause := time.Millisecond; ; pause *= 2 {
 		link, err := netlink.LinkByName(name)
@@ -137,8 +137,8 @@ func removeLink(name string) error {
 	return nil
 }
 
-// egressMTU is the packet size of the link that the default route leaves by; members use the same, so that nothing is
-// cut on the way. 1500 where there is no default route.
+// egressMTU is the MTU of the default route's link; members use the same, so that packets are not fragmented. It is
+// 1500 where there is no default route.
 func egressMTU() int {
 	const ethernet = 1500
 	index, ok := defaultRouteLink()

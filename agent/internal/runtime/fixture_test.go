@@ -363,7 +363,8 @@ func (r *testRegistry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		r.pulls.Add(1)
 	}
 	only := r.holdBlob.Load()
-	if mayGoOn := r.hold.Load(); mayGoOn != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path, "/blobs/") &&
+	if mayGoOn := r.hold.Load(); mayGoOn != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path,
+		"/blobs/") &&
 		(only == nil || strings.HasSuffix(req.URL.Path, *only)) {
 		r.holding <- struct{}{}
 		<-*mayGoOn

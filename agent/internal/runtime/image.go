@@ -122,8 +122,8 @@ type readyImage struct {
 	snapshot string
 }
 
-// readyImage finds an image that is complete, unpacked and remapped; otherwise it returns errdefs' not found. Images are
-// remembered until a start finds one missing.
+// readyImage finds an image that is complete, unpacked and remapped; otherwise it returns errdefs' not found. Images
+// are remembered until a start finds one missing.
 func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, error) {
 	r.mu.Lock()
 	ready, known := r.ready[name]

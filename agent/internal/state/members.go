@@ -317,7 +317,8 @@ func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 		ID: memberID, InstanceID: old.InstanceID, CorrelationID: old.CorrelationID, ExitedAt: old.ExitedAt,
 		ExitCode: old.ExitCode,
 		Removal: &protocol.RemovalProof{
-			At: timestamppb.New(now), Absent: absent, LastUsageSequence: sealed.chain.Sequence, Incarnation: s.d.meta.Incarnation,
+			At: timestamppb.New(now), Absent: absent, LastUsageSequence: sealed.chain.Sequence,
+			Incarnation: s.d.meta.Incarnation,
 		},
 	}}
 	return s.release(func(b *batch) {
