@@ -4,6 +4,7 @@
 package accept
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -41,9 +42,7 @@ type Acceptor struct {
 
 // New makes an acceptor.
 func New(cfg Config) *Acceptor {
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Acceptor{cfg: cfg, queued: notify.NewSignal()}
 }
 

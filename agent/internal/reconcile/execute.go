@@ -145,9 +145,7 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 	case agent.StartContainer:
 		return a.Revision, true
 	case agent.ConfirmRevision, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit,
-		agent.RemoveContainer,
-		agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
-		return 0, false
+		agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
 	}
 	return 0, false
 }
@@ -283,7 +281,7 @@ func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
 func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 	left, err := r.machine.Containers.Leftovers(ctx, a.MemberID)
 	if err == nil && len(left) > 0 {
-		// A crash cut a removal short.
+		// A crash interrupted a removal.
 		if err := r.machine.Containers.RemoveMember(ctx, a.MemberID); err != nil {
 			return err
 		}
@@ -292,7 +290,7 @@ func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 	if err != nil {
 		return err
 	}
-	// In any case: the last member's removal also removes what all members share.
+	// In any case: the last member's removal also removes the shared network.
 	if err := r.machine.Network.Remove(ctx, a.MemberID); err != nil {
 		return err
 	}

@@ -10,7 +10,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -39,22 +39,15 @@ const (
 
 // prober probes one run of one container.
 type prober struct {
-	cancel context.CancelFunc
-
-	mu      sync.Mutex
-	failing bool
+	cancel  context.CancelFunc
+	failing atomic.Bool
 }
 
 func (r *Reconciler) failing(runID string) bool {
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	p := r.probers[runID]
-	r.mu.Unlock()
-	if p == nil {
-		return false
-	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.failing
+	return p != nil && p.failing.Load()
 }
 
 // probe starts a prober for each running container of its desired revision, and ends all others.
@@ -172,11 +165,7 @@ func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {
 }
 
 func (r *Reconciler) setFailing(p *prober, failing bool) {
-	p.mu.Lock()
-	changed := p.failing != failing
-	p.failing = failing
-	p.mu.Unlock()
-	if changed {
+	if p.failing.Swap(failing) != failing {
 		r.Wake()
 	}
 }

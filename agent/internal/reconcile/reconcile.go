@@ -4,6 +4,7 @@
 package reconcile
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -23,12 +24,12 @@ import (
 const (
 	// maxPulls bounds image pulls: they compete for one uplink and one disk.
 	maxPulls = 3
-	// maxActions bounds everything else.
+	// maxActions bounds all other actions.
 	maxActions = 32
 	// firstPassMax bounds how long housekeeping waits for the first pass.
 	firstPassMax = 5 * time.Second
-	// releaseRetry is the pause after a release that failed, awayRetry after anything that failed because containerd or
-	// the hub was away: to ask again costs nothing.
+	// releaseRetry is the pause after a release that failed, awayRetry after any action that failed because containerd or
+	// the hub did not answer.
 	releaseRetry = 5 * time.Second
 	awayRetry    = time.Second
 	// imagesEvery is the interval of image garbage collection.
@@ -75,7 +76,7 @@ type Reconciler struct {
 	// imageGC collects images that nothing uses; imageSpace is how many bytes the last failed pull lacked.
 	imageGC    *loop.Loop
 	imageSpace atomic.Int64
-	// nextPass wakes the loop when time alone changes what is to be done; only passes use it.
+	// nextPass wakes the loop when time alone makes a pass necessary; only passes use it.
 	nextPass *time.Timer
 	pulls    chan struct{}
 	actions  chan struct{}
@@ -118,20 +119,13 @@ type work struct {
 
 // New makes a reconciler.
 func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hub Hub) *Reconciler {
-	set := func(d *time.Duration, def time.Duration) {
-		if *d <= 0 {
-			*d = def
-		}
-	}
-	set(&cfg.MeteringInterval, DefaultMeteringInterval)
-	set(&cfg.UsageInterval, DefaultUsageInterval)
-	set(&cfg.Resync, DefaultResync)
-	set(&cfg.CollectEvery, DefaultCollectEvery)
+	cfg.MeteringInterval = cmp.Or(max(cfg.MeteringInterval, 0), DefaultMeteringInterval)
+	cfg.UsageInterval = cmp.Or(max(cfg.UsageInterval, 0), DefaultUsageInterval)
+	cfg.Resync = cmp.Or(max(cfg.Resync, 0), DefaultResync)
+	cfg.CollectEvery = cmp.Or(max(cfg.CollectEvery, 0), DefaultCollectEvery)
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Policy == nil {
 		cfg.Policy = func() (policy.Policy, error) { return policy.Policy{}, nil }
-	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
 	}
 	r := &Reconciler{
 		cfg:        cfg,

@@ -2,6 +2,7 @@ package uplink
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -45,8 +46,8 @@ type Enrollment struct {
 	Hostname        string
 }
 
-// Enroll joins the mesh: it gets the trust bundle, verifies it by the pinned root, and only then shows the join token.
-// The same token with the same key gives the same node id, so an answer that was lost costs nothing.
+// Enroll joins the mesh: it gets the trust bundle, verifies it by the pinned root, and only then sends the join token.
+// The same token with the same key gives the same node id, so a lost answer costs nothing.
 func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.Store, clock *state.Clock) error {
 	if err := e.check(); err != nil {
 		return err
@@ -130,11 +131,7 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 // not verify.
 func (u *Uplink) refetchBundle(ctx context.Context) error {
 	id := u.creds.Identity()
-	base := u.cfg.APIURL
-	if base == "" {
-		base = id.APIURL
-	}
-	bundle, err := fetchBundle(ctx, base, id.RootFingerprint)
+	bundle, err := fetchBundle(ctx, cmp.Or(u.cfg.APIURL, id.APIURL), id.RootFingerprint)
 	if err != nil {
 		return err
 	}
@@ -297,7 +294,7 @@ func (r *renewer) dueIn() time.Duration {
 // run renews at half-life until ctx ends. It works after expiry too: the proof is the node's key, not the certificate.
 func (r *renewer) run(ctx context.Context) {
 	retry := renewRetryMin
-	// A clock that is behind cannot say that the certificate is still good: the hub gives a new one, once.
+	// A clock that is behind cannot tell whether the certificate is valid, so it is renewed once.
 	doubtful := !r.clock.Trusted()
 	for {
 		wait := min(r.dueIn(), time.Hour) // checked again, because the clock may be set meanwhile
@@ -305,7 +302,7 @@ func (r *renewer) run(ctx context.Context) {
 			old, _ := r.creds.Certificate() // nil: there is none, and any is newer
 			if err := r.renew(ctx, old); err == nil {
 				retry, doubtful = renewRetryMin, false
-				// One that is half over as soon as it is issued, by this node's clock, must not be renewed without end.
+				// A certificate past its half-life when it is issued, by this node's clock, must not be renewed in a loop.
 				wait = max(min(r.dueIn(), time.Hour), renewRetryMin)
 			} else {
 				if ctx.Err() == nil {
@@ -366,9 +363,8 @@ func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
 	return err
 }
 
-// ask asks for the renewal, first on a connection that shows the certificate: the hub then knows the node before it
-// reads anything, and whatever else comes from this address cannot use up its budget. A hub that does not accept the
-// certificate any more is asked without.
+// ask requests the renewal, first with the certificate: the hub then charges the node's own budget, which other clients
+// behind this address cannot use up. If the hub no longer accepts the certificate, ask connects without it.
 func (r *renewer) ask(ctx context.Context, body map[string]string) (answer nodeCredentials, err error) {
 	const path = "/api/v1/nodes/renew"
 	if cert, err := r.creds.Certificate(); err == nil && r.clock.Now().Before(cert.Leaf.NotAfter) {

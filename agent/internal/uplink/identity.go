@@ -133,7 +133,7 @@ func makeKey(path string) (ed25519.PrivateKey, error) {
 	return key, writeFile(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}))
 }
 
-// writeFile replaces a file in one step and syncs it: after a crash there is the old one or the new one.
+// writeFile replaces a file atomically and syncs it.
 func writeFile(path string, data []byte) (err error) {
 	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // 0600
 	if err != nil {
@@ -160,7 +160,7 @@ func writeFile(path string, data []byte) (err error) {
 	return errors.Join(dir.Sync(), dir.Close())
 }
 
-// Enrolled reports whether a hub has taken this node in.
+// Enrolled reports whether this node has an identity and a certificate of a hub.
 func (c *Credentials) Enrolled() bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -174,7 +174,7 @@ func (c *Credentials) Identity() Identity {
 	return c.identity
 }
 
-// Node is who the node is in signed documents.
+// Node is the node's identity in signed documents.
 func (c *Credentials) Node() protocol.NodeIdentity {
 	return protocol.NewNodeIdentity(c.Identity().NodeID, c.public())
 }
@@ -182,7 +182,7 @@ func (c *Credentials) Node() protocol.NodeIdentity {
 // Signer signs with the node's key.
 func (c *Credentials) Signer() protocol.Signer { return protocol.NewEd25519Signer(c.key) }
 
-// StoreKey authenticates what the node writes down for itself; it follows from the node's key.
+// StoreKey authenticates the node's own records; it derives from the node's key.
 func (c *Credentials) StoreKey() []byte {
 	h := hmac.New(sha256.New, c.key.Seed())
 	h.Write([]byte("gpuaas agent store v1"))

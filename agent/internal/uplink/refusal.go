@@ -14,7 +14,7 @@ import (
 type inquiry struct {
 	// ask renews the certificate that was shown, unless that was done meanwhile.
 	ask func(ctx context.Context, shown *tls.Certificate) error
-	// next is when the hub may be asked again, pause how long it is left alone after that.
+	// next is when the hub may be asked again, pause the time between two inquiries.
 	next  time.Time
 	pause time.Duration
 	// answer is the code that the hub refused the last renewal with; empty when it did not.

@@ -40,16 +40,16 @@ func (s *session) report(ctx context.Context) error {
 	}
 }
 
-// awaitReportAck waits until the hub has taken in the last report: what changes meanwhile becomes one report, however
-// busy it is, and one change alone is reported at once. It reports whether ctx still lives.
+// awaitReportAck waits until the hub has acknowledged the last report, so that changes in quick succession become one
+// report. It returns false when ctx has ended.
 func (s *session) awaitReportAck(ctx context.Context) bool {
 	limit := time.NewTimer(ackPause)
 	defer limit.Stop()
 	for {
 		s.mu.Lock()
-		taken := s.acked >= s.reports.Counter()
+		acked := s.acked >= s.reports.Counter()
 		s.mu.Unlock()
-		if taken {
+		if acked {
 			return true
 		}
 		select {
@@ -81,10 +81,7 @@ func (s *session) sendReport(r agent.Report) error {
 func (s *session) acknowledged(counter uint64) error {
 	s.mu.Lock()
 	s.acked = max(s.acked, counter)
-	select {
-	case s.acks <- struct{}{}:
-	default:
-	}
+	s.acks.Send()
 	ids := s.reports.Acknowledge(counter)
 	s.mu.Unlock()
 	if len(ids) == 0 {

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -32,7 +33,7 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 		conn:       conn,
 		observer:   observer,
 		unreadable: make(chan error, 1),
-		acks:       make(chan struct{}, 1),
+		acks:       notify.NewSignal(),
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	code, reason := link.CodeOK, "the agent is stopping"
@@ -77,9 +78,9 @@ type session struct {
 
 	mu      sync.Mutex
 	reports hubsession.Reports
-	// acked is the last report that the hub has taken in; acks is signalled when it grows.
+	// acked is the last report that the hub has acknowledged; acks wakes when it grows.
 	acked uint64
-	acks  chan struct{}
+	acks  notify.Signal
 }
 
 // exchangeHello exchanges hello and welcome.

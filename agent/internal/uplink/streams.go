@@ -247,7 +247,7 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 		return
 	}
 	_ = stream.SetDeadline(time.Time{})
-	// A log that is followed may be silent for hours, while its reader has long gone.
+	// A followed log may be silent for hours after its reader has gone.
 	copied := make(chan struct{})
 	defer close(copied)
 	go func() {

@@ -27,17 +27,17 @@ const (
 	// sendTimeout bounds one message, fetchTimeout one document.
 	sendTimeout  = 30 * time.Second
 	fetchTimeout = 30 * time.Second
-	// ackPause is how long a change waits for the hub to have taken in the report before it.
+	// ackPause bounds how long a change waits for the acknowledgement of the report before it.
 	ackPause = time.Second
 	// lastRefusalWait is how long the last refusal may take to reach the hub before the connection is closed.
 	lastRefusalWait = 2 * time.Second
 )
 
-// Reconciler is what observes; agent/internal/reconcile has it.
+// Reconciler observes the machine; agent/internal/reconcile implements it.
 type Reconciler interface {
 	Report() agent.Report
 	Subscribe() <-chan struct{}
-	// SyncClock takes over the time that a hub told in an answer that took so long.
+	// SyncClock sets the clock by the time in a hub's answer that took so long.
 	SyncClock(ctx context.Context, hub time.Time, took time.Duration)
 }
 
@@ -78,7 +78,7 @@ type Uplink struct {
 	// lastSession is the number of the last session that this process was welcomed to; used by one session at a time.
 	lastSession uint64
 
-	// observed and sealed say that there is something new to report or to upload; one session at a time listens.
+	// observed and sealed wake the session when there is something new to report or to upload.
 	observed, sealed <-chan struct{}
 }
 
@@ -90,9 +90,7 @@ func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock,
 	if cfg.UsageRetry <= 0 {
 		cfg.UsageRetry = hubsession.DefaultUsageRetry
 	}
-	if cfg.Log == nil {
-		cfg.Log = slog.New(slog.DiscardHandler)
-	}
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Uplink{
 		cfg:      cfg,
 		creds:    creds,
@@ -136,12 +134,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 	return nil
 }
 
-func (u *Uplink) addr() string {
-	if u.cfg.SessionAddr != "" {
-		return u.cfg.SessionAddr
-	}
-	return u.creds.Identity().SessionAddr
-}
+func (u *Uplink) addr() string { return cmp.Or(u.cfg.SessionAddr, u.creds.Identity().SessionAddr) }
 
 func (u *Uplink) dial(ctx context.Context) (*link.Conn, error) {
 	return link.Dial(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)), u.tokens)
@@ -194,7 +187,7 @@ func jitter(d time.Duration) time.Duration {
 	return hubsession.Spread(d, rand.Float64()) //nolint:gosec // not a secret
 }
 
-// pause waits and reports whether ctx still lives.
+// pause waits. It returns false when ctx has ended.
 func pause(ctx context.Context, d time.Duration) bool {
 	t := time.NewTimer(d)
 	defer t.Stop()

@@ -1,0 +1,177 @@
+package uplink_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestEnrollmentMakesAKeyThatStaysOnTheNode(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.False(t, n.creds.Enrolled())
+	require.NoError(t, n.enroll(h))
+	require.True(t, n.creds.Enrolled())
+	for _, name := range []string{"node.key", "node.crt", "identity.json"} {
+		info, err := os.Stat(filepath.Join(n.dir, name))
+		require.NoError(t, err)
+		require.Equal(t, os.FileMode(0o600), info.Mode().Perm(), name)
+	}
+	again, err := uplink.OpenCredentials(n.dir)
+	require.NoError(t, err)
+	require.Equal(t, n.creds.Identity(), again.Identity())
+	require.Equal(t, n.creds.Node(), again.Node())
+	require.Equal(t, nodeID, again.Identity().NodeID)
+	require.NoError(t, n.enroll(h), "an answer that was lost costs nothing: the same key gets the same id")
+}
+
+func TestEnrollmentSaysWhatIsWrong(t *testing.T) {
+	h := newHub(t)
+	good := uplink.Enrollment{APIURL: h.api.URL, RootFingerprint: h.fingerprint(), JoinToken: joinToken, Hostname: "n"}
+	taken := openNode(t)
+	require.NoError(t, taken.enroll(h))
+	for name, c := range map[string]struct {
+		change func(*uplink.Enrollment)
+		code   string
+		says   string
+		lasts  bool
+	}{
+		"wrong fingerprint": {
+			func(e *uplink.Enrollment) { e.RootFingerprint = "sha256:" + strings.Repeat("0", 64) },
+			"root_fingerprint_mismatch", "Compare the fingerprint", true,
+		},
+		"pin of no form": {
+			func(e *uplink.Enrollment) { e.RootFingerprint = "sha256:00" }, "root_fingerprint_invalid",
+			"gpuaas-hub trust show", true,
+		},
+		"used token": {func(*uplink.Enrollment) {}, "join_token_invalid", "Make a new one", true},
+		"nobody there": {
+			func(e *uplink.Enrollment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable",
+			"Check the address", false,
+		},
+		"no token": {
+			func(e *uplink.Enrollment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file",
+			true,
+		},
+		"plain http": {func(e *uplink.Enrollment) { e.APIURL = "http://hub" }, "api_url_invalid", "https://", true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n, e := openNode(t), good
+			c.change(&e)
+			err := uplink.Enroll(t.Context(), e, n.creds, n.store, n.clock)
+			require.EqualValues(t, c.code, fault.As(err).Code)
+			require.Contains(t, fault.As(err).Public, c.says)
+			require.Equal(t, c.lasts, fault.IsPermanent(err))
+			require.False(t, n.creds.Enrolled())
+		})
+	}
+}
+
+func TestAnEnrollingNodeShowsItsTokenOnlyToAHubThatThePinnedRootSigned(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	// Another hub: it lists the true root's public key beside its own, and signs with its own only.
+	honest, thief := h.bundle, newKey(t)
+	m := honest.Message()
+	m.Roles[0].Keys = append(m.Roles[0].Keys, &protocol.PublicKey{KeyId: protocol.KeyID(pub(thief)), Ed25519: pub(thief)})
+	forged, err := protocol.SignMessage(protocol.PayloadBundle, m, protocol.NewEd25519Signer(thief))
+	require.NoError(t, err)
+	h.bundle, err = protocol.VerifyBundle(forged, protocol.RootRoleDigest(m.Roles[0]))
+	require.NoError(t, err)
+
+	require.EqualValues(t, "root_fingerprint_mismatch", fault.As(n.enroll(h)).Code)
+	require.False(t, n.store.Bundle().Valid())
+	require.False(t, h.used, "the join token was shown")
+
+	h.bundle = honest
+	e := uplink.Enrollment{
+		APIURL:          h.api.URL,
+		RootFingerprint: protocol.RootRoleDigest(honest.Message().GetRoles()[0]),
+		JoinToken:       joinToken,
+		Hostname:        "n",
+	}
+	require.NoError(t, uplink.Enroll(t.Context(), e, n.creds, n.store, n.clock), "the digest of the root role is a pin, "+
+		"too")
+}
+
+func TestCertificateThatIsOverWhenItIsIssuedIsNotRenewedWithoutEnd(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.mu.Lock()
+	h.lifetime = -time.Hour
+	h.mu.Unlock()
+	require.NoError(t, n.enroll(h))
+	renewals := func() int {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.renewals
+	}
+	n.run(uplink.Config{})
+	require.Eventually(t, func() bool { return renewals() > 0 }, 20*time.Second, time.Millisecond)
+	require.Never(t, func() bool { return renewals() > 1 }, 500*time.Millisecond, 10*time.Millisecond)
+}
+
+func TestRenewalShowsTheCertificateWhileItCounts(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.mu.Lock()
+	h.lifetime, h.age = time.Hour, 50*time.Minute
+	h.mu.Unlock()
+	require.NoError(t, n.enroll(h))
+	h.mu.Lock()
+	h.age = 0
+	h.mu.Unlock()
+	n.run(uplink.Config{})
+	require.Eventually(t, func() bool {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.renewals > 0
+	}, 20*time.Second, time.Millisecond)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Equal(t, h.renewals, h.shown)
+}
+
+func TestCertificateIsRenewedAlsoAfterItHasExpired(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	h.mu.Lock()
+	h.lifetime = -time.Hour
+	h.mu.Unlock()
+	require.NoError(t, n.enroll(h))
+	h.mu.Lock()
+	h.lifetime = time.Hour
+	h.mu.Unlock()
+	n.run(uplink.Config{})
+	h.next()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	require.Equal(t, 1, h.renewals)
+	again, err := uplink.OpenCredentials(n.dir)
+	require.NoError(t, err)
+	cert, err := again.Certificate()
+	require.NoError(t, err)
+	require.True(t, cert.Leaf.NotAfter.After(time.Now()))
+}
+
+func TestANodeWhoseTrustBundleIsGoneGetsItAgainByItsPin(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	require.NoError(t, n.store.Close())
+	require.NoError(t, os.RemoveAll(filepath.Join(n.dir, "state")))
+	var err error
+	n.store, err = state.Open(filepath.Join(n.dir, "state"), state.Options{MinFreeBytes: 1})
+	require.NoError(t, err)
+	require.NoError(t, accept.Resume(n.store, n.creds.Identity().RootFingerprint, "", n.creds.Node()))
+	source, err := state.MachineTime()
+	require.NoError(t, err)
+	n.clock = state.NewClock(n.store, source, time.Time{})
+	require.False(t, n.store.Bundle().Valid())
+	n.run(uplink.Config{AgentVersion: "test"})
+	require.EqualValues(t, 1, h.next().hello.GetBundleVersion())
+}
