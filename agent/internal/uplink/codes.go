@@ -8,8 +8,8 @@ const (
 	codeAPIURLInvalid fault.Code = "api_url_invalid"
 	// codeCertificateInvalid: the hub issued a certificate that does not fit the node's key.
 	codeCertificateInvalid fault.Code = "certificate_invalid"
-	// codeEnrolmentIncomplete: a flag that enrollment needs is missing.
-	codeEnrolmentIncomplete fault.Code = "enrolment_incomplete"
+	// codeEnrollmentIncomplete: a flag that enrollment needs is missing.
+	codeEnrollmentIncomplete fault.Code = "enrolment_incomplete"
 	// codeHubAnswerInvalid: the answer is not one of a hub.
 	codeHubAnswerInvalid fault.Code = "hub_answer_invalid"
 	// codeHubCertificateExpired: the hub's certificate is not valid at this machine's time.

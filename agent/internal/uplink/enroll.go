@@ -83,7 +83,7 @@ func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.
 
 func (e Enrollment) check() error {
 	missing := func(what, flag string) error {
-		return fault.New(fault.Malformed, codeEnrolmentIncomplete, fmt.Sprintf("This node is not enrolled and has no %s. "+
+		return fault.New(fault.Malformed, codeEnrollmentIncomplete, fmt.Sprintf("This node is not enrolled and has no %s. "+
 			"Give it with %s.", what, flag), nil).Permanent()
 	}
 	switch {
