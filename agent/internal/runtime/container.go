@@ -123,7 +123,11 @@ type Pending struct {
 }
 
 // Close ends the start: from now on List asks containerd for the container's state. It removes nothing.
-func (p *Pending) Close() { p.starting.Delete(p.Spec.ID) }
+func (p *Pending) Close() {
+	if p.starting != nil {
+		p.starting.Delete(p.Spec.ID)
+	}
+}
 
 // Prepare makes the container's files, snapshot and record. It needs no network. After an error in a later step the
 // caller removes the container.
