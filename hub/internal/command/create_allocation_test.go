@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet/fleettest"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -131,7 +132,7 @@ func TestAWeakNodeIsNotGivenToASecondOrg(t *testing.T) {
 func (w *world) conditions(list ...string) {
 	w.t.Helper()
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, err := fleet.Connect(ctx, tx, fleet.Connection{NodeID: w.node, ReplicaID: "r1", Hello: &protocol.Hello{
+		_, err := fleettest.Connect(ctx, tx, fleet.Connection{NodeID: w.node, ReplicaID: "r1", Hello: &protocol.Hello{
 			Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 4, MemoryBytes: 8 << 30, Conditions: list},
 		}}, w.now)
 		return err

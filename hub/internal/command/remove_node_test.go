@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet/fleettest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -138,7 +139,7 @@ func TestANodeIsRemovedWhenItIsDrainedEmptyAndOwesNothing(t *testing.T) {
 		require.EqualValues(t, "node_removed", fault.As(do()).Code)
 	}
 	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, err := fleet.Connect(ctx, tx, fleet.Connection{
+		_, err := fleettest.Connect(ctx, tx, fleet.Connection{
 			NodeID: w.node, ReplicaID: "r1",
 			Hello: &protocol.Hello{Incarnation: "i1"},
 		}, w.now)

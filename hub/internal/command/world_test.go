@@ -24,6 +24,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/event/eventtest"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet/fleettest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -133,7 +134,7 @@ func (w *world) enrol() {
 			return err
 		}
 		w.node = n.ID
-		_, err = fleet.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r1", Hello: &protocol.Hello{
+		_, err = fleettest.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r1", Hello: &protocol.Hello{
 			Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 4, MemoryBytes: 8 << 30},
 		}}, w.now)
 		return err

@@ -18,3 +18,11 @@ func CollectMap[K comparable, V any](rows pgx.Rows, err error) (map[K]V, error) 
 	})
 	return out, err
 }
+
+// CollectColumn collects rows of one column. It takes what Query returns.
+func CollectColumn[T any](rows pgx.Rows, err error) ([]T, error) {
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[T])
+}

@@ -8,8 +8,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// Adopt writes down a node that a restored hub does not know: its certificate, which the caller has verified, says that
-// it was enrolled. It joins the default site; newSiteID is taken when that is new.
+// Adopt adds a node that a restored hub does not know; its certificate, which the caller has verified, proves that it
+// was enrolled. It joins the default site, which is created with newSiteID where it does not exist.
 func Adopt(ctx context.Context, tx db.Tx, nodeID string, key ed25519.PublicKey, newSiteID string, now time.Time) error {
 	site, err := defaultSite(ctx, tx, newSiteID, now)
 	if err != nil {

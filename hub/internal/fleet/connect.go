@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Connection is a node that said hello.
+// Connection is a node's hello.
 type Connection struct {
 	NodeID    string
 	ReplicaID string
@@ -25,36 +25,22 @@ type Connection struct {
 	PostedSegment uint64
 }
 
-// ConnectResult is what the hub answers from.
+// ConnectResult is the result of a hello.
 type ConnectResult struct {
-	// Node is as it was before, but for its name, store and contact.
+	// Node is the previous row with hostname, store and session updated.
 	Node      Node
 	SessionNo uint64
-	// StoreBehind is set when the node's store remembers less than the hub has seen from the same incarnation: a disk was
-	// restored, or lost what it had acknowledged. The node must take a new incarnation.
+	// StoreBehind: the node's store remembers less than the hub has recorded of the same incarnation, because its disk was
+	// restored or lost writes. The node must take a new incarnation.
 	StoreBehind bool
-	// WasUnreachable is set when the node counted as unreachable until now.
+	// WasUnreachable: the node counted as unreachable until this hello.
 	WasUnreachable bool
-	// Refused is why the node gets no session; then nothing else is set.
+	// Refused is why the node gets no session; then no other field is set.
 	Refused error
 }
 
-// Connect is ConnectAll for one node.
-func Connect(ctx context.Context, tx db.Tx, c Connection, now time.Time) (ConnectResult, error) {
-	n, err := Get(ctx, tx, c.NodeID)
-	if err != nil {
-		return ConnectResult{}, err
-	}
-	all, err := ConnectAll(ctx, tx, map[string]Node{n.ID: n}, []Connection{c}, now)
-	if err != nil {
-		return ConnectResult{}, err
-	}
-	return all[0], all[0].Refused
-}
-
-// ConnectAll makes these connections, of different nodes, the ones that count, and stores what their hellos say. nodes
-// are as GetAll has just read them. What it writes for a node that says what it said before is a part of one statement
-// for all.
+// ConnectAll makes the connections, of different nodes, their nodes' current ones and stores what the hellos say. nodes
+// are as GetAll has just read them. One statement serves all nodes whose hello says nothing new.
 func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Connection,
 	now time.Time,
 ) ([]ConnectResult, error) {
@@ -109,7 +95,7 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 	return out, err
 }
 
-// evaluateHello is what a hello means for the node, which is as it was before.
+// evaluateHello returns what a hello changes of the stored node.
 func (n Node) evaluateHello(c Connection) ConnectResult {
 	if err := n.admissionError(); err != nil {
 		return ConnectResult{Refused: err}
@@ -117,7 +103,7 @@ func (n Node) evaluateHello(c Connection) ConnectResult {
 	h, suspects := c.Hello, n.SuspectIncarnations
 	after := n
 	if n.IsQuarantined() {
-		// It goes on as it is until it is released; only its usage counts.
+		// The node keeps its incarnation until it is released; only its usage counts.
 		after.SuspectIncarnations, suspects = addSuspect(slices.Clone(n.SuspectIncarnations), truncate(h.GetIncarnation())),
 			nil
 	}
@@ -138,12 +124,12 @@ func (n Node) evaluateHello(c Connection) ConnectResult {
 			nodeidentity.Store{Incarnation: h.GetIncarnation(), Epoch: h.GetEpoch(), Generation: h.GetGeneration()},
 			nodeidentity.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
 			h.GetLastSegment(), c.PostedSegment, suspects),
-		// A quarantined node has contact, and stays out of reach for everyone else.
+		// A quarantined node stays unreachable for tenants.
 		WasUnreachable: !n.reachable && !n.IsQuarantined(),
 	}
 }
 
-// equalsStored reports whether a hello after which the node is as given changes nothing that is kept of it.
+// equalsStored reports whether a hello that makes the node after changes no stored field.
 func (n Node) equalsStored(after Node) bool {
 	return n.Hostname == after.Hostname && n.Incarnation == after.Incarnation && n.AcceptedEpoch == after.AcceptedEpoch &&
 		n.AcceptedGeneration == after.AcceptedGeneration && n.BundleVersion == after.BundleVersion &&
@@ -153,7 +139,7 @@ func (n Node) equalsStored(after Node) bool {
 		slices.Equal(n.SuspectIncarnations, after.SuspectIncarnations) && bytes.Equal(n.factsSHA256, after.factsSHA256)
 }
 
-// factsDigest is the same for facts that say the same.
+// factsDigest is equal for equal facts.
 func factsDigest(f *protocol.NodeFacts) []byte {
 	raw, _ := proto.MarshalOptions{Deterministic: true}.Marshal(f) // what was made of valid texts can be encoded
 	sum := sha256.Sum256(raw)
@@ -177,34 +163,14 @@ func saveHello(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
 	return err
 }
 
-// ApplyUnchangedReports takes those reports, of different nodes, that say nothing new of their node, all with one
-// statement, and reports which: the others are for Observe. One that lost against a newer one is taken, and changes
-// nothing.
-func ApplyUnchangedReports(ctx context.Context, tx db.Tx, reports []Report, now time.Time) (taken []bool, err error) {
+// ApplyUnchangedReports applies, with one statement, those of the reports, of different nodes, that change only the
+// time of the last contact, and returns which; the others are for ApplyReport. An outdated report counts as applied.
+func ApplyUnchangedReports(ctx context.Context, tx db.Tx, reports []Report, now time.Time) (applied []bool, err error) {
 	var ids []string
 	for _, r := range reports {
 		ids = append(ids, r.NodeID)
 	}
-	rows, err := tx.Query(ctx,
-		`SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
-			n.conditions, n.resync
-		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, ids)
-	if err != nil {
-		return nil, err
-	}
-	known := map[string]contact{}
-	var (
-		id string
-		c  contact
-	)
-	_, err = pgx.ForEachRow(rows, []any{
-		&id, &c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined,
-		&c.conditions, &c.resync.Status,
-	}, func() error {
-		known[id] = c
-		c.conditions = nil // of the next row's own
-		return nil
-	})
+	known, err := selectContacts(ctx, tx, ids)
 	if err != nil {
 		return nil, err
 	}
@@ -212,13 +178,13 @@ func ApplyUnchangedReports(ctx context.Context, tx db.Tx, reports []Report, now 
 		quiet        []string
 		nos, counter []int64
 	)
-	taken = make([]bool, len(reports))
+	applied = make([]bool, len(reports))
 	for i, r := range reports {
 		before, ok := known[r.NodeID]
 		if !ok || !before.isUnchanged(r) {
 			continue
 		}
-		taken[i] = true
+		applied[i] = true
 		quiet, nos, counter = append(quiet, r.NodeID), append(nos, int64(r.SessionNo)),
 			append(counter, int64(min(r.Counter, maxGeneration)))
 	}
@@ -226,5 +192,5 @@ func ApplyUnchangedReports(ctx context.Context, tx db.Tx, reports []Report, now 
 		FROM unnest($1::uuid[], $2::int8[], $3::int8[]) AS x(id, no, counter)
 		WHERE node_sessions.node_id = x.id AND node_sessions.session_no = x.no AND node_sessions.report_counter < x.counter`,
 		quiet, nos, counter, now)
-	return taken, err
+	return applied, err
 }

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"fmt"
@@ -13,7 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// defaultSite returns the id of the default site, which is made with its first use. newID is taken when it is new.
+// defaultSite returns the id of the default site, and creates it with newID at its first use.
 func defaultSite(ctx context.Context, tx db.Tx, newID string, now time.Time) (id string, err error) {
 	if _, err := tx.Exec(ctx,
 		`INSERT INTO sites (id, slug, name, created_at) VALUES ($1, $2, $3, $4) ON CONFLICT (slug) DO NOTHING`,
@@ -24,7 +25,7 @@ func defaultSite(ctx context.Context, tx db.Tx, newID string, now time.Time) (id
 	return id, err
 }
 
-// NewToken is what a join token is made from.
+// NewToken is the input of CreateToken.
 type NewToken struct {
 	ID          string
 	Secret      string
@@ -44,7 +45,7 @@ func CreateToken(ctx context.Context, tx db.Tx, in NewToken, now time.Time) (Joi
 			fmt.Sprintf("A join token lives between %s and %s.", MinTokenTTL, MaxTokenTTL), nil).WithField("/expires_in_seconds",
 			"out of range")
 	}
-	// The token's id serves as the site's when the site is new: ids of different tables never meet.
+	// The token's id serves as the id of a new site: ids of different tables are not compared.
 	site, err := defaultSite(ctx, tx, in.ID, now)
 	if err != nil {
 		return JoinToken{}, err
@@ -76,19 +77,17 @@ func scanToken(row pgx.Row) (JoinToken, error) {
 
 // ListTokens returns up to limit tokens with an id above after, in the order of their ids.
 func ListTokens(ctx context.Context, tx db.Tx, after string, limit int) ([]JoinToken, error) {
-	if after == "" {
-		after = nilID
-	}
-	rows, err := tx.Query(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE id > $1 ORDER BY id LIMIT $2`, after, limit)
+	rows, err := tx.Query(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE id > $1 ORDER BY id LIMIT $2`,
+		cmp.Or(after, nilID), limit)
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (JoinToken, error) { return scanToken(row) })
 }
 
-// Enrollment is a node that asks to be let in.
+// Enrollment is the input of Enroll.
 type Enrollment struct {
-	// NodeID is taken when the node is new.
+	// NodeID is used when the node is new.
 	NodeID   string
 	Secret   string
 	Hostname string
@@ -97,8 +96,8 @@ type Enrollment struct {
 	CertificateExpiresAt time.Time
 }
 
-// Enroll uses up a join token. The same token with the same key gives the same node again, so that an answer that was
-// lost costs nothing; enrolled is false then.
+// Enroll uses a join token. The same token with the same key returns the same node again, with enrolled false, so that
+// a lost answer costs nothing.
 func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node, enrolled bool, err error) {
 	t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`,
 		secretDigest(in.Secret)))
@@ -135,7 +134,7 @@ func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node
 		in.NodeID); err != nil {
 		return Node{}, false, err
 	}
-	// A first revision, so that the node gets a first generation, empty as it may be.
+	// With a first revision the node gets a first generation, even if it is empty.
 	if err := BumpIntent(ctx, tx, in.NodeID); err != nil {
 		return Node{}, false, err
 	}

@@ -1,7 +1,6 @@
-// Package fleet owns the nodes as the hub knows them: sites, join tokens, enrolment, facts, what a node may still do
-// (drain, ban, remove), which of its connections counts, what it accepted and refused, and the revision of what is
-// wanted of it. It does not own what runs there (instance), what is promised there (capacity), or the keys that
-// certificates are signed with (trust).
+// Package fleet owns the nodes: sites, join tokens, enrollment, facts, drain, ban, quarantine and removal, the current
+// session, acknowledged and refused documents, and the revision of each node's intent. It does not own the instances on
+// a node (instance), its capacity (capacity), or the keys that sign certificates (trust).
 package fleet
 
 import (
@@ -21,34 +20,33 @@ import (
 )
 
 const (
-	// OnlineWindow is how long a node counts as online after it was last heard: three reports.
+	// OnlineWindow is how long a node counts as online after its last message: three reports.
 	OnlineWindow = 90 * time.Second
-	// ReconnectGrace is how long a node may take to come back before others are told: an agent's restart is no outage.
+	// ReconnectGrace is how long a node may take to reconnect before it counts as offline: an agent's restart is no
+	// outage.
 	ReconnectGrace = 30 * time.Second
-	// DefaultTokenTTL is how long a join token lives when nothing is said.
+	// DefaultTokenTTL is how long a join token is valid by default.
 	DefaultTokenTTL = 24 * time.Hour
-	// MinTokenTTL bounds it from below.
+	// MinTokenTTL and MaxTokenTTL bound how long a join token may be valid.
 	MinTokenTTL = time.Minute
-	// MaxTokenTTL bounds it from above.
 	MaxTokenTTL = 30 * 24 * time.Hour
-	// MaxRefusals is how many refusals of one node are kept; older ones go.
+	// MaxRefusals is how many refusals of one node are kept; older ones are deleted.
 	MaxRefusals = 20
-	// maxTextBytes bounds a text that a node can make the hub store, maxFactBytes a word of its facts; longer ones are
-	// cut.
+	// maxTextBytes bounds a text from a node, maxFactBytes a text of its facts; longer ones are truncated.
 	maxTextBytes = 512
 	maxFactBytes = 128
-	// maxQuantity bounds what a node may say that it has of cores or bytes.
+	// maxQuantity bounds the cores and bytes that a node may report.
 	maxQuantity = 1 << 50
-	// maxSuspects bounds how many incarnations of a quarantined node are remembered; the oldest go.
+	// maxSuspects bounds the suspect incarnations of a quarantined node; the oldest are dropped.
 	maxSuspects = 16
-	// maxGeneration keeps numbers that a node names far from the end of the column.
+	// maxGeneration keeps numbers from a node far from the limit of the column.
 	maxGeneration = 1 << 62
 )
 
-// DefaultSite is the slug of the site that nodes join when nothing else is said.
+// DefaultSite is the slug of the site that nodes join by default.
 const DefaultSite = "default"
 
-// Status says what a node may be used for.
+// Status is what a node may be used for.
 type Status string
 
 // The statuses of a node.
@@ -57,15 +55,14 @@ const (
 	Offline  Status = "offline"
 	Draining Status = "draining"
 	Banned   Status = "banned"
-	// Removed left the mesh with nothing on it; Lost was declared gone for good with whatever it ran.
+	// A removed node has left the mesh empty; a lost one was declared gone for good with the workloads that it ran.
 	Removed Status = "removed"
 	Lost    Status = "lost"
-	// Quarantined: it gets nothing new and nothing that it reports counts, until an admin releases it.
+	// A quarantined node gets no new documents and its reports do not count, until an admin releases it.
 	Quarantined Status = "quarantined"
 )
 
-// ReasonIdentityUsedTwice says that two processes speak with the node's key at the same time: its disk was copied, or
-// its key stolen.
+// ReasonIdentityUsedTwice: two processes use the node's key at the same time. Its disk was copied, or its key stolen.
 const ReasonIdentityUsedTwice = "identity_used_twice"
 
 // Node is one machine of the mesh.
@@ -78,17 +75,17 @@ type Node struct {
 	Draining        bool
 	BannedAt        time.Time
 	BanReason       string
-	// RemovedAt is when the node was taken out for good; Lost says that it was gone then.
+	// RemovedAt is when the node was removed for good; Lost says that it was out of contact then.
 	RemovedAt    time.Time
 	Lost         bool
 	RemoveReason string
 	// QuarantinedAt is zero where the node is not quarantined.
 	QuarantinedAt    time.Time
 	QuarantineReason string
-	// SuspectIncarnations are incarnations that were heard in quarantine: a store that bears one must take a new one.
+	// SuspectIncarnations said hello in quarantine: a store with one of them must take a new incarnation.
 	SuspectIncarnations  []string
 	CertificateExpiresAt time.Time
-	// Incarnation is of the store that the node said hello with last.
+	// Incarnation is the one of the node's last hello.
 	Incarnation        string
 	AcceptedEpoch      uint64
 	AcceptedGeneration uint64
@@ -96,43 +93,43 @@ type Node struct {
 	AgentVersion       string
 	ProtocolVersion    uint32
 	Features           []string
-	// CPUCores and MemoryBytes are of its facts: what placement needs.
+	// CPUCores and MemoryBytes are the facts that placement needs.
 	CPUCores    int64
 	MemoryBytes int64
-	// Facts are what the node says of itself, bounded; nil until LoadFacts.
+	// Facts are nil until LoadFacts.
 	Facts      *protocol.NodeFacts
 	Conditions []string
 	CreatedAt  time.Time
 	UpdatedAt  time.Time
-	// Resync says what a restored hub still misses of the node.
+	// Resync is what a restored hub still needs from the node.
 	Resync Resync
 	// SessionNo is of the newest connection; 0 before the first.
 	SessionNo uint64
 	// LastSeenAt is zero before the first connection.
 	LastSeenAt     time.Time
 	DisconnectedAt time.Time
-	// factsSHA256 tells facts that have changed.
+	// factsSHA256 detects changed facts.
 	factsSHA256 []byte
-	// reachable says whether the others were told last that there is contact.
+	// reachable is whether the node's members count as reachable (SetUnreachable).
 	reachable bool
 }
 
-// Identity is what documents for this node are addressed to.
+// Identity is the addressee of documents for this node.
 func (n Node) Identity() protocol.NodeIdentity { return protocol.NewNodeIdentity(n.ID, n.PublicKey) }
 
 // IsBanned reports whether the node is shut out for good.
 func (n Node) IsBanned() bool { return !n.BannedAt.IsZero() }
 
-// IsRemoved reports whether the node was taken out of the mesh for good, lost or not.
+// IsRemoved reports whether the node was removed for good, lost or not.
 func (n Node) IsRemoved() bool { return !n.RemovedAt.IsZero() }
 
-// TakesNew reports whether something new may be placed on the node once it is in contact. Of a node that awaits resync
-// the hub does not know what is free.
+// TakesNew reports whether new workloads may be placed on the node once it is connected. While a node awaits resync,
+// the hub does not know its free capacity.
 func (n Node) TakesNew() bool {
 	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && n.Syncable()
 }
 
-// SingleOrgConditions lists the conditions for which the node serves one org at a time; it is empty where several may
+// SingleOrgConditions returns the conditions for which the node serves one org at a time; empty where several orgs may
 // share it.
 func (n Node) SingleOrgConditions() []string {
 	if slices.Contains(n.Conditions, protocol.ConditionWeakIsolationShared) {
@@ -141,8 +138,8 @@ func (n Node) SingleOrgConditions() []string {
 	return slices.DeleteFunc(protocol.WeakIsolation(), func(c string) bool { return !slices.Contains(n.Conditions, c) })
 }
 
-// admissionError is why the node may not come in. A lost one may: it hands over the usage that it still owes, and is
-// told to hold nothing.
+// admissionError is why the node may not connect; nil if it may. A lost node may: it uploads the usage that it owes and
+// gets an empty state.
 func (n Node) admissionError() error {
 	switch {
 	case n.IsBanned():
@@ -154,15 +151,15 @@ func (n Node) admissionError() error {
 	return nil
 }
 
-// IsQuarantined reports whether the node gets nothing new.
+// IsQuarantined reports whether the node is in quarantine.
 func (n Node) IsQuarantined() bool { return !n.QuarantinedAt.IsZero() }
 
-// Connected reports whether the node has been seen within OnlineWindow on a connection that is still open.
+// Connected reports whether the node sent a message within OnlineWindow on a connection that is still open.
 func (n Node) Connected(now time.Time) bool {
 	return n.SessionNo > 0 && n.DisconnectedAt.IsZero() && now.Sub(n.LastSeenAt) < OnlineWindow
 }
 
-// Status is the strongest of what is true of the node.
+// Status returns the node's status; where several apply, the most severe.
 func (n Node) Status(now time.Time) Status {
 	switch {
 	case n.IsBanned():
@@ -182,7 +179,7 @@ func (n Node) Status(now time.Time) Status {
 	}
 }
 
-// JoinToken lets one node in, once.
+// JoinToken enrolls one node, once.
 type JoinToken struct {
 	ID          string
 	SiteID      string
@@ -191,7 +188,7 @@ type JoinToken struct {
 	CreatedAt   time.Time
 	ExpiresAt   time.Time
 	UsedAt      time.Time
-	// NodeID is the node that it let in; empty while unused.
+	// NodeID is the node that it enrolled; empty while unused.
 	NodeID string
 }
 
@@ -224,7 +221,7 @@ func secretDigest(secret string) []byte {
 	return sum[:]
 }
 
-// Refusal is a document that a node did not take.
+// Refusal is a document that a node refused.
 type Refusal struct {
 	Document   string
 	Epoch      uint64
@@ -235,16 +232,15 @@ type Refusal struct {
 	At     time.Time
 }
 
-// RenewalMessage is what a node signs to prove that it holds its key: without this, whoever recorded a certificate
-// request could have it signed again. The time is signed as it was sent and is not compared with the hub's clock: a
-// node whose clock says 1970 must be able to renew, and a replayed request yields a certificate for nothing but the
-// node's own key.
+// RenewalMessage is what a node signs to prove that it has its key; otherwise a recorded certificate request could be
+// signed again. The time is not compared with the hub's clock: a node whose clock says 1970 must be able to renew, and
+// a replayed request yields a certificate for the node's own key only.
 func RenewalMessage(nodeID, csrPEM, issuedAt string) []byte {
 	return []byte(nodeID + "\n" + csrPEM + "\n" + issuedAt)
 }
 
-// MayRenew decides whether a node gets a new certificate: only by proof of the key it enrolled with, and never when
-// banned or removed. Without the proof a caller does not learn which.
+// MayRenew decides whether a node gets a new certificate: only with proof of the key that it enrolled with, and never
+// when banned or removed. Without the proof a caller does not learn which.
 func MayRenew(n Node, csrKey ed25519.PublicKey, message, signature []byte) error {
 	if !bytes.Equal(n.PublicKey, csrKey) || !ed25519.Verify(n.PublicKey, message, signature) {
 		return ErrProof()
@@ -267,13 +263,13 @@ func notFound() error {
 	return fault.New(fault.NotFound, CodeNodeNotFound, "There is no such node.", nil)
 }
 
-// tokenFault is one answer for every token that cannot be used, so that trying tokens tells nothing.
+// tokenFault is the same for every unusable token, so that guessing tokens reveals nothing.
 func tokenFault() error {
 	return fault.New(fault.Unauthenticated, codeJoinTokenInvalid, "The join token is unknown, expired, or was used by "+
 		"another node. Make a new one.", nil).WithField("/join_token", "cannot be used").Permanent()
 }
 
-// truncate bounds a text that a node sent, and drops what the database cannot store as text.
+// truncate bounds a text from a node, and drops what the database cannot store as text.
 func truncate(s string) string { return truncateTo(s, maxTextBytes) }
 
 func truncateTo(s string, maxBytes int) string {
@@ -288,7 +284,7 @@ func bounded(list []string) []string {
 	return out
 }
 
-// boundedFacts copies what is known of the facts, each field within its bound.
+// boundedFacts copies the known fields of the facts, each within its bound.
 func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
 	fact := func(s string) string { return truncateTo(s, maxFactBytes) }
 	out := &protocol.NodeFacts{

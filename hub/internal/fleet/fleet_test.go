@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet/fleettest"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -146,7 +147,8 @@ func connect(t *testing.T, d *db.DB, id string, hello *protocol.Hello, posted ui
 ) (fleet.ConnectResult, error) {
 	t.Helper()
 	return do(t, d, func(ctx context.Context, tx db.Tx) (fleet.ConnectResult, error) {
-		return fleet.Connect(ctx, tx, fleet.Connection{NodeID: id, ReplicaID: "r1", Hello: hello, PostedSegment: posted}, at)
+		return fleettest.Connect(ctx, tx, fleet.Connection{NodeID: id, ReplicaID: "r1", Hello: hello, PostedSegment: posted},
+			at)
 	})
 }
 
@@ -192,7 +194,7 @@ func TestReplicaThatStopsEndsItsOwnConnectionsOnly(t *testing.T) {
 	_, err := connect(t, d, mine.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
 	require.NoError(t, err)
 	must(t, d, func(ctx context.Context, tx db.Tx) (fleet.ConnectResult, error) {
-		return fleet.Connect(ctx, tx, fleet.Connection{
+		return fleettest.Connect(ctx, tx, fleet.Connection{
 			NodeID: others.ID, ReplicaID: "r2",
 			Hello: &protocol.Hello{Incarnation: "i2"},
 		}, now)

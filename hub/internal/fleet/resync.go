@@ -4,12 +4,10 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// ResyncStatus says what a restored hub still misses of a node. It changes awaiting → usage_owed → in sync.
+// ResyncStatus is what a restored hub still needs from a node. It changes awaiting → usage_owed → in sync.
 type ResyncStatus string
 
 // The resync statuses of a node.
@@ -57,7 +55,7 @@ func SetUsageOwed(ctx context.Context, tx db.Tx, nodeID, incarnation string, seg
 	return err
 }
 
-// StateUploaded ends the waiting for the node's state; its usage may still be owed.
+// StateUploaded records that the node uploaded its state; it may still owe usage.
 func StateUploaded(ctx context.Context, tx db.Tx, nodeID string, now time.Time) error {
 	_, err := tx.Exec(ctx, `UPDATE nodes SET resync = $2, updated_at = $3 WHERE id = $1 AND resync = $4`, nodeID,
 		UsageOwed, now, AwaitingResync)
@@ -72,20 +70,12 @@ func UsageComplete(ctx context.Context, tx db.Tx, nodeID string) error {
 
 // Resyncing lists the nodes that are not in sync, in the order of their ids.
 func Resyncing(ctx context.Context, tx db.Tx) ([]Node, error) {
-	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+`WHERE n.resync <> '' ORDER BY n.id`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
+	return selectNodes(ctx, tx, `WHERE n.resync <> '' ORDER BY n.id`)
 }
 
 // WithoutRenewal returns the nodes whose members get no lease: a banned node's leases must end, a quarantined node gets
 // nothing new, and a node that awaits resync first uploads the leases that it has.
 func WithoutRenewal(ctx context.Context, tx db.Tx) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NOT NULL OR quarantined_at IS NOT NULL
-		OR resync = $1 ORDER BY id`, AwaitingResync)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	return db.CollectColumn[string](tx.Query(ctx, `SELECT id FROM nodes WHERE banned_at IS NOT NULL
+		OR quarantined_at IS NOT NULL OR resync = $1 ORDER BY id`, AwaitingResync))
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Disconnect notes the end of a connection, unless a newer one has replaced it.
+// Disconnect records the end of a connection; ended is false where a newer one has replaced it.
 func Disconnect(ctx context.Context, tx db.Tx, nodeID string, sessionNo uint64, now time.Time) (ended bool, err error) {
 	tag, err := tx.Exec(ctx,
 		`UPDATE node_sessions SET disconnected_at = $3 WHERE node_id = $1 AND session_no = $2 AND disconnected_at IS NULL`,
@@ -20,7 +20,7 @@ func Disconnect(ctx context.Context, tx db.Tx, nodeID string, sessionNo uint64, 
 	return tag.RowsAffected() == 1, err
 }
 
-// DisconnectAll notes the end of all connections of a replica: it has stopped.
+// DisconnectAll records the end of all connections of a hub process that stops.
 func DisconnectAll(ctx context.Context, tx db.Tx, replicaID string, now time.Time) (ended int64, err error) {
 	tag, err := tx.Exec(ctx,
 		`UPDATE node_sessions SET disconnected_at = $2 WHERE replica_id = $1 AND disconnected_at IS NULL`, replicaID, now)
@@ -37,63 +37,76 @@ type Report struct {
 	Conditions []string
 }
 
-// contact is what is known of a node's connection when it speaks.
+// contact is what a report is compared with.
 type contact struct {
 	reachable   bool
 	incarnation string
 	quarantined bool
-	// lastSession is what the present hello named, reported the newest session in which a report was taken.
+	// lastSession is the one that the current hello named, reported the newest session with an applied report.
 	lastSession, reported uint64
 	resync                Resync
 	conditions            []string
 }
 
-// isUnchanged reports whether nothing but the time of the node's last word changes by the report.
+// isUnchanged reports whether the report changes only the time of the last contact.
 func (c contact) isUnchanged(r Report) bool {
 	return c.reachable && !c.quarantined && c.resync.Status == InSync && !c.isCloned(r.SessionNo) &&
 		slices.Equal(c.conditions, bounded(r.Conditions))
 }
 
-// isCloned reports whether another process speaks with the node's key at the same time, by a report of session no.
+// isCloned reports whether a report of session no shows that two processes use the node's key.
 func (c contact) isCloned(no uint64) bool {
 	return !c.quarantined && c.reported != no && nodeidentity.CloneDetected(c.lastSession, c.reported)
 }
 
-func contactOf(ctx context.Context, tx db.Tx, nodeID string) (c contact, err error) {
-	err = tx.QueryRow(ctx,
-		`SELECT s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
-			n.resync, n.owed_incarnation, n.owed_segment
-		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = $1`, nodeID).
-		Scan(&c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined,
-			&c.resync.Status, &c.resync.OwedIncarnation, &c.resync.OwedSegment)
-	if db.IsNoRows(err) {
-		return contact{}, nil
+// selectContacts returns the contacts of those of the nodes that ever connected.
+func selectContacts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]contact, error) {
+	rows, err := tx.Query(ctx,
+		`SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
+			n.conditions, n.resync, n.owed_incarnation, n.owed_segment
+		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, nodeIDs)
+	if err != nil {
+		return nil, err
 	}
-	return c, err
+	contacts := map[string]contact{}
+	var (
+		id string
+		c  contact
+	)
+	_, err = pgx.ForEachRow(rows, []any{
+		&id, &c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined,
+		&c.conditions, &c.resync.Status, &c.resync.OwedIncarnation, &c.resync.OwedSegment,
+	}, func() error {
+		contacts[id] = c
+		c.conditions = nil // so that the next row does not overwrite them
+		return nil
+	})
+	return contacts, err
 }
 
-// ReportResult says what a report was.
+// ReportResult is what a report changed.
 type ReportResult struct {
-	// Fresh is false for a report that lost: of an older connection, or with a counter that is not higher.
+	// Fresh is false for a report of an older connection, or with a counter that is not higher: it changes nothing.
 	Fresh bool
-	// WasUnreachable is set when the node counted as unreachable until now.
+	// WasUnreachable: the node counted as unreachable until this report.
 	WasUnreachable bool
-	// Incarnation is of the store that the node reports with.
+	// Incarnation is the one of the node's hello.
 	Incarnation string
-	// Resync says what a restored hub still misses of the node.
+	// Resync is what a restored hub still needs from the node.
 	Resync Resync
-	// Quarantined is set when nothing of the report may count.
+	// Quarantined: the report does not count.
 	Quarantined bool
-	// CloneDetected is set when another process speaks with the node's key at the same time.
+	// CloneDetected: two processes use the node's key.
 	CloneDetected bool
 }
 
-// ApplyReport stores a report's facts and keeps the node online.
+// ApplyReport records a report as the node's last contact, and its conditions.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (ReportResult, error) {
-	before, err := contactOf(ctx, tx, r.NodeID)
+	contacts, err := selectContacts(ctx, tx, []string{r.NodeID})
 	if err != nil {
 		return ReportResult{}, err
 	}
+	before := contacts[r.NodeID]
 	tag, err := tx.Exec(ctx,
 		`UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = $5, reported_session = $6
 		WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
@@ -106,12 +119,12 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (Report
 		Quarantined: before.quarantined,
 		Resync:      before.resync, CloneDetected: before.isCloned(r.SessionNo),
 	}
-	// Only what changed: a quiet fleet writes one small row a report and nothing else.
+	// Unchanged conditions are not written: most reports write one small row.
 	return out, tx.Queue(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`,
 		r.NodeID, bounded(r.Conditions), now)
 }
 
-// reportedAfter is the newest session in which a report was taken, after one in session no. In quarantine none is.
+// reportedAfter is the newest session with an applied report, after one of session no. In quarantine none is applied.
 func (c contact) reportedAfter(no uint64) uint64 {
 	if c.quarantined {
 		return c.reported
@@ -119,19 +132,15 @@ func (c contact) reportedAfter(no uint64) uint64 {
 	return no
 }
 
-// Silent returns the nodes that count as reachable although nothing was heard of them for OnlineWindow, or their
-// connection ended ReconnectGrace ago.
+// Silent returns the nodes that count as reachable although their last message is OnlineWindow old, or their connection
+// ended ReconnectGrace ago.
 func Silent(ctx context.Context, tx db.Tx, now time.Time) ([]string, error) {
-	rows, err := tx.Query(ctx,
+	return db.CollectColumn[string](tx.Query(ctx,
 		`SELECT node_id FROM node_sessions WHERE reachable AND (seen_at <= $1 OR disconnected_at <= $2) ORDER BY node_id`,
-		now.Add(-OnlineWindow), now.Add(-ReconnectGrace))
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+		now.Add(-OnlineWindow), now.Add(-ReconnectGrace)))
 }
 
-// SetUnreachable notes that others are told of a node's silence; false when it has spoken meanwhile.
+// SetUnreachable marks a silent node as unreachable; false when it has sent a message meanwhile.
 func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
 	tag, err := tx.Exec(ctx,
 		`UPDATE node_sessions SET reachable = false WHERE node_id = $1 AND reachable AND (seen_at <= $2
@@ -140,7 +149,7 @@ func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time)
 	return tag.RowsAffected() == 1, err
 }
 
-// RecordAck notes that a node has a document on its disk. generation is the version for a bundle.
+// RecordAck records that a node has a document on its disk. generation is the version of a bundle.
 func RecordAck(ctx context.Context, tx db.Tx, nodeID string, document protocol.Envelope_Kind,
 	epoch, generation uint64,
 ) error {
@@ -155,12 +164,12 @@ func RecordAck(ctx context.Context, tx db.Tx, nodeID string, document protocol.E
 	return nil
 }
 
-// refusalRepeatInterval is how long a refusal of the same document for the same reason is no news.
+// refusalRepeatInterval is how long a repeated refusal of the same document for the same reason gets no new row.
 const refusalRepeatInterval = time.Hour
 
-// RecordRefusal stores a refusal. When the same document was refused for the same reason within refusalRepeatInterval
-// that row moves on, and news is false: a node that is offered the same document again and again, or two by turns, must
-// fill neither the table nor the event stream.
+// RecordRefusal stores a refusal. One of the same document for the same reason within refusalRepeatInterval updates the
+// existing row, and news is false: a node that is offered a document again and again fills neither the table nor the
+// event stream.
 func RecordRefusal(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusal) (news bool, err error) {
 	r.Epoch, r.Generation = min(r.Epoch, maxGeneration), min(r.Generation, maxGeneration)
 	r.Document, r.Reason, r.Detail = truncate(r.Document), truncate(r.Reason), truncate(r.Detail)

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet/fleettest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -68,7 +69,7 @@ func (s *theater) open(t *testing.T) {
 			return err
 		}
 		s.node = n.ID
-		_, err = fleet.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r", Hello: &protocol.Hello{
+		_, err = fleettest.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r", Hello: &protocol.Hello{
 			Incarnation: "i", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30},
 		}}, now)
 		return err

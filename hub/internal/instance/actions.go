@@ -10,15 +10,15 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Revision is what the members of an instance ran, run or are to run at one time.
+// Revision is one version of what the members of an instance run.
 type Revision struct {
 	No         int64
 	AppVersion string
-	// Previous is what a rollback without a target goes back to; 0 where there is nothing.
+	// Previous is the target of a rollback without a version; 0 if there is none.
 	Previous int64
-	// Fallback is what a node goes back to by itself while the revision is an upgrade under way.
+	// Fallback is the revision to which a node rolls back while the upgrade is in progress.
 	Fallback int64
-	// ReadyAt is when this content was first ready; zero while it never was.
+	// ReadyAt is when this content was first ready; zero before.
 	ReadyAt time.Time
 }
 
@@ -30,11 +30,11 @@ type Upgraded struct {
 	NewRevision
 	// Services by member id.
 	Services map[string][]*protocol.Service
-	// FallbackDelegation is the delegation under which the fallback may start now; nil leaves it with the one that it has.
+	// FallbackDelegation replaces the delegation of the fallback; nil keeps the current one.
 	FallbackDelegation []byte
 }
 
-// Fallback is the revision that a node goes back to from an upgrade that is asked for now; its number is 0 where none
+// Fallback returns the revision to which nodes roll back from an upgrade that is requested now; its number is 0 if none
 // has worked.
 func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
@@ -44,9 +44,9 @@ func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
 	return findRevision(revisions, lastWorking(revisions, i.Revision)), nil
 }
 
-// RequestUpgrade asks for another version. What worked last is what the node goes back to if the new one is not ready
-// in time.
-func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Request, u Upgraded, now time.Time) (Change, error) {
+// RequestUpgrade makes a revision with another version. If that is not ready in time, the node rolls back to the last
+// one that worked.
+func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, u Upgraded, now time.Time) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
 		return Change{}, err
@@ -62,7 +62,7 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Request, u Up
 	}
 	i.Revision = newestRevision(revisions).No + 1
 	made := Revision{No: i.Revision, AppVersion: u.AppVersion, Previous: base, Fallback: base}
-	if err := insertRevision(ctx, tx, i.ID, made, u.NewRevision, ask.CorrelationID, now); err != nil {
+	if err := insertRevision(ctx, tx, i.ID, made, u.NewRevision, req.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
 	if base > 0 && u.FallbackDelegation != nil {
@@ -75,12 +75,12 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, ask Request, u Up
 			return Change{}, err
 		}
 	}
-	return begin(ctx, tx, i, ask, operationUpgrade, next, step, now)
+	return begin(ctx, tx, i, req, operationUpgrade, next, step, now)
 }
 
-// RollbackTarget finds the revision whose content a rollback runs again: the newest that worked and is not the one that
-// is wanted now; with a version, the newest of that version. An instance that failed may also go back to what it wanted
-// itself, if that once worked.
+// RollbackTarget returns the revision whose content a rollback runs again: the newest that worked, other than the
+// desired one; with a version, the newest of that version. A failed instance may also return to its desired revision,
+// if that once worked.
 func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (Revision, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
@@ -93,8 +93,8 @@ func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (
 }
 
 // rollbackTarget chooses from revisions in the order of their numbers.
-func rollbackTarget(revisions []Revision, wanted int64, status Status, version string) (Revision, error) {
-	now := findRevision(revisions, wanted)
+func rollbackTarget(revisions []Revision, desired int64, status Status, version string) (Revision, error) {
+	now := findRevision(revisions, desired)
 	if version == "" {
 		if r := findRevision(revisions, now.Previous); r.Worked() {
 			return r, nil
@@ -121,9 +121,9 @@ func rollbackTarget(revisions []Revision, wanted int64, status Status, version s
 		WithField("/target_version", "names no version that it was running within the retention").Permanent()
 }
 
-// RequestRollback asks for the content of an earlier revision again, under a new number. It has no fallback: where the
-// old one will not start either, the instance fails.
-func RequestRollback(ctx context.Context, tx db.Tx, i Instance, ask Request, target Revision, delegationEnvelope []byte,
+// RequestRollback makes a revision with the content of an earlier one. It has no fallback: where the old content does
+// not start either, the instance fails.
+func RequestRollback(ctx context.Context, tx db.Tx, i Instance, req Request, target Revision, delegationEnvelope []byte,
 	now time.Time,
 ) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
@@ -142,26 +142,26 @@ func RequestRollback(ctx context.Context, tx db.Tx, i Instance, ask Request, tar
 	if findRevision(revisions, base).AppVersion == target.AppVersion {
 		made.Previous = target.Previous
 	}
-	if err := copyRevision(ctx, tx, i, target.No, made, delegationEnvelope, ask.CorrelationID, now); err != nil {
+	if err := copyRevision(ctx, tx, i, target.No, made, delegationEnvelope, req.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
 	i.Revision = made.No
-	return begin(ctx, tx, i, ask, operationRollback, next, step, now)
+	return begin(ctx, tx, i, req, operationRollback, next, step, now)
 }
 
-// RequestStop asks for the containers of an instance to end. It is stopped when its nodes have said so; until it is
-// started again, nothing of it is measured.
-func RequestStop(ctx context.Context, tx db.Tx, i Instance, ask Request, now time.Time) (Change, error) {
+// RequestStop ends the containers of an instance. It is stopped when its nodes have reported that; until it is started
+// again, nothing of it is metered.
+func RequestStop(ctx context.Context, tx db.Tx, i Instance, req Request, now time.Time) (Change, error) {
 	next, step, err := Stop(i.Lifecycle)
 	if err != nil {
 		return Change{}, err
 	}
-	return begin(ctx, tx, i, ask, operationStop, next, step, now)
+	return begin(ctx, tx, i, req, operationStop, next, step, now)
 }
 
-// RequestStart asks a stopped or failed instance to run again, as a new revision of the same content: what failed
-// before it was stopped does not count against it.
-func RequestStart(ctx context.Context, tx db.Tx, i Instance, ask Request, delegationEnvelope []byte,
+// RequestStart runs a stopped or failed instance again, as a new revision with the same content: earlier failures do
+// not count against it.
+func RequestStart(ctx context.Context, tx db.Tx, i Instance, req Request, delegationEnvelope []byte,
 	now time.Time,
 ) (Change, error) {
 	next, step, err := Start(i.Lifecycle, i.History())
@@ -177,29 +177,25 @@ func RequestStart(ctx context.Context, tx db.Tx, i Instance, ask Request, delega
 		No: newestRevision(revisions).No + 1, AppVersion: stopped.AppVersion, Previous: stopped.Previous,
 		ReadyAt: stopped.ReadyAt,
 	}
-	if err := copyRevision(ctx, tx, i, stopped.No, made, delegationEnvelope, ask.CorrelationID, now); err != nil {
+	if err := copyRevision(ctx, tx, i, stopped.No, made, delegationEnvelope, req.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
 	i.Revision = made.No
-	return begin(ctx, tx, i, ask, operationStart, next, step, now)
+	return begin(ctx, tx, i, req, operationStart, next, step, now)
 }
 
 // begin opens the operation and takes the first step of an action.
-func begin(ctx context.Context, tx db.Tx, i Instance, ask Request, kind string, next Lifecycle, step Step,
+func begin(ctx context.Context, tx db.Tx, i Instance, req Request, kind string, next Lifecycle, step Step,
 	now time.Time,
 ) (Change, error) {
-	step.Reason = ask.Reason
-	op := operation{
-		ID: ask.OperationID, InstanceID: i.ID, Kind: kind, Revision: i.Revision, By: ask.By,
-		CorrelationID: ask.CorrelationID,
-	}
-	if err := insertOperation(ctx, tx, op, now); err != nil {
+	step.Reason = req.Reason
+	if err := insertOperation(ctx, tx, i, kind, req, now); err != nil {
 		return Change{}, err
 	}
-	i.Operation = Operation{Kind: kind, By: ask.By, CorrelationID: ask.CorrelationID}
+	i.Operation = Operation{Kind: kind, By: req.By, CorrelationID: req.CorrelationID}
 	for _, m := range i.Members {
 		if m.Unreachable {
-			// Said at once, not only when the node is lost again.
+			// An unreachable node shows at once.
 			next.Reason = protocol.WorkloadStatus_NODE_UNREACHABLE
 		}
 	}
@@ -211,18 +207,18 @@ func begin(ctx context.Context, tx db.Tx, i Instance, ask Request, kind string, 
 	if err := supersede(ctx, tx, i.ID, i.Revision, now); err != nil {
 		return Change{}, err
 	}
-	// With the revision the version that is wanted has changed, too.
+	// The new revision has another version.
 	c.Instance, err = Get(ctx, tx, i.ProjectID, i.ID)
 	return c, err
 }
 
-// Settings are what may change of an instance without a new version; nil leaves a setting as it is.
+// Settings are what may change of an instance without a new version; nil leaves a setting unchanged.
 type Settings struct {
 	DisplayName *string
 	ConfigJSON  *string
 }
 
-// UpdateSettings changes name and config. No node hears of it; it takes no step.
+// UpdateSettings changes name and config. It changes no node's desired state and takes no step.
 func UpdateSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now time.Time) (Instance, error) {
 	if i.Lifecycle.Status == Decommissioning || i.Lifecycle.Status.Ended() {
 		return Instance{}, notOpen(i.Lifecycle.Status, "changed")
@@ -238,9 +234,9 @@ func UpdateSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now t
 	return i, updateInstance(ctx, tx, i)
 }
 
-// lastWorking is the revision to go back to: the wanted one if it worked, else the one before it; 0 where none did.
-func lastWorking(revisions []Revision, wanted int64) int64 {
-	now := findRevision(revisions, wanted)
+// lastWorking is the revision to return to: the desired one if it worked, else the one before it; 0 if neither did.
+func lastWorking(revisions []Revision, desired int64) int64 {
+	now := findRevision(revisions, desired)
 	if now.Worked() {
 		return now.No
 	}

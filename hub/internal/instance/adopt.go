@@ -13,12 +13,11 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// versionLeap lifts the resource version of what was adopted above any that the lost rows may have told of: whoever has
-// seen a higher one drops the lower ones.
+// versionLeap raises the resource version of adopted instances above any that a client has seen before the restore: a
+// client drops lower versions.
 const versionLeap = 1000
 
-// RecordedOn says what the rows know of the node's members, for plan.Adopt: of those that are not gone, and of those
-// that the node names.
+// RecordedOn returns the rows of the node's members, for plan.Adopt: those that are not gone, and the named ones.
 func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([]plan.RecordedMember, error) {
 	named = slices.DeleteFunc(slices.Clone(named), func(id string) bool { return !db.IsID(id) })
 	rows, err := tx.Query(ctx, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
@@ -47,19 +46,19 @@ func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([
 	return out, rows.Err()
 }
 
-// Adopted is a member as its signed document has it.
+// Adopted is a member as its signed document describes it.
 type Adopted struct {
 	Workload *protocol.Workload
 	NodeID   string
-	// Modes and DisplayName are for an instance that the rows do not know.
+	// Modes and DisplayName are those of an instance that the rows do not know.
 	Modes       Modes
 	DisplayName string
 	OperationID string
 	By          Actor
 }
 
-// Adopt takes over a member of which the rows of a restored hub know nothing, or only an older revision. Its instance
-// is made, or moved to that revision, in a status from which the node's next report leads on.
+// Adopt adds or updates the instance of a member of which the rows of a restored hub know nothing, or only an older
+// revision. Its status is one from which the node's next report continues.
 func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance, made bool, err error) {
 	w := a.Workload
 	list, err := selectInstances(ctx, tx, `WHERE i.id = $1`, w.GetInstanceId())
@@ -93,38 +92,38 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 	if err := supersede(ctx, tx, i.ID, i.Revision, now); err != nil {
 		return Instance{}, made, err
 	}
-	op := operation{
-		ID: a.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: a.By,
-		CorrelationID: w.GetCorrelationId(),
-	}
 	if err := endOperations(ctx, tx, i.ID, operationAbandoned, 0, now); err != nil {
 		return Instance{}, made, err
 	}
-	if err := insertOperation(ctx, tx, op, now); err != nil {
+	req := Request{OperationID: a.OperationID, By: a.By, CorrelationID: w.GetCorrelationId()}
+	if err := insertOperation(ctx, tx, i, operationDeploy, req, now); err != nil {
 		return Instance{}, made, err
 	}
-	if err := adoptMember(ctx, tx, a, now); err != nil {
+	member := Member{
+		ID: w.GetId(), InstanceID: i.ID, AllocationID: w.GetAllocationId(), NodeID: a.NodeID, Role: RoleNode,
+		Status: protocol.WorkloadStatus_PENDING,
+	}
+	if err := insertMember(ctx, tx, member, now); err != nil {
 		return Instance{}, made, err
 	}
 	i, err = Get(ctx, tx, i.ProjectID, i.ID)
 	return i, made, err
 }
 
-// adoptedLifecycle is where an instance is that a node has such a document of; the node's report says how far it got.
+// adoptedLifecycle is the status of an instance with such a document; the node's report advances it.
 func adoptedLifecycle(w *protocol.Workload) Lifecycle {
 	l := Lifecycle{Status: Deploying, Health: HealthUnknown}
 	switch {
 	case w.GetStopped():
 		l.Status = Stopping
 	case w.GetFallback() != nil:
-		// Only an upgrade under way has one.
+		// Only an upgrade in progress has one.
 		l.Status = Upgrading
 	}
 	return l
 }
 
-// adoptRevisions writes the document's revision down, and that of its fallback, so that the very same document is
-// compiled again.
+// adoptRevisions inserts the document's revision and that of its fallback, so that the same document is compiled again.
 func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workload, now time.Time) error {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
@@ -134,7 +133,7 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 	if back := w.GetFallback(); back != nil {
 		base = int64(back.GetRevision())
 		if findRevision(revisions, base).No == 0 {
-			// What a node may go back to has worked.
+			// A fallback has worked.
 			if err := adoptRevision(ctx, tx, i.ID, Revision{No: base, ReadyAt: now}, back, now); err != nil {
 				return err
 			}
@@ -188,17 +187,7 @@ func adoptServices(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
 	return insertMemberRevision(ctx, tx, w.GetId(), int64(w.GetRevision()), w.GetServices())
 }
 
-func adoptMember(ctx context.Context, tx db.Tx, a Adopted, now time.Time) error {
-	_, err := tx.Exec(ctx,
-		`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
-			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, false, '[]', 0, 0, $7, $7) ON CONFLICT (id) DO NOTHING`,
-		a.Workload.GetId(), a.Workload.GetInstanceId(), a.Workload.GetAllocationId(), a.NodeID, RoleNode,
-		protocol.WorkloadStatus_PENDING.Text(), now)
-	return err
-}
-
-// OfMember gives the instance of a member.
+// OfMember returns the instance of a member.
 func OfMember(ctx context.Context, tx db.Tx, memberID string) (Instance, error) {
 	list, err := selectInstances(ctx, tx, `WHERE i.id = (SELECT m.instance_id FROM instance_members m WHERE m.id = $1)`,
 		memberID)
@@ -211,9 +200,8 @@ func OfMember(ctx context.Context, tx db.Tx, memberID string) (Instance, error) 
 	return list[0], nil
 }
 
-// RecordAlreadyAbsent is for a member that the node's accepted state does not name: the node is through with it, or
-// will be, and need not say so again. As with one that it never had, its silence is enough from then on; what the rows
-// remember of its word is forgotten.
+// RecordAlreadyAbsent is for a member that the node's accepted state does not name: the node has removed it or is doing
+// so, and need not report it again. Earlier reports on it are forgotten, so that its absence from a report is proof.
 func RecordAlreadyAbsent(ctx context.Context, tx db.Tx, memberID string, epoch, generation uint64,
 	now time.Time,
 ) error {

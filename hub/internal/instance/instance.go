@@ -1,3 +1,6 @@
+// Package instance owns app instances with their revisions, members and operations: the status of each, what a node is
+// to run for them, and what nodes report about them. It does not place, price, sign or send anything, and writes no
+// events: its functions return the steps, and the command that opened the transaction records them.
 package instance
 
 import (
@@ -6,29 +9,31 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// RoleNode is the role of the one member of an app without a control plane of its own.
+// RoleNode is the role of the only member of an app without its own control plane.
 const RoleNode = "node"
 
-// What a node may say about one member; what is over it is cut off.
+// Bounds of what a node may report about a member; longer values are truncated.
 const (
 	maxDetailBytes   = 2 << 10
 	maxEndpoints     = 64
 	maxEndpointBytes = 255
 )
 
-// Actor is who asked for something.
+// Actor is the user, service account or program that made a request.
 type Actor struct {
 	Type string `json:"type"`
 	ID   string `json:"id,omitempty"`
 }
 
-// HintResult says what became of a hint in the request.
+// HintResult is how a hint of the request was applied.
 type HintResult struct {
 	Field     string `json:"field"`
 	Requested string `json:"requested"`
@@ -36,7 +41,7 @@ type HintResult struct {
 	Reason    string `json:"reason"`
 }
 
-// Endpoint is where a member can be reached, as its node published it.
+// Endpoint is an address at which a member serves, as its node published it.
 type Endpoint struct {
 	Name     string `json:"name"`
 	Protocol string `json:"protocol"`
@@ -44,10 +49,10 @@ type Endpoint struct {
 	Port     uint32 `json:"port"`
 }
 
-// URL is the endpoint's address: on the node's own loopback, for a private one.
+// URL is the endpoint's address, on the node's loopback interface.
 func (e Endpoint) URL() string { return fmt.Sprintf("%s://%s:%d", e.Protocol, e.Host, e.Port) }
 
-// Modes are the effective ones, decided by the server.
+// Modes are the effective modes, which the hub decides.
 type Modes struct {
 	OperatingMode      string
 	ControlPlaneScope  string
@@ -65,17 +70,17 @@ type Instance struct {
 	DisplayName string
 	Lifecycle   Lifecycle
 	Modes       Modes
-	// Revision is the wanted one; Version is its app version, PreviousVersion that of the revision before.
+	// Revision is the desired one; Version is its app version, PreviousVersion that of the revision before.
 	Revision        int64
 	Version         string
 	PreviousVersion string
 	ParametersJSON  string
 	ConfigJSON      string
-	// PlacementAllocationIDs are those that the request named.
+	// PlacementAllocationIDs are the allocations that the request named.
 	PlacementAllocationIDs []string
 	HintResults            []HintResult
 	Members                []Member
-	// RequestedBy and CorrelationID are of the request that made the instance; those of the latest are in Operation.
+	// RequestedBy and CorrelationID are those of the creating request; Operation has those of the latest.
 	RequestedBy     Actor
 	CorrelationID   string
 	Operation       Operation
@@ -92,22 +97,21 @@ type Member struct {
 	AllocationID string
 	NodeID       string
 	Role         string
-	// Status is pending while the node has said nothing.
+	// Status is pending before the node's first report.
 	Status           protocol.WorkloadStatus_Status
 	Reason           protocol.WorkloadStatus_Reason
 	Detail           string
 	ObservedRevision int64
-	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the
-	// reason.
+	// OwnerRefusal is the signed protocol.OwnerRefusal of the node's owner, where that is the reason.
 	OwnerRefusal []byte
-	// ObservedIncarnation is the incarnation of the node that spoke of the member last; empty where none did.
+	// ObservedIncarnation is the node's incarnation at the last report on the member; empty before one.
 	ObservedIncarnation string
-	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.
+	// FallbackFrom is the revision that the node rolled back from, to the observed one; 0 if it did not.
 	FallbackFrom int64
 	// FailingSince is when the node first reported this failure of the observed revision; zero while the member has not
 	// failed.
 	FailingSince time.Time
-	// FailureConfirmed says that a later report repeated it.
+	// FailureConfirmed: a later report repeated the failure.
 	FailureConfirmed bool
 	Unreachable      bool
 	Endpoints        []Endpoint
@@ -116,13 +120,12 @@ type Member struct {
 	StartedAt        time.Time
 	ReadyAt          time.Time
 	ExitedAt         time.Time
-	// Gone is set with RemovedAt: the node's proof was complete, or its silence proved as much, or the node is lost.
+	// Gone is set with RemovedAt: the node's proof was complete, its report proved absence, or the node is lost.
 	Gone      bool
 	RemovedAt time.Time
 }
 
-// lifecycleState is what the lifecycle looks at: what is said about an older revision says nothing about the wanted
-// one.
+// lifecycleState is the member as Advance sees it: a report on an older revision says nothing about the desired one.
 func (m Member) lifecycleState(wanted int64) MemberState {
 	s := MemberState{Unreachable: m.Unreachable, Gone: m.Gone}
 	switch {
@@ -134,20 +137,20 @@ func (m Member) lifecycleState(wanted int64) MemberState {
 		s.Status, s.Reason = m.Status, m.Reason
 		s.GaveUp = m.Status == protocol.WorkloadStatus_FAILED && m.FailureConfirmed && !isTemporary(m.Reason)
 		if m.FallbackFrom != 0 && m.Status != protocol.WorkloadStatus_FAILED {
-			// The reason is why the other revision was left.
+			// The reason is that of the revision that the node left.
 			s.Reason = 0
 		}
 	}
 	return s
 }
 
-// failureConfirmedAfter is how much later a report must repeat a failure until it counts: a file that is being replaced
-// or an agent that is being upgraded is refused once and admitted in the next look. It is twice the longest time
-// between two reports of a node.
+// failureConfirmedAfter is how much later a report must repeat a failure before it counts: a file that is being
+// replaced or an agent that is being upgraded fails once and recovers. It is twice the longest time between two reports
+// of a node.
 const failureConfirmedAfter = 20 * time.Second
 
-// updateFailure keeps since when a member fails, and whether a later report has repeated it. before is the member as it
-// was.
+// updateFailure records since when a member has been failing and whether a later report repeated it; before is the
+// previous state.
 func (m *Member) updateFailure(before Member, now time.Time) {
 	switch {
 	case m.Status != protocol.WorkloadStatus_FAILED:
@@ -161,10 +164,10 @@ func (m *Member) updateFailure(before Member, now time.Time) {
 	}
 }
 
-// lost reports whether the member ended with its node, unproved; one that was proved gone is removed.
+// lost reports whether the member ended with its node, without proof. A member with proof is removed.
 func (m Member) lost() bool { return m.Gone && m.Status == protocol.WorkloadStatus_FAILED }
 
-// history is what the actions on the instance depend on; base is the revision to go back to, 0 where there is none.
+// history is what the actions on the instance depend on; base is the revision to return to, 0 if there is none.
 func (i Instance) history(base int64) History {
 	p := History{Worked: base != 0, Lost: len(i.Members) > 0}
 	for _, m := range i.Members {
@@ -173,7 +176,7 @@ func (i Instance) history(base int64) History {
 	return p
 }
 
-// History is past of an action that goes back to no revision.
+// History is the history of an action that returns to no revision.
 func (i Instance) History() History { return i.history(0) }
 
 func (i Instance) memberStates() []MemberState {
@@ -184,38 +187,38 @@ func (i Instance) memberStates() []MemberState {
 	return states
 }
 
-// Change is what one look at an instance changed; the caller records one event for each step, numbered from
+// Change is the result of a transaction on an instance. The caller records one event for each step, numbered from
 // FirstVersion.
 type Change struct {
 	Instance Instance
 	Steps    []Step
 	// FirstVersion is the resource version of the first step.
 	FirstVersion int64
-	// DesiredChanged is true when the nodes have to be told: what they are to hold is another.
+	// DesiredChanged: the desired state of the instance's nodes changed.
 	DesiredChanged bool
-	// Removed are the members that were proved gone, or lost, by this look.
+	// Removed are the members that the change proved gone, or lost.
 	Removed []Removal
 }
 
-// Resumed reports whether the members are to run after the change and were not to before.
+// Resumed reports whether the change makes members run that were not to run before.
 func (c Change) Resumed() bool {
 	if len(c.Steps) == 0 || c.Steps[0].From == "" {
 		return false
 	}
-	held, stopped := c.Instance.Lifecycle.Status.Desired()
-	_, before := c.Steps[0].From.Desired()
-	return held && !stopped && before
+	present, stopped := c.Instance.Lifecycle.Status.Desired()
+	_, stoppedBefore := c.Steps[0].From.Desired()
+	return present && !stopped && stoppedBefore
 }
 
 // Removal is one member that ended.
 type Removal struct {
 	Member Member
-	// Proof is nil where no node ever held the member, and where the node is lost.
+	// Proof is nil where no node ever ran the member, and where the node is lost.
 	Proof *protocol.RemovalProof
 	Lost  bool
 }
 
-// NewInstance is an app instance that is to be, with its first revision and its members placed.
+// NewInstance is the input of Create: an instance with its first revision and its placed members.
 type NewInstance struct {
 	ID                     string
 	OrgID                  string
@@ -234,7 +237,7 @@ type NewInstance struct {
 	Members                []NewMember
 }
 
-// NewRevision is what every member runs at one revision.
+// NewRevision is what every member runs at a revision.
 type NewRevision struct {
 	AppVersion         string
 	ParametersJSON     string
@@ -244,17 +247,17 @@ type NewRevision struct {
 	ReadinessTimeout   time.Duration
 }
 
-// NewMember is one member with the services that its share of the allocation gives it.
+// NewMember is a member with the services that its share of the allocation gives it.
 type NewMember struct {
 	ID           string
 	AllocationID string
 	NodeID       string
-	// Unreachable is true where the node is out of reach right now.
+	// Unreachable: the hub has no contact with the node now.
 	Unreachable bool
 	Services    []*protocol.Service
 }
 
-// Create writes an instance in status requested.
+// Create inserts an instance with status requested.
 func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change, error) {
 	i := Instance{
 		ID: n.ID, OrgID: n.OrgID, OrgSlug: n.OrgSlug, ProjectID: n.ProjectID, AppSlug: n.AppSlug, DisplayName: n.DisplayName,
@@ -271,12 +274,15 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 			Status:      protocol.WorkloadStatus_PENDING,
 			Unreachable: m.Unreachable,
 		}
-		if err := insertMember(ctx, tx, member, i.Revision, m.Services, now); err != nil {
+		if err := insertMember(ctx, tx, member, now); err != nil {
+			return Change{}, err
+		}
+		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, m.Services); err != nil {
 			return Change{}, err
 		}
 		i.Members = append(i.Members, member)
 	}
-	// No node has said anything yet, so this can only add why that may take a while.
+	// Before any report, this can only add the reason for a delay.
 	i.Lifecycle, _ = Advance(i.Lifecycle, i.memberStates())
 	if err := insertInstance(ctx, tx, i); err != nil {
 		return Change{}, err
@@ -285,17 +291,14 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 	if err := insertRevision(ctx, tx, i.ID, first, n.Revision, i.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
-	op := operation{
-		ID: n.OperationID, InstanceID: i.ID, Kind: operationDeploy, Revision: i.Revision, By: n.RequestedBy,
-		CorrelationID: n.CorrelationID,
-	}
-	if err := insertOperation(ctx, tx, op, now); err != nil {
+	req := Request{OperationID: n.OperationID, By: n.RequestedBy, CorrelationID: n.CorrelationID}
+	if err := insertOperation(ctx, tx, i, operationDeploy, req, now); err != nil {
 		return Change{}, err
 	}
 	return Change{Instance: i, Steps: []Step{{To: Requested}}, FirstVersion: 1, DesiredChanged: true}, nil
 }
 
-// Get gives an instance of the project; another project's answers like none.
+// Get returns an instance of the project; one of another project is not found.
 func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) {
 	if !db.IsID(id) || !db.IsID(projectID) {
 		return Instance{}, errNotFound()
@@ -310,7 +313,7 @@ func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) 
 	return list[0], nil
 }
 
-// Filter narrows a list; After is the id that the page before ended with.
+// Filter selects a page of a list; After is the last id of the previous page.
 type Filter struct {
 	ProjectID string
 	Status    Status
@@ -319,18 +322,31 @@ type Filter struct {
 	Limit     int
 }
 
-// EachManifest gives the signed envelopes of all revisions of instances that are not decommissioned, each once. The
-// bytes are valid during the call.
+// EachManifest calls each for the signed manifest envelopes of all instances that are not decommissioned, each once.
+// The bytes are valid during the call.
 func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) error {
-	return eachManifest(ctx, tx, each)
+	rows, err := tx.Query(ctx,
+		`SELECT DISTINCT r.manifest_envelope FROM instance_revisions r JOIN app_instances i ON i.id = r.instance_id
+		WHERE i.status <> 'decommissioned'`)
+	if err != nil {
+		return err
+	}
+	var envelope []byte
+	_, err = pgx.ForEachRow(rows, []any{&envelope}, func() error {
+		each(envelope)
+		return nil
+	})
+	return err
 }
 
-// CountLive is how many instances of the org are not decommissioned.
-func CountLive(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
-	return countLive(ctx, tx, orgID)
+// CountLive returns how many instances of the org are not decommissioned.
+func CountLive(ctx context.Context, tx db.Tx, orgID string) (n int64, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM app_instances WHERE org_id = $1 AND status <> 'decommissioned'`,
+		orgID).Scan(&n)
+	return n, err
 }
 
-// List gives a page of a project's instances, the newest first.
+// List returns a page of a project's instances, newest first.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
 	where, args := `WHERE l.project_id = $1`, []any{f.ProjectID}
 	and := func(condition string, value any) {
@@ -353,46 +369,42 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
 	return list, err
 }
 
-// Request is who asks for an action, and under which operation it is kept.
+// Request identifies who requests an action, and the operation that records it.
 type Request struct {
 	OperationID   string
 	By            Actor
 	CorrelationID string
-	// Reason is unspecified for what a person or program asked for.
+	// Reason is unspecified for a request of a person or program.
 	Reason protocol.WorkloadStatus_Reason
 }
 
-// RequestDecommission begins the end of an instance: its nodes are to hold it no more. It is over when they have proved
-// that.
-func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, ask Request, now time.Time) (Change, error) {
+// RequestDecommission begins the end of an instance. It is decommissioned when its nodes have proved that nothing of it
+// is left.
+func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, req Request, now time.Time) (Change, error) {
 	next, step, err := Decommission(i.Lifecycle)
 	if err != nil {
 		return Change{}, err
 	}
-	step.Reason = ask.Reason
+	step.Reason = req.Reason
 	if err := endOperations(ctx, tx, i.ID, operationAbandoned, 0, now); err != nil {
 		return Change{}, err
 	}
-	op := operation{
-		ID: ask.OperationID, InstanceID: i.ID, Kind: operationDecommission, Revision: i.Revision, By: ask.By,
-		CorrelationID: ask.CorrelationID,
-	}
-	if err := insertOperation(ctx, tx, op, now); err != nil {
+	if err := insertOperation(ctx, tx, i, operationDecommission, req, now); err != nil {
 		return Change{}, err
 	}
-	i.Operation = Operation{Kind: op.Kind, By: ask.By, CorrelationID: ask.CorrelationID}
-	// A node that is out of reach already is said so at once, not only when it is lost again.
+	i.Operation = Operation{Kind: operationDecommission, By: req.By, CorrelationID: req.CorrelationID}
+	// An unreachable node shows at once.
 	after, more := Advance(next, i.memberStates())
 	return saveSteps(ctx, tx, i, after, append([]Step{step}, more...), now)
 }
 
-// saveSteps stores a lifecycle with the steps that led there.
+// saveSteps saves a lifecycle with the steps that led to it.
 func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps []Step, now time.Time) (Change, error) {
-	heldBefore, stoppedBefore := i.Lifecycle.Status.Desired()
-	held, stopped := next.Status.Desired()
-	// While an upgrade is under way, the node's state holds what to go back to, and only then.
+	presentBefore, stoppedBefore := i.Lifecycle.Status.Desired()
+	present, stopped := next.Status.Desired()
+	// Only during an upgrade, the node's state has the fallback.
 	upgrade := (next.Status == Upgrading) != (i.Lifecycle.Status == Upgrading)
-	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, DesiredChanged: held != heldBefore ||
+	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, DesiredChanged: present != presentBefore ||
 		stopped != stoppedBefore || upgrade}
 	if next == i.Lifecycle && len(steps) == 0 {
 		c.Instance = i
@@ -419,18 +431,18 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 	return c, updateInstance(ctx, tx, i)
 }
 
-// LiveInAllocation gives the instances in an allocation that nobody has asked to end.
+// LiveInAllocation returns the instances in an allocation whose end was not requested.
 func LiveInAllocation(ctx context.Context, tx db.Tx, allocationID string) ([]Instance, error) {
 	return selectInstances(ctx, tx, `WHERE i.status NOT IN ('decommissioning', 'decommissioned') AND i.id IN (
 		SELECT m.instance_id FROM instance_members m WHERE m.allocation_id = $1 AND m.removed_at IS NULL)`, allocationID)
 }
 
-// SnapshotFor gives what a node is to hold, for the compiler.
+// SnapshotFor returns what a node is to run, for the compiler.
 func SnapshotFor(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
 	return selectDesired(ctx, tx, `m.node_id = $1`, nodeID)
 }
 
-// SnapshotOf gives what the nodes of one instance are to hold of it, for the compiler.
+// SnapshotOf returns what the nodes of an instance are to run of it, for the compiler.
 func SnapshotOf(ctx context.Context, tx db.Tx, instanceID string) ([]plan.Member, error) {
 	return selectDesired(ctx, tx, `m.instance_id = $1`, instanceID)
 }

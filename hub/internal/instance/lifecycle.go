@@ -22,7 +22,7 @@ const (
 	Failed          Status = "failed"
 )
 
-// Health says how well a running instance does; a failure of a part of it shows here and not in the status.
+// Health is how well a running instance does. A partial failure shows here and not in the status.
 type Health string
 
 // The healths of the contract.
@@ -33,7 +33,7 @@ const (
 	HealthUnhealthy Health = "unhealthy"
 )
 
-// knownReason keeps the API's list closed: a reason of a newer node is internal, and its text stays in the detail.
+// knownReason keeps the list closed: an unknown reason of a newer agent becomes internal; its text stays in the detail.
 func knownReason(r protocol.WorkloadStatus_Reason) protocol.WorkloadStatus_Reason {
 	if _, known := protocol.WorkloadStatus_Reason_name[int32(r)]; !known {
 		return protocol.WorkloadStatus_INTERNAL
@@ -56,25 +56,26 @@ type Step struct {
 	Reason protocol.WorkloadStatus_Reason
 }
 
-// MemberState is what is known of one member when its instance is looked at.
+// MemberState is what Advance needs of a member.
 type MemberState struct {
 	// Status is unspecified until the node reports the desired revision.
 	Status protocol.WorkloadStatus_Status
 	Reason protocol.WorkloadStatus_Reason
-	// Unreachable is true while the hub has no contact with the node.
+	// Unreachable: the hub has no contact with the node.
 	Unreachable bool
-	// Gone is true when the node proved that nothing of the member is left, or when the node itself is gone for good.
+	// Gone: the node proved that nothing of the member is left, or the node itself is gone for good.
 	Gone bool
-	// Lost is true when nobody proved it: the node is gone for good.
+	// Lost: the node is gone for good, without proof.
 	Lost bool
-	// RolledBackByNode is true when the node has left the wanted revision for its fallback by itself; Reason says why.
+	// RolledBackByNode: the node returned from the desired revision to its fallback, for Reason.
 	RolledBackByNode bool
-	// GaveUp is true when the member failed for a reason that lasts, in two reports some time apart.
+	// GaveUp: the member failed for a lasting reason, in two reports some time apart.
 	GaveUp bool
 }
 
-// isTemporary reports whether a failure for this reason may end without a change to the instance: the owner admits the
-// image again, the agent is upgraded, credit is granted, the node returns. Such a failure never ends an instance.
+// isTemporary reports whether a failure for this reason may end without a change of the instance: the owner admits the
+// workload again, the agent is upgraded, credit is granted, the node reconnects. Such a failure is shown and never ends
+// an instance.
 func isTemporary(r protocol.WorkloadStatus_Reason) bool {
 	switch r {
 	case protocol.WorkloadStatus_OWNER_REFUSED, protocol.WorkloadStatus_FEATURE_MISSING,
@@ -113,13 +114,13 @@ func (s Status) CanBecome(next Status) bool {
 	return false
 }
 
-// Ended reports whether nothing can happen to the instance any more.
+// Ended reports whether the status is final.
 func (s Status) Ended() bool { return s == Decommissioned }
 
-// Desired reports whether a node is to hold the members of an instance in this status, and whether without their
-// containers. A failed instance is held stopped: what gave up is not tried for ever at the tenant's cost, and its port
-// and logs stay until it is decommissioned.
-func (s Status) Desired() (held, stopped bool) {
+// Desired reports whether nodes keep the members of an instance with this status, and whether without their containers.
+// A failed instance is kept stopped: it is not retried for ever at the tenant's cost, and its port and logs stay until
+// it is decommissioned.
+func (s Status) Desired() (present, stopped bool) {
 	switch s {
 	case Decommissioning, Decommissioned:
 		return false, false
@@ -130,7 +131,7 @@ func (s Status) Desired() (held, stopped bool) {
 	}
 }
 
-// Decommission asks for the end. It is open in every live state.
+// Decommission begins the end. Every live status allows it.
 func Decommission(l Lifecycle) (Lifecycle, Step, error) {
 	if !l.Status.CanBecome(Decommissioning) {
 		return l, Step{}, notOpen(l.Status, "is already "+string(l.Status)+
@@ -142,31 +143,31 @@ func Decommission(l Lifecycle) (Lifecycle, Step, error) {
 
 // History is what an action depends on besides the status.
 type History struct {
-	// Worked says that some revision of the instance was ready once: there is something to go back to.
+	// Worked: some revision of the instance was ready once, so there is one to return to.
 	Worked bool
-	// Lost says that no member is left to act on: their nodes are gone for good.
+	// Lost: the nodes of all members are gone for good.
 	Lost bool
 }
 
-// Upgrade asks for another version. It is open while the instance runs, and after a failure that was not the first
-// deployment.
+// Upgrade begins a change to another version. It is allowed while the instance runs, and after a failure once some
+// revision worked.
 func Upgrade(l Lifecycle, p History) (Lifecycle, Step, error) {
 	return requestStatus(l, Upgrading, "upgraded", p)
 }
 
-// RollBack asks for an earlier version, under the same conditions.
+// RollBack begins a return to an earlier version, under the same conditions.
 func RollBack(l Lifecycle, p History) (Lifecycle, Step, error) {
 	return requestStatus(l, RollingBack, "rolled back", p)
 }
 
-// Stop asks for the containers to end; allocation, ports and revision stay.
+// Stop begins the end of the containers; allocation, ports and revision stay.
 func Stop(l Lifecycle) (Lifecycle, Step, error) {
 	return requestStatus(l, Stopping, "stopped", History{Worked: true})
 }
 
-// Start asks a stopped or failed instance to run again, also one that never ran.
+// Start begins to run a stopped or failed instance again, also one that never ran.
 func Start(l Lifecycle, p History) (Lifecycle, Step, error) {
-	// A requested instance becomes deploying by itself.
+	// A requested instance becomes deploying with the node's first report.
 	if l.Status != Stopped && l.Status != Failed {
 		return l, Step{}, notOpen(l.Status, "is "+string(l.Status)+" and cannot be started now.")
 	}
@@ -179,7 +180,7 @@ func requestStatus(l Lifecycle, next Status, done string, p History) (Lifecycle,
 			"good; decommission it and deploy anew.", nil)
 	}
 	if l.Status == Upgrading && next == RollingBack {
-		// That edge is the node's own way back.
+		// Only the node takes this edge.
 		return l, Step{}, notOpen(l.Status, "is "+string(l.Status)+" and cannot be "+done+" now.")
 	}
 	if l.Status == Failed && !p.Worked {
@@ -208,10 +209,9 @@ func notOpen(s Status, public string) error {
 	}[s], "The app instance "+public, nil)
 }
 
-// Advance moves an instance on by what is known of its members now. It may take several steps at once, because a fast
-// start is over before it was ever reported half-way. Observing the same again changes nothing. With the step from
-// upgrading to rolling_back it stops: another revision is wanted from then on, and the members are to be looked at
-// anew.
+// Advance moves an instance by the current state of its members. It may take several steps at once, because a fast
+// start may never be reported half-way. The same members again change nothing. After the step from upgrading to
+// rolling_back it stops: the desired revision changes with it, and the caller advances again under that.
 func Advance(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	var steps []Step
 	for {
@@ -228,7 +228,7 @@ func Advance(l Lifecycle, members []MemberState) (Lifecycle, []Step) {
 	}
 }
 
-// IsRollbackByNode reports whether the step is a node's own way back from an upgrade that failed.
+// IsRollbackByNode reports whether the step is a node's return from a failed upgrade to its fallback.
 func (s Step) IsRollbackByNode() bool { return s.From == Upgrading && s.To == RollingBack }
 
 func advanceOnce(l Lifecycle, members []MemberState) Lifecycle {
@@ -278,8 +278,8 @@ func advanceOnce(l Lifecycle, members []MemberState) Lifecycle {
 	}
 }
 
-// advanceStarting waits for the last member before it decides: one that fails while another serves is a matter of
-// health. It fails only when every member gave up: what passes by itself, or was reported once, is waited for.
+// advanceStarting waits for the last member before it decides: a failed member beside a serving one is a matter of
+// health. The instance fails only when every member gave up.
 func advanceStarting(at Status, n counts) Lifecycle {
 	switch {
 	case n.waiting > 0 || n.total == 0 || n.serving == 0 && n.gaveUp < n.total:
@@ -299,7 +299,7 @@ type counts struct {
 	total, reported, ready, serving, waiting, stopped, unreachable, gone, lost, gaveUp int
 	// reason of the first member that has one.
 	reason protocol.WorkloadStatus_Reason
-	// rolledBack: a node has left the wanted revision, for rollbackReason.
+	// rolledBack: a node returned to its fallback, for rollbackReason.
 	rolledBack     bool
 	rollbackReason protocol.WorkloadStatus_Reason
 }
@@ -338,7 +338,7 @@ func count(members []MemberState) counts {
 		}
 		switch {
 		case m.Unreachable:
-			// What it said last may no longer be so.
+			// Its last report may be outdated.
 			n.waiting++
 		case m.Status == protocol.WorkloadStatus_READY:
 			n.ready++
@@ -365,8 +365,8 @@ func (n counts) health() Health {
 	}
 }
 
-// EventType names the event of a step, as the contract does; the first event of an instance has no From. What was asked
-// for ends in _requested. A node that leaves an upgrade by itself has failed at it first; rolled_back follows.
+// EventType is the type of the step's event; the first event of an instance has no From. The type of a requested action
+// ends in _requested. A node that rolls an upgrade back has failed at it first; rolled_back follows.
 func (s Step) EventType() string {
 	const prefix = "apps.instance."
 	switch {

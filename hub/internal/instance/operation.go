@@ -8,19 +8,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Operation is the latest thing that was asked of an instance: what nodes report goes on under its correlation id.
+// Operation is the latest action that was requested on an instance; later steps carry its correlation id.
 type Operation struct {
 	Kind          string
-	By            Actor
-	CorrelationID string
-}
-
-// An operation is one thing that was asked of an instance, from the asking to its outcome.
-type operation struct {
-	ID            string
-	InstanceID    string
-	Kind          string
-	Revision      int64
 	By            Actor
 	CorrelationID string
 }
@@ -37,11 +27,11 @@ const (
 const (
 	operationSucceeded = "succeeded"
 	operationFailed    = "failed"
-	// operationAbandoned: something else was asked for before it was over.
+	// operationAbandoned: another action was requested before the end.
 	operationAbandoned = "abandoned"
 )
 
-// operationOutcome says how a step ends the operation that is under way, if it does.
+// operationOutcome returns how a step ends the running operation, if it does.
 func operationOutcome(s Step) (outcome string, over bool) {
 	switch {
 	case s.To == Failed || s.IsRollbackByNode():
@@ -53,17 +43,17 @@ func operationOutcome(s Step) (outcome string, over bool) {
 	}
 }
 
-// insertOperation also notes that the instance's earlier operations are not the latest any more.
-func insertOperation(ctx context.Context, tx db.Tx, op operation, now time.Time) error {
+// insertOperation also marks the instance's earlier operations as superseded.
+func insertOperation(ctx context.Context, tx db.Tx, i Instance, kind string, r Request, now time.Time) error {
 	if err := tx.Queue(ctx,
 		`UPDATE instance_operations SET superseded_at = $2 WHERE instance_id = $1 AND superseded_at IS NULL`,
-		op.InstanceID, now); err != nil {
+		i.ID, now); err != nil {
 		return err
 	}
 	return tx.Queue(ctx, `INSERT INTO instance_operations (id, instance_id, kind, revision, status, reason,
 			requested_by_type, requested_by_id, correlation_id, started_at)
 		VALUES ($1, $2, $3, $4, 'running', '', $5, $6, $7, $8)`,
-		op.ID, op.InstanceID, op.Kind, op.Revision, op.By.Type, op.By.ID, op.CorrelationID, now)
+		r.OperationID, i.ID, kind, i.Revision, r.By.Type, r.By.ID, r.CorrelationID, now)
 }
 
 func endOperations(ctx context.Context, tx db.Tx, instanceID, outcome string, reason protocol.WorkloadStatus_Reason,

@@ -15,27 +15,27 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Report is the whole observed state of one node. Of two reports the one with the lower (SessionNo, Counter) loses.
+// Report is the observed state of a whole node. A report with a lower (SessionNo, Counter) than an applied one is
+// outdated.
 type Report struct {
 	NodeID    string
 	SessionNo uint64
 	Counter   uint64
-	// Epoch and Generation name the signed state that the node had accepted when it looked.
+	// Epoch and Generation name the signed state that the node had accepted.
 	Epoch      uint64
 	Generation uint64
-	// Incarnation is of the store that the node reports with.
+	// Incarnation is the one of the node's hello.
 	Incarnation string
 	Statuses    []*protocol.WorkloadStatus
-	// UsageOwed: the hub was restored and still misses usage of the node. Were a member taken for gone now, its
-	// bill would be closed before that usage is in.
+	// UsageOwed: a restored hub still needs usage of the node. A member that is absent from the report does not count as
+	// gone: its bill would be closed before that usage is posted.
 	UsageOwed bool
 }
 
-// ApplyReport takes over what a node says about its members and moves their instances on. An old report changes
-// nothing.
+// ApplyReport updates the members that a node reports and advances their instances. An outdated report changes nothing.
 //
-// A member leaves only on the node's complete proof, or on its silence where that proves as much (lifecycle.Absence):
-// the node never had the member, or a new incarnation of it has nothing of the member any more.
+// A member ends only with the node's complete proof, or by its absence from the report where that proves as much
+// (lifecycle.Absence): the node never had the member, or a new incarnation of the node has nothing left of it.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Change, error) {
 	newer, err := advanceReport(ctx, tx, r, now)
 	if err != nil || !newer {
@@ -48,18 +48,18 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]Chan
 	return r.apply(ctx, tx, members, now)
 }
 
-// BeginReport records a report as the newest of its node and changes no member; ContinueReport follows for the members
-// that it returns.
+// BeginReport records a report as the newest of its node and changes no member; ContinueReport follows for the returned
+// members.
 func BeginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (memberIDs []string, err error) {
 	newer, err := advanceReport(ctx, tx, r, now)
 	if err != nil || !newer {
 		return nil, err
 	}
-	return selectMemberIDs(ctx, tx, r.NodeID)
+	return db.CollectColumn[string](tx.Query(ctx,
+		`SELECT id FROM instance_members WHERE node_id = $1 AND removed_at IS NULL ORDER BY id`, r.NodeID))
 }
 
-// ContinueReport is ApplyReport for some members of a report that was begun. Once a newer one has come, it changes
-// nothing.
+// ContinueReport is ApplyReport for some members of a report that was begun. After a newer report it changes nothing.
 func ContinueReport(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) ([]Change, error) {
 	newest, err := isNewestReport(ctx, tx, r)
 	if err != nil || !newest || len(memberIDs) == 0 {
@@ -72,50 +72,49 @@ func ContinueReport(ctx context.Context, tx db.Tx, r Report, memberIDs []string,
 	return r.apply(ctx, tx, members, now)
 }
 
-// apply takes over what the report says about these members, or by its silence.
+// apply updates these members by their statuses, or by their absence.
 func (r Report) apply(ctx context.Context, tx db.Tx, members []placedMember, now time.Time) ([]Change, error) {
-	said := map[string]*protocol.WorkloadStatus{}
+	statuses := map[string]*protocol.WorkloadStatus{}
 	for _, s := range r.Statuses {
-		said[s.GetMemberId()] = s
+		statuses[s.GetMemberId()] = s
 	}
 	var (
-		touched []string
+		changed []string
 		removed = map[string][]Removal{}
 	)
 	for _, m := range members {
-		next, removal := m.applyStatus(said[m.ID], r, now)
+		next, removal := m.applyStatus(statuses[m.ID], r, now)
 		if !m.differsFrom(next) {
 			continue
 		}
 		if err := updateMember(ctx, tx, next, removal, now); err != nil {
 			return nil, err
 		}
-		touched = append(touched, m.InstanceID)
+		changed = append(changed, m.InstanceID)
 		if removal != nil {
 			removed[m.InstanceID] = append(removed[m.InstanceID], *removal)
 		}
 	}
-	return recomputeAll(ctx, tx, touched, removed, now)
+	return recomputeAll(ctx, tx, changed, removed, now)
 }
 
-// SetReachable records whether the hub has contact with a node. Losing it ends nothing; it only shows.
+// SetReachable records whether the hub has contact with a node. Lost contact ends nothing; it is shown.
 func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]Change, error) {
-	touched, err := updateReachable(ctx, tx, nodeID, reachable, now)
+	changed, err := updateReachable(ctx, tx, nodeID, reachable, now)
 	if err != nil {
 		return nil, err
 	}
-	return recomputeAll(ctx, tx, touched, nil, now)
+	return recomputeAll(ctx, tx, changed, nil, now)
 }
 
-// MarkLost ends the members of a node that is gone for good. Nobody proved anything: they failed as node_lost, and
-// where none is left so has their instance; one that was being decommissioned is decommissioned, with that as its
-// reason.
+// MarkLost ends the members of a node that is gone for good, without proof: they fail with node_lost, and so does an
+// instance without other members. An instance that was being decommissioned becomes decommissioned, with that reason.
 func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Change, error) {
 	members, err := selectMembersOf(ctx, tx, nodeID, nil)
 	if err != nil {
 		return nil, err
 	}
-	var touched []string
+	var changed []string
 	removed := map[string][]Removal{}
 	for _, m := range members {
 		end := m.Member
@@ -126,14 +125,14 @@ func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Ch
 		if err := updateMember(ctx, tx, end, &r, now); err != nil {
 			return nil, err
 		}
-		touched = append(touched, m.InstanceID)
+		changed = append(changed, m.InstanceID)
 		removed[m.InstanceID] = append(removed[m.InstanceID], r)
 	}
-	return recomputeAll(ctx, tx, touched, removed, now)
+	return recomputeAll(ctx, tx, changed, removed, now)
 }
 
-// RecordAbsentFrom is called in the transaction that saves a new signed state of a node, with the members that are in
-// it. For each unwanted member it remembers the first state that is without it.
+// RecordAbsentFrom is called in the transaction that saves a new signed state of a node, with the members in it. For
+// each member whose removal was requested it records the first state without it.
 func RecordAbsentFrom(ctx context.Context, tx db.Tx, nodeID string, epoch, generation uint64, memberIDs []string,
 	now time.Time,
 ) error {
@@ -168,13 +167,13 @@ func recomputeAll(ctx context.Context, tx db.Tx, instanceIDs []string, removed m
 	return changes, nil
 }
 
-// recompute applies the lifecycle to one instance. Where a node has left an upgrade by itself, the revision that it
-// went back to is the wanted one from then on, and the members are looked at under that.
+// recompute applies the lifecycle to one instance. After a rollback by the node, the fallback is the desired revision,
+// and the lifecycle is applied again under that.
 func recompute(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
 	next, steps := Advance(i.Lifecycle, i.memberStates())
 	c, err := saveSteps(ctx, tx, i, next, steps, now)
 	if err == nil && c.Instance.ResourceVersion == i.ResourceVersion {
-		// Only a member changed: whoever watches the instance sees its members too.
+		// A client that watches the instance sees its members, too.
 		c.Instance.ResourceVersion, c.Instance.UpdatedAt = i.ResourceVersion+1, now
 		err = updateInstance(ctx, tx, c.Instance)
 	}
@@ -210,10 +209,9 @@ type placedMember struct {
 	absentGeneration uint64
 }
 
-// applyStatus gives the member as it is after the node's word, or its silence.
+// applyStatus returns the member after its status in the report; s is nil where the report does not name it.
 func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time.Time) (Member, *Removal) {
 	next := m.Member
-	// A report is contact.
 	next.Unreachable = false
 	if s == nil {
 		if !m.desired && !r.UsageOwed && m.absence().Proven(r.Epoch, r.Generation, r.Incarnation) {
@@ -224,18 +222,18 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	if !m.desired && s.GetStatus() == protocol.WorkloadStatus_REMOVED && s.GetRemoval().Complete() {
 		return removedMember(next, s.GetRemoval(), now)
 	}
-	// A member that has left the state has no revision any more; what is left of it is still worth showing. Of a wanted
-	// one a node without its document says nothing that counts.
+	// A member without a document has no revision. Its remains are shown while it is being removed; of a desired member
+	// such a status says nothing.
 	if m.desired && s.GetRevision() == 0 && m.ObservedRevision > 0 {
 		return next, nil
 	}
-	// A node that went back to its fallback has a lower revision than before. Older reports have lost already.
+	// After a rollback by the node its revision is lower than before; outdated reports are dropped earlier.
 	next.ObservedRevision, next.FallbackFrom = revisionOf(s.GetRevision()), revisionOf(s.GetFallbackFromRevision())
 	if s.GetRevision() == 0 {
 		next.ObservedRevision = m.ObservedRevision
 	}
 	next.Status, next.ObservedIncarnation = knownMemberStatus(s.GetStatus()), r.Incarnation
-	// What was stopped because it failed says nothing more of the failure; the tenant still wants to read it.
+	// A member that was stopped because it failed keeps its reason for the tenant.
 	if next.Status != protocol.WorkloadStatus_STOPPED || s.GetReason() != 0 {
 		next.Reason, next.Detail = knownReason(s.GetReason()), truncate(s.GetDetail(), maxDetailBytes)
 	}
@@ -243,7 +241,7 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	case next.Reason != protocol.WorkloadStatus_OWNER_REFUSED:
 		next.OwnerRefusal = nil
 	case s.GetOwnerRefusal() != nil:
-		// Encoding what was decoded cannot fail, and is the same each time.
+		// Encoding a decoded message does not fail.
 		next.OwnerRefusal, _ = proto.MarshalOptions{Deterministic: true}.Marshal(s.GetOwnerRefusal())
 	}
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
@@ -254,7 +252,7 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	return next, nil
 }
 
-// ReportsIdle reports whether a node says that no container of a member runs.
+// ReportsIdle reports whether the status says that no container of the member runs.
 func ReportsIdle(s *protocol.WorkloadStatus) bool {
 	switch s.GetStatus() {
 	case protocol.WorkloadStatus_PENDING, protocol.WorkloadStatus_STARTING, protocol.WorkloadStatus_FAILED,
@@ -265,11 +263,11 @@ func ReportsIdle(s *protocol.WorkloadStatus) bool {
 	}
 }
 
-// revisionOf keeps a number that a node names within the column.
+// revisionOf bounds a revision from a node to the range of the column.
 func revisionOf(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
-// publishedEndpoints keeps what a node may publish: a port of its own loopback address. People open these URLs, and the
-// node writes them.
+// publishedEndpoints keeps the endpoints that a node may publish: ports of its own loopback addresses. People open
+// these URLs, and the node writes them.
 func publishedEndpoints(reported []*protocol.PublishedEndpoint) []Endpoint {
 	var out []Endpoint
 	for _, e := range reported[:min(len(reported), maxEndpoints)] {

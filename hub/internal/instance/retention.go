@@ -10,25 +10,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// DeleteHistory deletes operations and revisions of instances that were decommissioned before a moment: all but the
-// last of each, which the instance's read model shows. It returns how many instances these were, and when the last of
-// them was decommissioned.
+// DeleteHistory deletes operations and revisions of instances that were decommissioned before a time, except the last
+// of each, which the API shows. It returns how many instances these were, and when the last of them was decommissioned.
 func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
-	rows, err := tx.Query(ctx, `SELECT id, updated_at FROM app_instances
+	ids, last, err := selectOld(ctx, tx, o, `SELECT id, updated_at FROM app_instances
 		WHERE status = 'decommissioned' AND NOT history_deleted AND updated_at >= $1 AND updated_at < $2 ORDER BY updated_at
-		LIMIT $3`,
-		o.After, o.Before, o.Limit)
-	if err != nil {
-		return last, 0, err
-	}
-	var (
-		ids []pgtype.UUID
-		id  pgtype.UUID
-	)
-	if _, err := pgx.ForEachRow(rows, []any{&id, &last}, func() error {
-		ids = append(ids, id)
-		return nil
-	}); err != nil || len(ids) == 0 {
+		LIMIT $3`)
+	if err != nil || len(ids) == 0 {
 		return last, 0, err
 	}
 	for _, statement := range []string{
@@ -48,8 +36,23 @@ func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last tim
 	return last, len(ids), nil
 }
 
-// supersede notes since when nothing goes back to a revision of an instance: see keptRevisions.
-func supersede(ctx context.Context, tx db.Tx, instanceID string, wanted int64, now time.Time) error {
+// selectOld returns the ids of a query over ids and times, with the last time.
+func selectOld(ctx context.Context, tx db.Tx, o db.Old[time.Time], query string,
+) (ids []pgtype.UUID, last time.Time, err error) {
+	rows, err := tx.Query(ctx, query, o.After, o.Before, o.Limit)
+	if err != nil {
+		return nil, last, err
+	}
+	var id pgtype.UUID
+	_, err = pgx.ForEachRow(rows, []any{&id, &last}, func() error {
+		ids = append(ids, id)
+		return nil
+	})
+	return ids, last, err
+}
+
+// supersede records since when each revision of an instance is no longer needed (keptRevisions).
+func supersede(ctx context.Context, tx db.Tx, instanceID string, desired int64, now time.Time) error {
 	revisions, err := selectRevisions(ctx, tx, instanceID)
 	if err != nil {
 		return err
@@ -57,20 +60,19 @@ func supersede(ctx context.Context, tx db.Tx, instanceID string, wanted int64, n
 	return tx.Queue(ctx,
 		`UPDATE instance_revisions SET superseded_at = CASE WHEN superseded_at IS NULL THEN $3::TIMESTAMPTZ END
 		WHERE instance_id = $1 AND (superseded_at IS NULL) <> (revision = ANY($2::INT8[]))`,
-		instanceID, keptRevisions(revisions, wanted), now)
+		instanceID, keptRevisions(revisions, desired), now)
 }
 
-// keptRevisions are the revisions that stay however old they are: the wanted one, the newest (its number is not given
-// again), the one that an upgrade falls back to, the one that a rollback goes back to, and the one that the rollback
-// after it goes back to.
-func keptRevisions(revisions []Revision, wanted int64) []int64 {
-	now := findRevision(revisions, wanted)
+// keptRevisions are the revisions that are kept whatever their age: the desired one, the newest (its number must not be
+// used again), the fallback of an upgrade, the target of a rollback, and the target of the rollback after that.
+func keptRevisions(revisions []Revision, desired int64) []int64 {
+	now := findRevision(revisions, desired)
 	previous := findRevision(revisions, now.Previous)
-	return []int64{wanted, newestRevision(revisions).No, now.Fallback, previous.No, previous.Previous}
+	return []int64{desired, newestRevision(revisions).No, now.Fallback, previous.No, previous.Previous}
 }
 
-// DeleteOldRevisions deletes revisions that were superseded before a moment, with what their members were to run at
-// them. It returns how many they were, and when the last of them was superseded.
+// DeleteOldRevisions deletes revisions that were superseded before a time. It returns how many they were, and when the
+// last of them was superseded.
 func DeleteOldRevisions(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
 	rows, err := tx.Query(ctx, `SELECT instance_id, revision, superseded_at FROM instance_revisions
 		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`, o.After, o.Before, o.Limit)
@@ -102,21 +104,11 @@ func DeleteOldRevisions(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (las
 	return last, len(ids), nil
 }
 
-// DeleteOldOperations deletes operations that a later one of their instance followed before a moment.
+// DeleteOldOperations deletes operations that were superseded before a time.
 func DeleteOldOperations(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
-	rows, err := tx.Query(ctx, `SELECT id, superseded_at FROM instance_operations
-		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`, o.After, o.Before, o.Limit)
-	if err != nil {
-		return last, 0, err
-	}
-	var (
-		ids []pgtype.UUID
-		id  pgtype.UUID
-	)
-	if _, err := pgx.ForEachRow(rows, []any{&id, &last}, func() error {
-		ids = append(ids, id)
-		return nil
-	}); err != nil || len(ids) == 0 {
+	ids, last, err := selectOld(ctx, tx, o, `SELECT id, superseded_at FROM instance_operations
+		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`)
+	if err != nil || len(ids) == 0 {
 		return last, 0, err
 	}
 	return last, len(ids), tx.Queue(ctx, `DELETE FROM instance_operations WHERE id = ANY($1::UUID[])`, ids)

@@ -40,27 +40,6 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
 }
 
-func eachManifest(ctx context.Context, tx db.Tx, each func([]byte)) error {
-	rows, err := tx.Query(ctx,
-		`SELECT DISTINCT r.manifest_envelope FROM instance_revisions r JOIN app_instances i ON i.id = r.instance_id
-		WHERE i.status <> 'decommissioned'`)
-	if err != nil {
-		return err
-	}
-	var envelope []byte
-	_, err = pgx.ForEachRow(rows, []any{&envelope}, func() error {
-		each(envelope)
-		return nil
-	})
-	return err
-}
-
-func countLive(ctx context.Context, tx db.Tx, orgID string) (n int64, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM app_instances WHERE org_id = $1 AND status <> 'decommissioned'`,
-		orgID).Scan(&n)
-	return n, err
-}
-
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	tx.Changed(i.ID)
 	return tx.Queue(ctx,
@@ -88,8 +67,7 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 		correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt))
 }
 
-// copyRevision makes a revision with the content of an earlier one, for all members, under the delegation that holds
-// now.
+// copyRevision makes a revision with the content of an earlier one, for all members, under the current delegation.
 func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Revision, delegation []byte,
 	correlationID string, now time.Time,
 ) error {
@@ -113,13 +91,13 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 	return err
 }
 
-// updateDelegation replaces the delegation of a revision by a newer one of the same publisher.
+// updateDelegation replaces the delegation of a revision with a newer one of the same publisher.
 func updateDelegation(ctx context.Context, tx db.Tx, instanceID string, revision int64, delegation []byte) error {
 	return tx.Queue(ctx, `UPDATE instance_revisions SET delegation_envelope = $3 WHERE instance_id = $1 AND revision = $2`,
 		instanceID, revision, orEmpty(delegation))
 }
 
-// selectRevisions gives all revisions of an instance in the order of their numbers.
+// selectRevisions returns all revisions of an instance in the order of their numbers.
 func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revision, error) {
 	rows, err := tx.Query(ctx, `SELECT revision, app_version, previous_revision, fallback_revision, ready_at
 		FROM instance_revisions WHERE instance_id = $1 ORDER BY revision`, instanceID)
@@ -140,17 +118,13 @@ func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64,
 		instanceID, revision, now)
 }
 
-func insertMember(ctx context.Context, tx db.Tx, m Member, revision int64, services []*protocol.Service,
-	now time.Time,
-) error {
-	if err := tx.Queue(ctx,
+// insertMember leaves an existing member as it is: a restored hub may adopt it again.
+func insertMember(ctx context.Context, tx db.Tx, m Member, now time.Time) error {
+	return tx.Queue(ctx,
 		`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
 			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8)`,
-		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, m.Status.Text(), m.Unreachable, now); err != nil {
-		return err
-	}
-	return insertMemberRevision(ctx, tx, m.ID, revision, services)
+		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8) ON CONFLICT (id) DO NOTHING`,
+		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, m.Status.Text(), m.Unreachable, now)
 }
 
 func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revision int64,
@@ -164,7 +138,7 @@ func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revisi
 		revision, data)
 }
 
-// Services gives what a member is to run at a revision.
+// Services returns what a member is to run at a revision.
 func Services(ctx context.Context, tx db.Tx, memberID string, revision int64) ([]*protocol.Service, error) {
 	var data []byte
 	if err := tx.QueryRow(ctx, `SELECT services FROM member_revisions WHERE member_id = $1 AND revision = $2`, memberID,
@@ -205,15 +179,11 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
-	rows, err := tx.Query(ctx, `UPDATE instance_members SET unreachable = $2, updated_at = $3
-		WHERE node_id = $1 AND removed_at IS NULL AND unreachable <> $2 RETURNING instance_id`, nodeID, !reachable, now)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+	return db.CollectColumn[string](tx.Query(ctx, `UPDATE instance_members SET unreachable = $2, updated_at = $3
+		WHERE node_id = $1 AND removed_at IS NULL AND unreachable <> $2 RETURNING instance_id`, nodeID, !reachable, now))
 }
 
-// advanceReport reports whether r is newer than every report before, and remembers it if so.
+// advanceReport reports whether r is newer than every report before, and records it if so.
 func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool, error) {
 	tag, err := tx.Exec(ctx,
 		`INSERT INTO instance_reports (node_id, session_no, counter, reported_at) VALUES ($1, $2, $3, $4)
@@ -225,7 +195,7 @@ func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool
 	return err == nil && tag.RowsAffected() == 1, err
 }
 
-// isNewestReport reports whether no report has come after r.
+// isNewestReport reports whether no report has followed r.
 func isNewestReport(ctx context.Context, tx db.Tx, r Report) (is bool, err error) {
 	err = tx.QueryRow(ctx,
 		`SELECT count(*) = 1 FROM instance_reports WHERE node_id = $1 AND session_no = $2 AND counter = $3`,
@@ -233,15 +203,15 @@ func isNewestReport(ctx context.Context, tx db.Tx, r Report) (is bool, err error
 	return is, err
 }
 
-// MemberCounts gives those of the nodes that have members of which something may be left.
+// MemberCounts returns how many members of each node are not gone; a node without such members is left out.
 func MemberCounts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
 	return db.CollectMap[string, int](tx.Query(ctx,
 		`SELECT node_id, count(*) FROM instance_members WHERE node_id = ANY($1::uuid[]) AND removed_at IS NULL
 			GROUP BY node_id`, nodeIDs))
 }
 
-// IsDown reports whether a member is not to run: its instance is stopped, failed or on its way out. One that is not
-// known is not down.
+// IsDown reports whether a member is not to run: its instance is stopped, failed or ending. An unknown member is not
+// down.
 func IsDown(ctx context.Context, tx db.Tx, memberID string) (bool, error) {
 	var status Status
 	err := tx.QueryRow(ctx,
@@ -250,8 +220,8 @@ func IsDown(ctx context.Context, tx db.Tx, memberID string) (bool, error) {
 	if db.IsNoRows(err) {
 		return false, nil
 	}
-	held, stopped := status.Desired()
-	return !held || stopped, err
+	present, stopped := status.Desired()
+	return !present || stopped, err
 }
 
 const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, m.status, m.status_reason, m.detail,
@@ -260,7 +230,7 @@ const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, 
 	m.fallback_from_revision,
 	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed`
 
-// scanMember reads memberColumns and whatever more the query selects after them.
+// scanMember reads memberColumns and the columns that the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 	var (
 		endpoints                                []byte
@@ -289,17 +259,7 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 	return nil
 }
 
-// selectMemberIDs gives the members of a node of which something may be left.
-func selectMemberIDs(ctx context.Context, tx db.Tx, nodeID string) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM instance_members WHERE node_id = $1 AND removed_at IS NULL ORDER BY id`,
-		nodeID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
-}
-
-// selectMembersOf gives the members of a node of which something may be left: those named, or all where only is nil.
+// selectMembersOf returns the members of a node that are not gone: the named ones, or all where only is nil.
 func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string) ([]placedMember, error) {
 	rows, err := tx.Query(ctx, `SELECT `+memberColumns+
 		`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
@@ -320,8 +280,8 @@ func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string
 	})
 }
 
-// selectInstances gives the instances of a condition in the order of their ids, with their members; each has had one
-// since it was made.
+// selectInstances returns the instances of a condition with their members, in the order of their ids. Each instance has
+// at least one member.
 func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) ([]Instance, error) {
 	rows, err := tx.Query(ctx, `SELECT `+memberColumns+
 		`, i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
@@ -385,7 +345,7 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 	return i, nil
 }
 
-// selectDesired gives what the nodes of a condition on members are to hold.
+// selectDesired returns the members of a condition that nodes are to run.
 func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Member, error) {
 	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope,
 		%[1]s.delegation_envelope, %[1]s.parameters,
@@ -407,7 +367,7 @@ func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Memb
 	return pgx.CollectRows(rows, scanDesired)
 }
 
-// content is what the columns of one revision are read into; all nil where there is none.
+// content receives the columns of one revision; all nil where there is none.
 type content struct {
 	version, correlationID, parameters       *string
 	manifest, delegation, features, services []byte
@@ -488,7 +448,7 @@ func orZero(t *time.Time) time.Time {
 	return *t
 }
 
-// dbTime gives a node's time in what the database keeps, so that reading it back compares equal.
+// dbTime truncates a node's time to the precision of the database, so that a stored value compares equal.
 func dbTime(t *timestamppb.Timestamp) time.Time {
 	if t == nil || !t.IsValid() {
 		return time.Time{}
@@ -496,7 +456,7 @@ func dbTime(t *timestamppb.Timestamp) time.Time {
 	return t.AsTime().Truncate(time.Microsecond)
 }
 
-// truncate shortens a node's text to what the database takes: valid UTF-8 without NUL.
+// truncate shortens a node's text and makes it valid for the database: UTF-8 without NUL.
 func truncate(s string, maxBytes int) string {
 	s = strings.ReplaceAll(strings.ToValidUTF8(s, "?"), "\x00", "?")
 	if len(s) <= maxBytes {
