@@ -9,7 +9,7 @@ import (
 
 // Upload is the verified state that a node uploads to a hub that was restored from a backup.
 type Upload struct {
-	// Newer says that the rows know of no state as new as this one: it was signed after the backup.
+	// Newer: the rows have no state as new as this one, so it was signed after the backup.
 	Newer bool
 	// Named are the members of the state; Workloads are the documents of those that the node holds.
 	Named     []string
@@ -33,25 +33,25 @@ type RecordedClaim struct {
 	AllocationID  string
 }
 
-// Adoption is what has to change in the rows before anything may be compiled from them (law 16). Its lists are sorted.
+// Adoption is how the rows must change before a state may be compiled from them (law 16). Its lists are sorted.
 type Adoption struct {
 	// Made are members that the rows do not know.
 	Made []*protocol.Workload
-	// Changed are wanted members at a revision, or stopped at one, that the rows do not know.
+	// Changed are desired members at a revision, or stopped at one, that the rows do not know.
 	Changed []*protocol.Workload
-	// Ended are wanted members that the newer state does not name: their end was asked for after the backup.
+	// Ended are desired members that the newer state does not name: their end was requested after the backup.
 	Ended []string
-	// Left are all members that the node is through with, Ended among them: from now on its silence proves that they are
-	// gone.
+	// Left are all members that the node has removed or is removing, including Ended: their absence from its reports
+	// proves that they are gone.
 	Left []string
 	// Superseded are accelerators that the rows give to another allocation than the newer state does.
 	Superseded []RecordedClaim
-	// Missing are members that the rows do not know and whose document the node does not hold: nothing of them ever ran.
+	// Missing are members that the rows do not know and whose document the node does not have: they never ran.
 	Missing []string
 }
 
 // Adopt compares the rows with what the node uploaded. Only what was signed by this hub's own keys may get here; so a
-// newer state beats older rows. Nothing that runs is ever left out of what is compiled next.
+// newer state wins over older rows. The next compiled state has all that runs.
 func Adopt(members []RecordedMember, claims []RecordedClaim, b Upload) Adoption {
 	known := map[string]RecordedMember{}
 	for _, m := range members {

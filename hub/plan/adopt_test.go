@@ -18,7 +18,7 @@ func doc(id string, revision uint64, stopped bool, accelerators ...string) *prot
 	}
 }
 
-func TestLaw16ANewerStateBeatsTheRestoredRows(t *testing.T) {
+func TestLaw16ANewerStateWinsOverTheRestoredRows(t *testing.T) {
 	rows := []plan.RecordedMember{
 		{ID: "changed", Revision: 1, Desired: true},
 		{ID: "ended", Revision: 1, Desired: true},
@@ -49,7 +49,7 @@ func TestLaw16AStateThatIsNotNewerEndsNothing(t *testing.T) {
 	require.Equal(t, plan.Adoption{Left: []string{"ending"}}, got)
 }
 
-// Whatever the rows say: all that the node was told to run is wanted afterwards, unless its end was asked for before
+// Whatever the rows say: all that the node was to run is desired afterwards, unless its end was asked for before
 // the backup.
 func TestLaw16NothingThatRunsIsForgotten(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {

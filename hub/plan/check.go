@@ -17,7 +17,7 @@ const MaxServicesPerMember = 32
 // Rule names what a violation broke.
 type Rule string
 
-// The rules that Check holds a state against.
+// The rules of Check.
 const (
 	RuleWrongNode            Rule = "wrong_node"
 	RuleBanned               Rule = "banned_node_runs_nothing"
@@ -60,8 +60,8 @@ func (v Violations) Error() string {
 	return "the planned state breaks " + strings.Join(lines, ", ")
 }
 
-// Check holds a compiled state against the snapshot it came from, by other means than Compile used. A state that fails
-// must not be signed: the node stays with what it has.
+// Check compares a compiled state with its snapshot, by other means than Compile used. A state that fails must not be
+// signed; the node keeps its current one.
 //
 // Law 14 is checked here a second time, after the unique index on active claims: one accelerator has one claim and one
 // member, every accelerator is the node's own, and a member is there once and fits into its allocation.
@@ -184,7 +184,7 @@ func (c *checker) parts() {
 	}
 }
 
-// fallback checks that what a node may go back to is the same member's, and earlier.
+// fallback checks that a fallback is of the same member, and earlier.
 func (c *checker) fallback(w, back *protocol.Workload) {
 	same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() &&
 		back.GetAllocationId() == w.GetAllocationId() &&
@@ -243,8 +243,7 @@ func pinned(image string) bool {
 	return ok && repository != "" && len(digest) == sha256.Size*2 && strings.Trim(digest, "0123456789abcdef") == ""
 }
 
-// capacity checks that what the members of an allocation may take together is in it, and no accelerator is given to two
-// of them.
+// capacity checks that the members of an allocation fit into it together, and that none share an accelerator.
 func (c *checker) capacity() {
 	allocations := map[string]*allocationUse{}
 	for _, a := range c.snap.Allocations {

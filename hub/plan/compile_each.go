@@ -15,13 +15,13 @@ import (
 type LeftOut struct {
 	MemberID string
 	Cause    error
-	// Kept: the node goes on with the member's last document; otherwise it is to have nothing of it.
+	// Kept: the state has the member's last document; otherwise it has none.
 	Kept bool
 }
 
-// CompileEach compiles those members of a snapshot that keep the rules, so that one which does not is no trouble of its
-// neighbours. In place of a member that breaks a rule its last document stands, where that keeps them; a member that is
-// to be stopped is stopped in it. Of members that only together break a rule the older goes first.
+// CompileEach compiles the members of a snapshot that keep the rules, so that one that does not is no trouble for the
+// others. In place of a member that breaks a rule its last document is used, if that keeps them; a member that is to be
+// stopped is stopped in it. Of members that break a rule only together, the older is compiled.
 func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, error) {
 	if state, err := compileChecked(snap); err == nil {
 		return state, nil, nil
@@ -65,17 +65,17 @@ func compileChecked(snap Snapshot) (NodeState, error) {
 	return state, Check(snap, state)
 }
 
-// partialState is a state that grows by one member at a time.
+// partialState is a state to which members are added one at a time.
 type partialState struct {
 	snap        Snapshot
 	allocations map[string]*allocationUse
-	// given are accelerators that a member has, seen are members.
+	// given are the accelerators in use, seen the ids of the added members.
 	given, seen map[string]bool
 	members     []Member
 	parts       []Part
 }
 
-// admit adds a member's part, or says what it breaks.
+// admit adds a member's part, or returns the rules that it breaks.
 func (f *partialState) admit(m Member, p Part) error {
 	if f.seen[m.ID] {
 		return Violations{{RuleDuplicateMember, m.ID}}
@@ -125,7 +125,7 @@ func (f *partialState) admitLast(m Member, data []byte) error {
 	return f.admit(m, Part{ID: m.ID, Workload: w, Bytes: data, SHA256: sha256.Sum256(data)})
 }
 
-// used is the snapshot as far as the parts make use of it.
+// used returns the part of the snapshot that the parts use.
 func (f *partialState) used() Snapshot {
 	out := Snapshot{Node: f.snap.Node, Members: f.members}
 	mine := map[string]map[string]bool{}
@@ -146,7 +146,7 @@ func (f *partialState) used() Snapshot {
 	return out
 }
 
-// withAccelerators keeps those accelerators of an allocation that are used.
+// withAccelerators reduces an allocation to its used accelerators.
 func withAccelerators(a Allocation, used map[string]bool) Allocation {
 	a.AcceleratorIDs = slices.DeleteFunc(slices.Clone(a.AcceleratorIDs), func(id string) bool { return !used[id] })
 	return a

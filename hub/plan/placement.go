@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
-// Need is what something asks for of a node or an allocation.
+// Need is the capacity that an allocation or an instance needs.
 type Need struct {
 	CPUMillis    int64
 	MemoryBytes  int64
@@ -21,13 +21,13 @@ type Need struct {
 	Shapes []string
 }
 
-// Room is what a node or an allocation has left.
+// Room is the free capacity of a node or an allocation.
 type Room struct {
 	// ID of the node or the allocation.
 	ID string
-	// Usable is false for what must not get anything new: a node that is not online, an allocation that is not active.
+	// Usable is false where nothing new may be placed: a node that is not online, an allocation that is not active.
 	Usable bool
-	// Empty is true where nothing has been given yet.
+	// Empty is true where nothing is placed yet.
 	Empty bool
 	// Shape of an allocation; empty for a node.
 	Shape        string
@@ -41,18 +41,18 @@ type Accelerator struct {
 	ID     string
 	Vendor string
 	Model  string
-	// Healthy is false for one that must not be given to anyone new.
+	// Healthy is false for one that must not be assigned.
 	Healthy bool
 }
 
-// Choice is a place, what is taken from it, and its accelerators, sorted.
+// Choice is a node or allocation, what is used of it, and the accelerators, sorted.
 type Choice struct {
 	ID             string
 	Need           Need
 	AcceleratorIDs []string
 }
 
-// Needs gives what an instance of a version may take, in the order of preference: with an accelerator of a vendor that
+// Needs returns what an instance of a version may use, in the order of preference: with an accelerator of a vendor that
 // the version has an image for, and without one where it can do so. CPU and memory are the version's defaults. A need
 // for more accelerators than maxAccelerators is left out; 0 is no limit.
 func Needs(m manifest.Manifest, maxAccelerators int) []Need {
@@ -86,7 +86,7 @@ const (
 	ShapeGPUSlice  = "gpu_slice"
 )
 
-// FirstFit gives the choice for the first need that fits into the room.
+// FirstFit returns the choice for the first need that fits into the room.
 func FirstFit(needs []Need, room Room) (Choice, bool) {
 	for _, need := range needs {
 		if c, ok := Fit(need, room); ok {
@@ -96,7 +96,7 @@ func FirstFit(needs []Need, room Room) (Choice, bool) {
 	return Choice{}, false
 }
 
-// Fit gives the accelerators that would be taken from the room, or false when the need does not fit.
+// Fit returns the accelerators that the need would use of the room, or false when it does not fit.
 func Fit(need Need, room Room) (Choice, bool) {
 	if !room.Usable || need.Whole && !room.Empty || len(need.Shapes) > 0 && !slices.Contains(need.Shapes, room.Shape) {
 		return Choice{}, false
@@ -115,14 +115,14 @@ func Fit(need Need, room Room) (Choice, bool) {
 		return Choice{}, false
 	}
 	if need.Whole {
-		// Everything on the node, the unhealthy too: nobody else may get them, and they may recover.
+		// With the unhealthy accelerators: no one else may use them, and they may recover.
 		return Choice{ID: room.ID, Need: need, AcceleratorIDs: allIDs(room.Accelerators)}, true
 	}
 	return Choice{ID: room.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
 }
 
-// Fitting gives every room that the need fits into, the tightest first, so that large gaps stay for large needs; equals
-// in the order of their ids.
+// Fitting returns every room that the need fits into, the tightest first, so that large gaps stay for large needs;
+// equal ones in the order of their ids.
 func Fitting(need Need, rooms []Room) []Choice {
 	type candidate struct {
 		choice Choice

@@ -1,7 +1,6 @@
-// Package plan decides, purely: which node and which allocation something is placed on, and what one node is to run. It
-// owns the translation from a snapshot of the hub's rows to the documents that are signed, and the check that stands
-// between the two. It takes no context, clock, database or key, and it knows nothing of generations, leases or
-// signatures.
+// Package plan decides on which node and in which allocation an instance is placed, and compiles the state of a node
+// from a snapshot of the hub's rows; a check by other means follows. It takes no context, clock, database or key, and
+// it knows nothing of generations, leases or signatures.
 package plan
 
 import (
@@ -47,9 +46,8 @@ type Allocation struct {
 	AcceleratorIDs []string
 }
 
-// Member is one app instance's part on the node, at the revision that is wanted. Its fields are frozen when the
-// revision is made, so that a newer hub does not compile other bytes, and with them other containers, from the same
-// rows.
+// Member is an app instance's part on the node, at the desired revision. Its fields are frozen when the revision is
+// made, so that a newer hub does not compile other bytes, and with them other containers, from the same rows.
 type Member struct {
 	ID            string
 	InstanceID    string
@@ -61,7 +59,7 @@ type Member struct {
 	AppVersion    string
 	Revision      uint64
 	CorrelationID string
-	// NamedAt is when the revision was asked for; its admission is judged as of then. Zero where it is not known.
+	// NamedAt is when the revision was requested; delegations are checked as of then. Zero if unknown.
 	NamedAt time.Time
 	// ManifestEnvelope and DelegationEnvelope are protocol.Envelope in protobuf; the second is empty where the catalog key
 	// itself signed.
@@ -74,8 +72,7 @@ type Member struct {
 	// Stopped keeps ports, volumes and leases, and no container.
 	Stopped          bool
 	ReadinessTimeout time.Duration
-	// Fallback is the revision that the node goes back to by itself when this one is not ready in time; it has none
-	// itself.
+	// Fallback is the revision to which the node rolls back when this one is not ready in time; it has none itself.
 	Fallback *Member
 }
 

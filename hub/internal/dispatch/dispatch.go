@@ -1,6 +1,6 @@
 // Package dispatch compiles, signs and pushes each node's desired state and leases. It owns the work queue of nodes and
-// the signed states; what is desired belongs to the slices, what a state looks like to package plan, and the
-// connections to package nodelink.
+// the signed states. The slices own the desired state, package plan compiles it, and package nodelink owns the
+// connections.
 //
 // Enqueueing carries no data: processing a node reads everything again, and a periodic pass does so for all nodes. A
 // lost entry of the queue costs a delay, nothing else.
@@ -38,7 +38,7 @@ type Keys interface {
 	Reload() (bool, error)
 }
 
-// Link pushes to connected nodes and knows what they hold.
+// Link pushes documents to connected nodes and knows what they acknowledged.
 type Link interface {
 	Nodes() []string
 	Acked(nodeID string) (nodelink.AckedState, bool)
@@ -60,7 +60,7 @@ type Config struct {
 	Log       *slog.Logger
 }
 
-// Dispatcher brings nodes up to date.
+// Dispatcher keeps the nodes up to date.
 type Dispatcher struct {
 	Config
 

@@ -73,18 +73,14 @@ func NewestState(ctx context.Context, tx db.Tx, nodeID string) (epoch, generatio
 // selectOutdated returns the nodes whose newest state is not compiled from the latest intent, or not signed with the
 // current key.
 func selectOutdated(ctx context.Context, tx db.Tx, keyID string) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT n.id FROM nodes n JOIN node_intents i ON i.node_id = n.id
+	return db.CollectColumn[string](tx.Query(ctx, `SELECT n.id FROM nodes n JOIN node_intents i ON i.node_id = n.id
 		WHERE n.banned_at IS NULL AND n.quarantined_at IS NULL AND n.resync <> 'awaiting' AND (n.removed_at IS NULL OR n.lost)
 		AND NOT EXISTS (SELECT 1
 		FROM node_states s WHERE s.node_id = n.id AND s.rev = i.rev AND s.key_id = $1)
-		ORDER BY n.id`, keyID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
+		ORDER BY n.id`, keyID))
 }
 
-// document is a state as it is sent: the bytes that were read back, never those that were about to be written.
+// document is a saved state. Only states that were read back are pushed, never those that are about to be saved.
 type document struct {
 	stateHeader
 	envelope *protocol.Envelope
@@ -111,14 +107,14 @@ func selectNewest(ctx context.Context, tx db.Tx, nodeID string) (document, error
 	return d, nil
 }
 
-// selectParts returns the parts that a state names, as far as they fit into maxBytes, in the order of the state.
-func selectParts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]byte, error) {
+// selectParts returns those parts of a state that fit into one push; the node fetches the others.
+func selectParts(ctx context.Context, tx db.Tx, d document) ([][]byte, error) {
 	var (
 		digests [][]byte
 		total   uint64
 	)
 	for _, ref := range d.state.GetParts() {
-		if total+ref.GetSizeBytes() > uint64(maxBytes) {
+		if total+ref.GetSizeBytes() > protocol.MaxPushPartsBytes {
 			continue
 		}
 		total += ref.GetSizeBytes()
@@ -127,12 +123,8 @@ func selectParts(ctx context.Context, tx db.Tx, d document, maxBytes int) ([][]b
 	if len(digests) == 0 {
 		return nil, nil
 	}
-	rows, err := tx.Query(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = ANY($2)`, d.nodeID,
-		digests)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[[]byte])
+	return db.CollectColumn[[]byte](tx.Query(ctx,
+		`SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = ANY($2)`, d.nodeID, digests))
 }
 
 // selectDocuments reads the documents that a state names, by member; a missing one is left out.
@@ -156,8 +148,8 @@ func selectPart(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (da
 	return data, err
 }
 
-// insertState saves a state that follows one with these parts. A part that both name is left as it is; one that only
-// the former names is stamped with it, so that it is kept as long as that is.
+// insertState saves a state that follows a former one with these parts. A part of both is unchanged; a part of the
+// former only gets its order, so that it is kept as long as that state.
 func insertState(ctx context.Context, tx db.Tx, h, former stateHeader, formerParts []*protocol.PartRef, envelope []byte,
 	state plan.NodeState, now time.Time,
 ) error {

@@ -129,7 +129,7 @@ func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
 			return document{}, err
 		}
 		m = &protocol.PushState{Envelope: doc.envelope}
-		m.Parts, err = selectParts(ctx, tx, doc, protocol.MaxPushPartsBytes)
+		m.Parts, err = selectParts(ctx, tx, doc)
 		return doc, err
 	})
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 // MaxListed bounds a listing; there are rarely more than a few.
 const MaxListed = 1000
 
-// What can be found after a restore. None of them stops anything; each is for an admin to look at.
+// Kinds of findings after a restore. None stops anything; an admin checks each.
 const (
 	// Node: the node is enrolled, but the restored rows do not know it.
 	Node = "node_unknown"
@@ -28,13 +28,13 @@ const (
 	Revision = "revision_unknown"
 	// Allocation: an allocation was made after the backup; it is known only as far as it is used.
 	Allocation = "allocation_unknown"
-	// Released: what the restored rows hold as in use is used by something newer.
+	// Released: an accelerator of the restored rows belongs to a newer allocation.
 	Released = "allocation_superseded"
 	// Gone: an instance of the restored rows had been decommissioned.
 	Gone = "instance_decommissioned"
-	// Document: the node has accepted a document that it does not hold.
+	// Document: the node accepted a document and does not have it.
 	Document = "document_missing"
-	// Lease: leases were given that the restored rows do not know, and the wallet does not cover them any more.
+	// Lease: leases were issued after the backup, and the wallet does not cover them any more.
 	Lease = "lease_uncovered"
 	// Unverified: the uploaded state is signed by no key that this hub's root ever named.
 	Unverified = "state_unverified"
@@ -42,8 +42,8 @@ const (
 	Bundle = "bundle_newer"
 )
 
-// What can be found at any time: a row that could not be processed and was set aside. Its finding goes when it is
-// processed after all.
+// Kinds of findings at any time: a row that could not be processed and was set aside. The finding is deleted when the
+// row is processed after all.
 const (
 	// Accrual: an allocation's time cannot be billed.
 	Accrual = "accrual_failed"
@@ -59,8 +59,7 @@ const (
 	Usage = "usage_set_aside"
 	// Contact: it cannot be recorded that a node is silent.
 	Contact = "contact_failed"
-	// Report: what a node reports of a member cannot be taken over. The node repeats it, and what it reports of
-	// others is taken over.
+	// Report: a node's report on a member cannot be applied. The node repeats it; its reports on others are applied.
 	Report = "report_failed"
 	// Member: a member breaks a rule of its node's state and is left out of it.
 	Member = "member_left_out"

@@ -27,8 +27,9 @@ const (
 	ReconnectGrace = 30 * time.Second
 	// DefaultTokenTTL is how long a join token is valid by default.
 	DefaultTokenTTL = 24 * time.Hour
-	// MinTokenTTL and MaxTokenTTL bound how long a join token may be valid.
+	// MinTokenTTL is the shortest validity of a join token.
 	MinTokenTTL = time.Minute
+	// MaxTokenTTL is the longest.
 	MaxTokenTTL = 30 * 24 * time.Hour
 	// MaxRefusals is how many refusals of one node are kept; older ones are deleted.
 	MaxRefusals = 20
@@ -62,7 +63,7 @@ const (
 	Quarantined Status = "quarantined"
 )
 
-// ReasonIdentityUsedTwice: two processes use the node's key at the same time. Its disk was copied, or its key stolen.
+// ReasonIdentityUsedTwice means that two processes use the node's key: its disk was copied, or its key stolen.
 const ReasonIdentityUsedTwice = "identity_used_twice"
 
 // Node is one machine of the mesh.

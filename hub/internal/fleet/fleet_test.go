@@ -50,7 +50,7 @@ func key(t *testing.T) (ed25519.PublicKey, ed25519.PrivateKey) {
 	return pub, priv
 }
 
-func enrol(t *testing.T, d *db.DB, secret string, pub ed25519.PublicKey, at time.Time) (fleet.Node, bool, error) {
+func enroll(t *testing.T, d *db.DB, secret string, pub ed25519.PublicKey, at time.Time) (fleet.Node, bool, error) {
 	t.Helper()
 	type result struct {
 		n   fleet.Node
@@ -69,7 +69,7 @@ func enrol(t *testing.T, d *db.DB, secret string, pub ed25519.PublicKey, at time
 func node(t *testing.T, d *db.DB) fleet.Node {
 	t.Helper()
 	pub, _ := key(t)
-	n, fresh, err := enrol(t, d, token(t, d), pub, now)
+	n, fresh, err := enroll(t, d, token(t, d), pub, now)
 	require.NoError(t, err)
 	require.True(t, fresh)
 	return n
@@ -85,18 +85,18 @@ func TestJoinTokenLetsOneNodeInOnce(t *testing.T) {
 	d := dbtest.New(t)
 	secret := token(t, d)
 	pub, _ := key(t)
-	first, fresh, err := enrol(t, d, secret, pub, now)
+	first, fresh, err := enroll(t, d, secret, pub, now)
 	require.NoError(t, err)
 	require.True(t, fresh)
 	require.Equal(t, fleet.Offline, first.Status(now))
 
-	again, fresh, err := enrol(t, d, secret, pub, now.Add(time.Minute))
+	again, fresh, err := enroll(t, d, secret, pub, now.Add(time.Minute))
 	require.NoError(t, err, "an answer that was lost can be asked for again")
 	require.False(t, fresh)
 	require.Equal(t, first.ID, again.ID)
 
 	other, _ := key(t)
-	_, _, err = enrol(t, d, secret, other, now)
+	_, _, err = enroll(t, d, secret, other, now)
 	require.Equal(t, "join_token_invalid", codeOf(t, err))
 
 	list := must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.JoinToken, error) {
@@ -107,22 +107,22 @@ func TestJoinTokenLetsOneNodeInOnce(t *testing.T) {
 	require.Equal(t, first.ID, list[0].NodeID)
 }
 
-func TestEnrolmentIsRefused(t *testing.T) {
+func TestEnrollmentIsRefused(t *testing.T) {
 	d := dbtest.New(t)
 	pub, _ := key(t)
-	_, _, err := enrol(t, d, "gpuaas-join-unknown", pub, now)
+	_, _, err := enroll(t, d, "gpuaas-join-unknown", pub, now)
 	require.Equal(t, "join_token_invalid", codeOf(t, err), "unknown")
-	_, _, err = enrol(t, d, token(t, d), pub, now.Add(fleet.DefaultTokenTTL))
+	_, _, err = enroll(t, d, token(t, d), pub, now.Add(fleet.DefaultTokenTTL))
 	require.Equal(t, "join_token_invalid", codeOf(t, err), "expired")
 
-	_, _, err = enrol(t, d, token(t, d), pub, now)
+	_, _, err = enroll(t, d, token(t, d), pub, now)
 	require.NoError(t, err)
 	second := token(t, d)
-	_, _, err = enrol(t, d, second, pub, now)
+	_, _, err = enroll(t, d, second, pub, now)
 	require.Equal(t, "node_key_in_use", codeOf(t, err), "one key is one node")
 	other, _ := key(t)
-	_, fresh, err := enrol(t, d, second, other, now)
-	require.NoError(t, err, "a refused enrolment does not use the token up")
+	_, fresh, err := enroll(t, d, second, other, now)
+	require.NoError(t, err, "a refused enrollment does not use the token up")
 	require.True(t, fresh)
 }
 
@@ -313,7 +313,7 @@ func TestTouchCountsUp(t *testing.T) {
 		}
 		return fleet.IntentRev(ctx, tx, n.ID)
 	})
-	require.Equal(t, int64(2), rev, "enrolment is the first")
+	require.Equal(t, int64(2), rev, "enrollment is the first")
 	_, err := do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, "no-id") })
 	require.Equal(t, "node_not_found", codeOf(t, err))
 }
@@ -388,7 +388,7 @@ func TestARemovedNodeIsShutOutAndALostOneMayHandOver(t *testing.T) {
 		d := dbtest.New(t)
 		secret := token(t, d)
 		pub, priv := key(t)
-		n, _, err := enrol(t, d, secret, pub, now)
+		n, _, err := enroll(t, d, secret, pub, now)
 		require.NoError(t, err)
 		_, err = connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
 		require.NoError(t, err)
@@ -401,10 +401,10 @@ func TestARemovedNodeIsShutOutAndALostOneMayHandOver(t *testing.T) {
 		require.False(t, n.TakesNew())
 		require.Empty(t, placeable(t, d, now))
 		_, connectErr := connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
-		_, _, enrolErr := enrol(t, d, secret, pub, now)
+		_, _, enrollErr := enroll(t, d, secret, pub, now)
 		message := fleet.RenewalMessage(n.ID, "csr", "now")
 		renewErr := fleet.MayRenew(n, pub, message, ed25519.Sign(priv, message))
-		for _, err := range []error{connectErr, enrolErr, renewErr} {
+		for _, err := range []error{connectErr, enrollErr, renewErr} {
 			if lost {
 				require.NoError(t, err)
 			} else {

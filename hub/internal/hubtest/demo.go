@@ -40,7 +40,7 @@ func (h *Hub) BillADay(l *Session, generation uint64, status *protocol.WorkloadS
 // Wallet is in thousandths of the currency.
 func (h *Hub) Wallet() int { return Count(h, `SELECT balance_nanos / 1000000 FROM wallets`) }
 
-// Running brings an instance to running and gives its member's id and the lease.
+// Running launches an instance, reports it ready, and returns it with its member's id and lease.
 func Running(t *testing.T, h *Hub, l *Session) (instance.Instance, string, *protocol.Lease) {
 	t.Helper()
 	l.LastLeases = nil

@@ -196,7 +196,7 @@ func TestAnOlderReportLoses(t *testing.T) {
 	require.Equal(t, instance.HealthDegraded, w.get().Lifecycle.Health)
 }
 
-func TestWhatANodeSaysOfAnotherNodesMemberIsNotHeard(t *testing.T) {
+func TestReportsOnAnotherNodesMemberChangeNothing(t *testing.T) {
 	w := newWorld(t)
 	require.Empty(t, w.reportAs(instance.Report{
 		NodeID: db.NewID(), SessionNo: 1, Counter: 1,

@@ -191,7 +191,7 @@ func drawMember(t *rapid.T) MemberState {
 }
 
 // Whatever nodes say in whatever order, an instance walks only along the edges of the design, its steps are a chain,
-// looking twice changes nothing, and the end is reached only with every member proved gone.
+// a second Advance changes nothing, and the end is reached only with every member proved gone.
 func TestLifecycleStaysOnItsEdges(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := Lifecycle{Status: Requested, Health: HealthUnknown}

@@ -12,9 +12,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// A node that talks without a pause is heard at messageRate after its first messageBurst; one that pauses has its burst
-// again. The message behind the one that is heard was received already.
-func TestNodeThatTalksWithoutAPauseIsHeardAtTheRate(t *testing.T) {
+// The messages of a node that sends without a pause are handled at messageRate after the first messageBurst; after a
+// pause the burst is available again.
+func TestMessagesAreHandledAtTheRateAfterABurst(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		began := time.Now()
 		var readAt []time.Duration
@@ -31,12 +31,12 @@ func TestNodeThatTalksWithoutAPauseIsHeardAtTheRate(t *testing.T) {
 			return nil
 		})
 		require.ErrorIs(t, err, errEnd)
-		require.Zero(t, readAt[messageBurst], "the first are heard at once")
+		require.Zero(t, readAt[messageBurst], "the first are handled at once")
 		for k := messageBurst + 1; k < pausesAfter; k++ {
 			due := time.Duration(k-messageBurst) * time.Second / messageRate
 			require.InDelta(t, due, readAt[k], float64(time.Millisecond), "message %d", k)
 		}
-		require.Equal(t, readAt[pausesAfter], readAt[messages-1], "after a pause as many are heard at once")
+		require.Equal(t, readAt[pausesAfter], readAt[messages-1], "after a pause as many are handled at once")
 	})
 }
 

@@ -107,7 +107,7 @@ func TestBannedNodeIsRefusedInTheHandshake(t *testing.T) {
 	n, other := h.Enroll(), h.Enroll()
 	h.RefuseTLS(n.ID)
 	conn, err := n.Dial()
-	if err == nil { // the client is done with its part of the handshake before the hub has looked
+	if err == nil { // the client ends its part of the handshake before the hub does
 		<-conn.Done()
 		err = conn.Err()
 	}

@@ -6,8 +6,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// outbox is what waits to go down a node's control stream: at most one message of each kind, of which the newest wins.
-// So it is bounded by its shape, and a node that reads slowly gets the latest of everything instead of a backlog.
+// outbox holds the messages for a node's control stream: at most one of each kind, of which the newest wins. So it is
+// bounded by its shape, and a node that reads slowly gets the latest of everything instead of a backlog.
 type outbox struct {
 	mu     sync.Mutex
 	bundle *protocol.PushBundle
@@ -15,7 +15,7 @@ type outbox struct {
 	leases *protocol.PushLeases
 	ack    *protocol.ReportAck
 	goAway *protocol.GoAway
-	// wake carries no data; its one place means "look again".
+	// wake carries no data.
 	wake chan struct{}
 }
 
@@ -31,8 +31,8 @@ func (o *outbox) put(set func(*outbox)) {
 	}
 }
 
-// next returns the next message, nil for none. A farewell overtakes everything; a bundle goes before what is signed by
-// its keys.
+// next returns the next message, nil for none. GoAway overtakes everything; a bundle goes before what is signed by its
+// keys.
 func (o *outbox) next() *protocol.HubMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()

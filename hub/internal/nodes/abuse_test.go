@@ -39,6 +39,63 @@ func flip(env *protocol.Envelope, change func(*protocol.Envelope)) *protocol.Env
 	return out
 }
 
+// abusedSegment is a segment that the hub refuses for the reason.
+type abusedSegment struct {
+	name   string
+	reason protocol.Nack_Reason
+	env    *protocol.Envelope
+}
+
+// abusedSegments changes the true next segment of a node in every way.
+func abusedSegments(t *testing.T, n, stranger *hubtest.Node, next *protocol.Envelope) []abusedSegment {
+	t.Helper()
+	seal := func(change func(*protocol.UsageSegment)) *protocol.Envelope {
+		seg := &protocol.UsageSegment{}
+		require.NoError(t, proto.Unmarshal(next.GetPayload(), seg))
+		change(seg)
+		env, err := protocol.SignMessage(protocol.PayloadSegment, seg, protocol.NewEd25519Signer(n.Key))
+		require.NoError(t, err)
+		return env
+	}
+	cut, err := protocol.Sign(protocol.PayloadSegment, next.GetPayload()[:len(next.GetPayload())/2],
+		protocol.NewEd25519Signer(n.Key))
+	require.NoError(t, err)
+	return []abusedSegment{
+		{"a byte of the payload flipped", protocol.Nack_SIGNATURE_INVALID, flip(next, func(e *protocol.Envelope) {
+			e.Payload[len(e.GetPayload())/2] ^= 1
+		})},
+		{"a byte of the signature flipped", protocol.Nack_SIGNATURE_INVALID, flip(next, func(e *protocol.Envelope) {
+			e.Signatures[0].Signature[7] ^= 1
+		})},
+		{"signed by another node", protocol.Nack_SIGNATURE_INVALID, stranger.Seal("i1", nil)[0]},
+		{"another kind of document", protocol.Nack_MALFORMED, flip(next, func(e *protocol.Envelope) {
+			e.PayloadType = protocol.PayloadState
+		})},
+		{"without a signature", protocol.Nack_SIGNATURE_INVALID, flip(next, func(e *protocol.Envelope) {
+			e.Signatures = nil
+		})},
+		{"no envelope", protocol.Nack_MALFORMED, nil},
+		{"truncated on its way", protocol.Nack_SIGNATURE_INVALID, flip(next, func(e *protocol.Envelope) {
+			e.Payload = e.GetPayload()[:len(e.GetPayload())-9]
+		})},
+		{"truncated before it was signed", protocol.Nack_MALFORMED, cut},
+		{"of another node", protocol.Nack_WRONG_NODE, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.ID })},
+		{"other content under a posted number", protocol.Nack_CHAIN_BROKEN, seal(func(s *protocol.UsageSegment) {
+			s.Number = 3
+		})},
+		{"after another predecessor", protocol.Nack_CHAIN_BROKEN, seal(func(s *protocol.UsageSegment) {
+			s.PreviousSha256[0] ^= 1
+		})},
+		{"far beyond what is missing", protocol.Nack_OUT_OF_ORDER, seal(func(s *protocol.UsageSegment) {
+			s.Number += usagechain.MaxAhead + 1
+		})},
+		{"records with a gap", protocol.Nack_MALFORMED, seal(func(s *protocol.UsageSegment) {
+			s.Records = append(s.Records, proto.CloneOf(s.GetRecords()[0]))
+			s.Records[1].Sequence += 7
+		})},
+	}
+}
+
 // TestLaw05AbusedSegmentsChangeNothing: whatever is done to segments on their way, in whatever order and however late
 // they come, each true one is posted once, and every other is refused with a reason that an admin can read; nothing
 // else changes, and the session goes on.
@@ -68,55 +125,7 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	}
 	require.Equal(t, int64(90*1_000_000), revenue(h))
 
-	seal := func(change func(*protocol.UsageSegment)) *protocol.Envelope {
-		seg := &protocol.UsageSegment{}
-		require.NoError(t, proto.Unmarshal(chain[3].GetPayload(), seg))
-		change(seg)
-		env, err := protocol.SignMessage(protocol.PayloadSegment, seg, protocol.NewEd25519Signer(n.Key))
-		require.NoError(t, err)
-		return env
-	}
-	cut, err := protocol.Sign(protocol.PayloadSegment, chain[3].GetPayload()[:len(chain[3].GetPayload())/2],
-		protocol.NewEd25519Signer(n.Key))
-	require.NoError(t, err)
-	for _, c := range []struct {
-		name   string
-		reason protocol.Nack_Reason
-		env    *protocol.Envelope
-	}{
-		{"a byte of the payload flipped", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
-			e.Payload[len(e.GetPayload())/2] ^= 1
-		})},
-		{"a byte of the signature flipped", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
-			e.Signatures[0].Signature[7] ^= 1
-		})},
-		{"signed by another node", protocol.Nack_SIGNATURE_INVALID, stranger.Seal("i1", run(0))[0]},
-		{"another kind of document", protocol.Nack_MALFORMED, flip(chain[3], func(e *protocol.Envelope) {
-			e.PayloadType = protocol.PayloadState
-		})},
-		{"without a signature", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
-			e.Signatures = nil
-		})},
-		{"no envelope", protocol.Nack_MALFORMED, nil},
-		{"truncated on its way", protocol.Nack_SIGNATURE_INVALID, flip(chain[3], func(e *protocol.Envelope) {
-			e.Payload = e.GetPayload()[:len(e.GetPayload())-9]
-		})},
-		{"truncated before it was signed", protocol.Nack_MALFORMED, cut},
-		{"of another node", protocol.Nack_WRONG_NODE, seal(func(s *protocol.UsageSegment) { s.NodeId = stranger.ID })},
-		{"other content under a posted number", protocol.Nack_CHAIN_BROKEN, seal(func(s *protocol.UsageSegment) {
-			s.Number = 3
-		})},
-		{"after another predecessor", protocol.Nack_CHAIN_BROKEN, seal(func(s *protocol.UsageSegment) {
-			s.PreviousSha256[0] ^= 1
-		})},
-		{"far beyond what is missing", protocol.Nack_OUT_OF_ORDER, seal(func(s *protocol.UsageSegment) {
-			s.Number += usagechain.MaxAhead + 1
-		})},
-		{"records with a gap", protocol.Nack_MALFORMED, seal(func(s *protocol.UsageSegment) {
-			s.Records = append(s.Records, proto.CloneOf(s.GetRecords()[0]))
-			s.Records[1].Sequence += 7
-		})},
-	} {
+	for _, c := range abusedSegments(t, n, stranger, chain[3]) {
 		before := books(h)
 		ack := hubtest.Upload(t, stream, c.env)
 		require.Equal(t, c.reason, ack.GetNackReason(), c.name)
@@ -133,13 +142,13 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 	// Cut off in the middle of a message: that stream ends, and another takes its place.
 	before := books(h)
 	torn := l.OpenUsage()
-	_, err = protodelim.MarshalTo(half{torn}, &protocol.UsageUpload{Segment: chain[3]})
+	_, err := protodelim.MarshalTo(half{torn}, &protocol.UsageUpload{Segment: chain[3]})
 	require.NoError(t, err)
 	require.NoError(t, torn.CloseWrite())
 	require.Error(t, torn.Receive(&protocol.UsageAck{}, protocol.MaxControlBytes))
 	require.Equal(t, before, books(h))
 
-	// Yesterday's, all of them, from last to first, and again under the next name of the store.
+	// All segments again a day later, from last to first, and once more under the next incarnation.
 	h.Advance(24 * time.Hour)
 	for _, env := range slices.Backward(chain[:3]) {
 		require.Empty(t, hubtest.Upload(t, stream, env).GetNackReason())

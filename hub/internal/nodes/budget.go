@@ -7,31 +7,28 @@ import (
 	"golang.org/x/time/rate"
 )
 
-// What one node may make the hub write by itself; what is beyond it is not recorded, and no other node notices. A
-// report has no budget: its events are the steps of operations that tenants asked for, however often a node changes its
-// mind.
+// How much one node may make the hub write; what exceeds it is not recorded, and does not affect other nodes. Reports
+// have no budget: their events are steps of operations that tenants requested.
 const (
-	// refusalsBurst and refusalsAnHour bound the refused documents that are recorded, each perhaps with an event and an
-	// audit row.
+	// refusalsBurst and refusalsAnHour bound the recorded refusals of documents, each with an event and an audit row.
 	refusalsBurst, refusalsAnHour = 60, 60
-	// bumpsBurst and bumpsAnHour bound the generations that are made because a node refused one.
+	// bumpsBurst and bumpsAnHour bound the generations that are published because a node refused one.
 	bumpsBurst, bumpsAnHour = 30, 60
-	// incarnationsBurst and incarnationsAnHour bound the names that a node gives its store: a hello with a further one is
-	// not answered.
+	// incarnationsBurst and incarnationsAnHour bound the incarnations of a node: a hello with a further one is refused.
 	incarnationsBurst, incarnationsAnHour = 60, 60
-	// budgetsKept is when the budgets of a node that was silent are full again and forgotten.
+	// budgetsKept is how long the budget of a silent node is kept; it is full by then.
 	budgetsKept = 2 * time.Hour
 )
 
-// budget is what one node has left. It lives in memory: a hub that restarts begins anew.
+// budget is what one node has left. It is kept in memory: a restart of the hub refills it.
 type budget struct {
 	refusals, generationBumps, incarnations *rate.Limiter
-	// incarnation is the store's name in the newest hello.
+	// incarnation is the one of the newest hello.
 	incarnation string
 	usedAt      time.Time
 }
 
-// budgets of the nodes that spoke in the last hours.
+// budgets are those of the nodes that sent messages within budgetsKept.
 type budgets struct {
 	mu       sync.Mutex
 	byNode   map[string]*budget
@@ -79,7 +76,7 @@ func (b *budgets) mayBumpGeneration(nodeID string, now time.Time) bool {
 	return b.of(nodeID, now).generationBumps.AllowN(now, 1)
 }
 
-// mayUseIncarnation reports whether the node may say hello under this name of its store.
+// mayUseIncarnation reports whether the node may say hello with this incarnation.
 func (b *budgets) mayUseIncarnation(nodeID, incarnation string, now time.Time) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -37,7 +38,7 @@ func (m *machine) connect(change func(*protocol.Hello)) *hubtest.Session {
 	return l
 }
 
-// cloned brings two machines with one disk into quarantine: the first was there, the second came, the first came back.
+// cloned connects two machines with copies of one disk by turns, until the node is quarantined.
 // It returns them with the lines on which each learns of the quarantine.
 func cloned(t *testing.T, h *hubtest.Hub, n *hubtest.Node, first *machine, held func(*protocol.Hello),
 	statuses ...*protocol.WorkloadStatus,
@@ -54,6 +55,28 @@ func cloned(t *testing.T, h *hubtest.Hub, n *hubtest.Node, first *machine, held 
 	return second
 }
 
+func newestGeneration(h *hubtest.Hub, n *hubtest.Node) uint64 {
+	return hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
+		return dispatch.NewestGeneration(ctx, tx, n.ID)
+	})
+}
+
+// requireNothingNew requires that a quarantined node gets no state, no lease and no allocation.
+func requireNothingNew(t *testing.T, h *hubtest.Hub, n *hubtest.Node, i instance.Instance) {
+	t.Helper()
+	newest, leases := newestGeneration(h, n), hubtest.Count(h, `SELECT count(*) FROM leases`)
+	h.Decommission(i.ID)
+	h.Advance(40 * time.Minute)
+	require.NoError(t, h.Dispatcher.SyncAll(t.Context()))
+	require.Equal(t, newest, newestGeneration(h, n))
+	require.Equal(t, leases, hubtest.Count(h, `SELECT count(*) FROM leases`))
+	_, err := (&command.Service{DB: h.DB}).CreateAllocation(t.Context(), h.Tenant("another"),
+		command.CreateAllocationInput{
+			ProjectID: h.Project.ID, NodeID: n.ID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 64,
+		})
+	require.True(t, fault.Is(err, fault.Conflict), "%v", err)
+}
+
 func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	h := hubtest.New(t)
 	h.PublishDemo()
@@ -63,9 +86,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	l.ExpectState(0)
 	i, member, lease := hubtest.Running(t, h, l)
 	held := func(said *protocol.Hello) {
-		said.Epoch, said.Generation = 1, hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
-			return dispatch.NewestGeneration(ctx, tx, n.ID)
-		})
+		said.Epoch, said.Generation = 1, newestGeneration(h, n)
 	}
 	start := h.Now().Truncate(time.Microsecond)
 	h.Advance(10 * time.Minute)
@@ -74,7 +95,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 		Status: protocol.WorkloadStatus_READY,
 	})
 
-	// Both are told, each time they dial.
+	// Both learn it each time they connect.
 	one := first.connect(held)
 	require.Equal(t, fleet.ReasonIdentityUsedTwice, one.Welcome.GetQuarantineReason())
 	require.False(t, one.Welcome.GetNewIncarnation(), "it goes on as it is until it is released")
@@ -94,23 +115,8 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	require.Empty(t, hubtest.Upload(t, two.OpenUsage(), anew).GetNackReason())
 	require.Equal(t, int64(90*1_000_000), revenue(h))
 
-	// Nothing new: no state, no lease, no place, no credential; no word of either counts.
-	newest := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
-		return dispatch.NewestGeneration(ctx, tx, n.ID)
-	})
-	leases := hubtest.Count(h, `SELECT count(*) FROM leases`)
-	h.Decommission(i.ID)
-	h.Advance(40 * time.Minute)
-	require.NoError(t, h.Dispatcher.SyncAll(t.Context()))
-	require.Equal(t, newest, hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
-		return dispatch.NewestGeneration(ctx, tx, n.ID)
-	}))
-	require.Equal(t, leases, hubtest.Count(h, `SELECT count(*) FROM leases`))
-	_, err := (&command.Service{DB: h.DB}).CreateAllocation(t.Context(), h.Tenant("another"),
-		command.CreateAllocationInput{
-			ProjectID: h.Project.ID, NodeID: n.ID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 64,
-		})
-	require.True(t, fault.Is(err, fault.Conflict), "%v", err)
+	newest := newestGeneration(h, n)
+	requireNothingNew(t, h, n, i)
 	refused := two.Fetch(&protocol.FetchRequest{Request: &protocol.FetchRequest_PullCredential{
 		PullCredential: &protocol.PullCredentialRequest{Repository: hubtest.DemoRepo},
 	}})
@@ -130,7 +136,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.ID,
 		fleet.ReasonIdentityUsedTwice))
 
-	// The admin has shut the first down and releases the node: the second goes on under a new incarnation, and is heard.
+	// The admin stopped the first machine and releases the node: the second continues under a new incarnation.
 	release := &command.Service{DB: h.DB, Disconnect: h.Link.Disconnect}
 	require.NoError(t, release.ReleaseNode(t.Context(), h.Admin("release"), n.ID))
 	<-two.Conn.Done()
@@ -193,7 +199,7 @@ func TestLaw13ANodeThatForgotAMemberLetsItsInstanceEnd(t *testing.T) {
 	forgot.Epoch, forgot.Generation, forgot.StateSha256 = 1, state.GetGeneration()-1, hubtest.Sha([]byte("an older one"))
 	l = n.Connect(forgot)
 	l.Report(state.GetGeneration() - 1)
-	require.Equal(t, 0, gone(), "it has not looked under the state without the member")
+	require.Equal(t, 0, gone(), "it has not reported under the state without the member")
 	l.Report(state.GetGeneration())
 	require.Equal(t, 1, gone())
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM app_instances WHERE id = $1 AND status = 'decommissioned'`,

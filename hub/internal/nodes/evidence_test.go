@@ -38,6 +38,14 @@ func rotate(h *hubtest.Hub) {
 	require.NoError(h.T, (&command.RotateUsage{DB: h.DB, Log: slog.New(slog.DiscardHandler)}).Do(h.T.Context(), h.Now()))
 }
 
+func deleteOld(h *hubtest.Hub) {
+	h.T.Helper()
+	require.NoError(h.T, (&command.DeleteOld{
+		DB: h.DB, Retention: command.DefaultRetention(),
+		Log: slog.New(slog.DiscardHandler),
+	}).Do(h.T.Context(), h.Now()))
+}
+
 // The segments that a node signed can be had until the end of the dispute window, whether or not the raw usage is still
 // there: they verify with the node's key and say what was posted.
 func TestSignedSegmentsProveWhatWasPosted(t *testing.T) {
@@ -101,17 +109,11 @@ func TestSignedSegmentsProveWhatWasPosted(t *testing.T) {
 	check("packed")
 	require.Empty(t, exported(h, n, begun.Add(5*time.Hour), h.Now()))
 
-	old := func() {
-		require.NoError(t, (&command.DeleteOld{
-			DB: h.DB, Retention: command.DefaultRetention(),
-			Log: slog.New(slog.DiscardHandler),
-		}).Do(t.Context(), h.Now()))
-	}
 	h.Advance(33 * 24 * time.Hour)
-	old()
+	deleteOld(h)
 	check("at the end of the dispute window")
 	h.Advance(3 * 24 * time.Hour)
-	old()
+	deleteOld(h)
 	require.Zero(t, hubtest.Count(h, `SELECT count(*) FROM usage_archive`))
 }
 

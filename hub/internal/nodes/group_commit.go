@@ -14,8 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// maxGroup bounds a group; what arrives while one is being committed joins the next. A larger group would share the
-// fixed costs of its statements among few more requests and make all of them wait.
+// maxGroup bounds a group. A larger one would save little more per request and make all of them wait longer.
 const maxGroup = 64
 
 // request is a hello, or a report without workloads, that waits for its commit.
@@ -25,7 +24,7 @@ type request struct {
 	report    *protocol.Report
 	sessionNo uint64
 
-	// Set before done is closed. applied is false for a report that brings news: it needs a transaction of its own.
+	// Set before done is closed. applied is false for a report that changes more: it needs a transaction of its own.
 	opened  openedSession
 	applied bool
 	err     error
@@ -50,7 +49,7 @@ func nextGroup(waiting []*request) (group, rest []*request) {
 	return group, rest
 }
 
-// commitGroup commits requests in one transaction and gives each its result.
+// commitGroup commits requests in one transaction and sets the result of each.
 func (svc *Service) commitGroup(ctx context.Context, group []*request) {
 	commitOrSplit(ctx, group, svc.tryCommitGroup)
 	for _, r := range group {
@@ -71,8 +70,8 @@ func (svc *Service) submit(ctx context.Context, r *request) error {
 	}
 }
 
-// commitOrSplit commits a batch in one transaction. When that fails for good, one of the batch is the cause: commit is
-// tried with each half, and so on, until only that one fails. commit gives each its result.
+// commitOrSplit commits a batch in one transaction. When that fails permanently, it commits each half, and so on, until
+// only the item that causes the failure fails. commit sets the result of each item.
 func commitOrSplit[T any](ctx context.Context, batch []T, commit func(context.Context, []T) error) {
 	if err := commit(ctx, batch); err == nil || len(batch) == 1 || fault.Is(err, fault.Unavailable) {
 		return
@@ -122,8 +121,7 @@ func (svc *Service) tryCommitGroup(ctx context.Context, group []*request) error 
 	return err
 }
 
-// applyUnchangedReports applies the reports that change nothing but the time of their node's last contact, and says
-// which.
+// applyUnchangedReports applies the reports that change only the time of the node's last contact, and returns which.
 func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, now time.Time) ([]bool, error) {
 	ids := nodesOf(requests)
 	hosting, err := instance.MemberCounts(ctx, tx, ids)

@@ -45,7 +45,7 @@ func TestLaw01WhatIsSentIsSignedAndAddressed(t *testing.T) {
 }
 
 // TestLaw02GenerationsOnlyGrow: the same content makes no new generation, other content makes exactly one, and the
-// bytes of a number never change, whoever asks and however often.
+// bytes of a number never change, however often it is synced.
 func TestLaw02GenerationsOnlyGrow(t *testing.T) {
 	h := hubtest.New(t)
 	h.PublishDemo()
@@ -74,7 +74,7 @@ func TestLaw02GenerationsOnlyGrow(t *testing.T) {
 }
 
 // TestLaw02NodeWithMoreThanTheHubIsGoneAbove: a node holds a higher number than a restored hub, or other content under
-// the same number; it can be brought on only by a still higher one.
+// the same number; only a still higher one can follow.
 func TestLaw02NodeWithMoreThanTheHubIsGoneAbove(t *testing.T) {
 	h := hubtest.New(t)
 	n := h.Enroll()

@@ -27,8 +27,8 @@ func TestARemovedNodeIsCutOffAndRefused(t *testing.T) {
 	require.Equal(t, "node_removed", answer.GetGoAway().GetReason())
 }
 
-// A lost node that comes back is told to hold nothing, gets no lease, and hands over what it measured.
-func TestALostNodeThatComesBackIsEmptiedAndHeardOnce(t *testing.T) {
+// A lost node that reconnects gets an empty state and no lease, and its usage is posted.
+func TestALostNodeThatReconnectsGetsAnEmptyState(t *testing.T) {
 	h := hubtest.New(t)
 	h.PublishDemo()
 	n := h.Enroll()

@@ -1,6 +1,6 @@
 // Package nodes handles what nodes send, each message in one transaction over the slices: hello, report, accepted and
-// refused documents, usage. It acknowledges only what is committed. It owns the watermarks of the usage chains, no
-// connection (nodelink) and no rule of a slice.
+// refused documents, usage. It acknowledges only what is committed. It owns the segments that were set aside, and no
+// connection (nodelink), usage chain (ledger) or rule of a slice.
 package nodes
 
 import (

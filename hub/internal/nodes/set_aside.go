@@ -19,20 +19,20 @@ import (
 // finding for each store.
 const maxSetAside = 16
 
-// isUnpostable reports whether the same segment would fail again for ever: its node would repeat it, and its usage
-// behind it would wait, until the node's spool is full and its workloads stop.
+// isUnpostable reports whether the same segment would always fail: its node would repeat it, and later usage would wait
+// until the node's spool is full and its workloads stop.
 func isUnpostable(ctx context.Context, err error) bool {
 	if err == nil || ctx.Err() != nil || fault.Is(err, fault.Unavailable) {
 		return false
 	}
 	if _, refused := errors.AsType[*protocol.RefusalError](err); refused {
-		return false // the node has been told, and the chain stands
+		return false // the node gets the refusal, and the chain is unchanged
 	}
 	return db.IsRejected(err) || !db.IsDatabase(err)
 }
 
-// setAsideUnpostable sets aside what of a batch cannot be posted, each store's segments in one transaction: a node that
-// sends only such costs the others of its batch little more than one that sends good ones.
+// setAsideUnpostable sets aside the segments of a batch that cannot be posted, each store's in one transaction, so that
+// a node that sends only such segments costs the others little.
 func (svc *Service) setAsideUnpostable(ctx context.Context, batch []*queuedSegment) {
 	var stores []billing.Store
 	unpostable := map[billing.Store][]*queuedSegment{}
@@ -75,8 +75,8 @@ func (svc *Service) setAside(ctx context.Context, batch []*queuedSegment) {
 	setResults(batch, results, err)
 }
 
-// insertSetAside keeps a segment and names its finding. Where its node has no room left, the finding is of the store
-// and all such share it: a node may send as many as it likes.
+// insertSetAside keeps a segment and returns its finding. Beyond maxSetAside the segment is not kept, and the finding
+// is that of the store.
 func insertSetAside(ctx context.Context, tx db.Tx, d *queuedSegment, now time.Time) (finding.Finding, error) {
 	f := finding.Finding{
 		NodeID: d.Store.NodeID, Kind: finding.Usage, ResourceType: "usage_segment",

@@ -17,12 +17,11 @@ import (
 )
 
 const (
-	// maxBatchRecords and maxBatchSegments end a batch: what arrives while one is being posted goes into the next. A batch
-	// has at least one segment, however large.
+	// maxBatchRecords and maxBatchSegments bound a batch. A batch has at least one segment, however large.
 	maxBatchRecords  = 16_384
 	maxBatchSegments = 1024
-	// maxWaitingRecords bounds what waits for the books in memory, about 100 MB, however many nodes catch up at once.
-	// Beyond it the connections are not read until there is room.
+	// maxWaitingRecords bounds the records that wait in memory, about 100 MB, however many nodes catch up at once. Beyond
+	// it the usage streams are not read.
 	maxWaitingRecords = 16 * maxBatchRecords
 )
 
@@ -120,7 +119,7 @@ func nextBatch(waiting []*queuedSegment) (batch, rest []*queuedSegment) {
 	return batch, rest
 }
 
-// postBatch posts segments in one transaction and gives each its result.
+// postBatch posts segments in one transaction, sets the result of each, and sets aside those that can never be posted.
 func (svc *Service) postBatch(ctx context.Context, batch []*queuedSegment) {
 	commitOrSplit(ctx, batch, svc.tryPostBatch)
 	svc.setAsideUnpostable(ctx, batch)
@@ -155,7 +154,7 @@ func segmentsOf(batch []*queuedSegment) []ledger.Segment {
 	return segments
 }
 
-// setResults gives each segment its result, or the error of its transaction.
+// setResults sets the result of each segment, or the error of their transaction.
 func setResults(batch []*queuedSegment, results []ledger.Posted, err error) {
 	for n, d := range batch {
 		d.err = err

@@ -30,18 +30,18 @@ type upload struct {
 	// Epoch and Generation are of its accepted state; 0 where it has none.
 	Epoch      uint64
 	Generation uint64
-	// Newer says that the rows know no state as new as that one.
+	// Newer: the rows have no state as new as that one.
 	Newer     bool
 	Named     []string
 	Workloads []*protocol.Workload
 	Leases    []*protocol.Lease
-	// Findings are contradictions that were found on the way here.
+	// Findings are the contradictions found so far.
 	Findings []finding.Finding
 }
 
 // adoptNode updates the restored rows to the state that the node was sent after the backup, in the caller's
-// transaction, and ends its waiting: a state that this hub signed beats older rows. Nothing that runs is stopped; each
-// contradiction is a finding.
+// transaction, and makes it syncable: a state that this hub signed wins over older rows. Nothing that runs is stopped;
+// each contradiction is a finding.
 func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 	a := adopter{m: command.Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: b.NodeID, Now: now}, b: b}
 	for _, f := range b.Findings {
@@ -70,7 +70,7 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 			return err
 		}
 	}
-	// So that what is compiled next is compiled from these rows.
+	// The next state is compiled from these rows.
 	if err := fleet.BumpIntent(ctx, tx, b.NodeID); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 	return nil
 }
 
-// end begins the end of an instance that the node has left: it was asked for after the backup.
+// end decommissions an instance that the node has removed: its end was requested after the backup.
 func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 	i, err := instance.OfMember(ctx, tx, memberID)
 	if err != nil {
@@ -170,7 +170,7 @@ func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 		"stays so.", i.DisplayName)
 }
 
-// made takes over a member that the rows do not know, with all that has to be there for it.
+// made adds a member that the rows do not know, with its org, project, allocation and billing subject.
 func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
 	madeOrg, madeProject, err := iam.Adopt(ctx, tx, w.GetOrgId(), w.GetOrgSlug(), w.GetProjectId(), a.m.Now)
 	if err != nil {
@@ -220,7 +220,7 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		"config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
 }
 
-// larger are the services of the revision that takes more: room is held for both, one after the other.
+// larger returns the services of the revision that needs more: the allocation has room for either, not for both.
 func larger(w *protocol.Workload) []*protocol.Service {
 	sum := func(list []*protocol.Service) (n uint64) {
 		for _, s := range list {
@@ -262,7 +262,7 @@ func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at
 	})
 }
 
-// instance makes or moves the instance and tells of it.
+// instance adds or updates the instance, with its event and audit row.
 func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 	modes catalog.Resolved,
 ) (instance.Instance, error) {
@@ -295,8 +295,8 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 	})
 }
 
-// superseded ends an allocation whose accelerator is another's by now: it was given back after the backup. One in which
-// something still runs stays.
+// superseded releases an allocation whose accelerator belongs to a newer one: it was released after the backup. An
+// allocation with live instances stays.
 func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.RecordedClaim) error {
 	before, err := capacity.GetAny(ctx, tx, c.AllocationID)
 	if err != nil || before.Status != capacity.Active {

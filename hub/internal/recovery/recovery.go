@@ -1,4 +1,4 @@
-// Package recovery brings a hub that was restored from a backup in line with its nodes: it begins the recovery, takes
+// Package recovery reconciles a hub that was restored from a backup with its nodes: it begins the recovery, receives
 // the states that nodes upload, and adopts them into the restored rows. It owns the restores and the uploaded
 // documents. Which node still awaits its resync is a status of package fleet, contradictions are findings (package
 // finding), and the file is package backup's.
@@ -12,8 +12,6 @@ import (
 	"context"
 	"crypto/ed25519"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
@@ -45,7 +43,7 @@ type Restore struct {
 	// BackupID and TakenAt are of the backup.
 	BackupID string
 	TakenAt  time.Time
-	// Epoch is what counts since.
+	// Epoch is the new one.
 	Epoch uint64
 	At    time.Time
 }
@@ -69,8 +67,8 @@ func RecordBackup(ctx context.Context, d *db.DB, b backuprecord.Record, archive 
 	return err
 }
 
-// Begin records that the hub was restored: every node must upload its accepted state. The positions of events leap, so
-// that none that a client has seen stands for another event.
+// Begin records that the hub was restored: every node must upload its accepted state. Event positions jump ahead, so
+// that none that a client has seen names another event.
 func Begin(ctx context.Context, d *db.DB, r Restore) error {
 	_, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
 		nodes, err := fleet.AwaitResyncOfAll(ctx, tx)
@@ -83,7 +81,7 @@ func Begin(ctx context.Context, d *db.DB, r Restore) error {
 		if err := event.Leap(ctx, tx); err != nil {
 			return struct{}{}, err
 		}
-		// The process that is named there works on the database that was backed up.
+		// The lease in the backup belongs to a process on the old database.
 		if err := db.ForgetLease(ctx, tx); err != nil {
 			return struct{}{}, err
 		}
@@ -97,7 +95,7 @@ func Begin(ctx context.Context, d *db.DB, r Restore) error {
 	return err
 }
 
-// insertRestore also deletes what an earlier restore was waiting for; its findings are in the audit trail.
+// insertRestore also deletes the uploads and findings of an earlier restore; the audit trail has the findings.
 func insertRestore(ctx context.Context, tx db.Tx, r Restore) error {
 	if _, err := tx.Exec(ctx,
 		`INSERT INTO restores (id, backup_id, taken_at, epoch, restored_at) VALUES ($1, $2, $3, $4, $5)`,
@@ -138,7 +136,7 @@ func recordHub(ctx context.Context, tx db.Tx, typ, action, id string, data map[s
 	})
 }
 
-// AdoptUnknown adds a node that a restored hub does not know and whose certificate proves its enrolment. It returns
+// AdoptUnknown adds a node that a restored hub does not know and whose certificate proves its enrollment. It returns
 // false where the hub was never restored, or so long ago that every certificate from before has expired.
 func AdoptUnknown(ctx context.Context, tx db.Tx, nodeID string, key ed25519.PublicKey, now time.Time) (bool, error) {
 	last, restored, err := Last(ctx, tx)
@@ -178,11 +176,8 @@ func keepPart(ctx context.Context, tx db.Tx, nodeID string, sha256, data []byte)
 
 // uploadedParts returns the documents that came.
 func uploadedParts(ctx context.Context, tx db.Tx, nodeID string) ([][]byte, error) {
-	rows, err := tx.Query(ctx, `SELECT data FROM recovery_parts WHERE node_id = $1 ORDER BY sha256`, nodeID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[[]byte])
+	return db.CollectColumn[[]byte](tx.Query(ctx,
+		`SELECT data FROM recovery_parts WHERE node_id = $1 ORDER BY sha256`, nodeID))
 }
 
 // endUpload deletes the uploaded documents, and makes the node syncable.

@@ -104,8 +104,8 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 				HAVING sum(amount_nanos) <> 0) x`))
 }
 
-// Law 16: what a restored hub has not heard of keeps its place.
-func TestLaw16WhatARestoredHubHasNotHeardOfKeepsItsCapacity(t *testing.T) {
+// Law 16: a member stays placed while its node awaits resync.
+func TestLaw16ANodeThatAwaitsResyncKeepsItsCapacity(t *testing.T) {
 	h := hubtest.New(t)
 	h.PublishDemo()
 	n := h.Enroll()
@@ -158,7 +158,7 @@ func TestLaw16ANodeEnrolledAfterTheBackupIsTakenIn(t *testing.T) {
 	require.Equal(t, n.ID, again.Instance(made.ID).Members[0].NodeID)
 }
 
-// A certificate of before the restore has expired by then: whoever shows a newer one under an unknown id was never
+// A certificate of before the restore has expired by then: a newer one under an unknown id was never
 // enrolled.
 func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpired(t *testing.T) {
 	h := hubtest.New(t)

@@ -111,7 +111,7 @@ func gather(ctx context.Context, tx db.Tx, nodeID string,
 
 // verifyState verifies the state with the bundles that lead to the hub's newest one, and with the uploaded bundle,
 // which may be newer than the backup. A key that was revoked since still proves that this hub signed.
-func verifyState(node protocol.NodeIdentity, b *protocol.StateUpload, line []protocol.Bundle,
+func verifyState(node protocol.NodeIdentity, b *protocol.StateUpload, chain []protocol.Bundle,
 	now time.Time,
 ) (protocol.Verified[*protocol.DesiredState], []finding.Finding) {
 	var findings []finding.Finding
@@ -121,8 +121,8 @@ func verifyState(node protocol.NodeIdentity, b *protocol.StateUpload, line []pro
 			At: now,
 		})
 	}
-	if newer, ok := succeeding(line, b.GetBundle()); ok {
-		line = append([]protocol.Bundle{newer}, line...)
+	if newer, ok := succeeding(chain, b.GetBundle()); ok {
+		chain = append([]protocol.Bundle{newer}, chain...)
 		found(finding.Bundle, "The node holds trust bundle %d, which is not in the backup: repeat what was revoked "+
 			"or added since.", newer.Version())
 	}
@@ -130,7 +130,7 @@ func verifyState(node protocol.NodeIdentity, b *protocol.StateUpload, line []pro
 		return protocol.Verified[*protocol.DesiredState]{}, findings
 	}
 	var last error
-	for _, bundle := range line {
+	for _, bundle := range chain {
 		v, err := protocol.VerifyState(b.GetState(), bundle, node)
 		if err == nil {
 			return v, findings
@@ -142,15 +142,15 @@ func verifyState(node protocol.NodeIdentity, b *protocol.StateUpload, line []pro
 	return protocol.Verified[*protocol.DesiredState]{}, findings
 }
 
-// succeeding returns the uploaded bundle where the root signed it after the newest of the line.
-func succeeding(line []protocol.Bundle, env *protocol.Envelope) (protocol.Bundle, bool) {
+// succeeding returns the uploaded bundle where the root signed it after the newest of the chain.
+func succeeding(chain []protocol.Bundle, env *protocol.Envelope) (protocol.Bundle, bool) {
 	if env == nil {
 		return protocol.Bundle{}, false
 	}
-	for _, b := range line {
+	for _, b := range chain {
 		if next, err := b.Succeed(env); err == nil {
-			// One of the line itself succeeds its predecessors.
-			for _, known := range line {
+			// A bundle of the chain also succeeds its predecessors.
+			for _, known := range chain {
 				if known.Version() == next.Version() && bytes.Equal(known.Envelope().GetPayload(), env.GetPayload()) {
 					return protocol.Bundle{}, false
 				}
@@ -163,13 +163,13 @@ func succeeding(line []protocol.Bundle, env *protocol.Envelope) (protocol.Bundle
 
 // verifyLeases returns the leases of all batches, each member's in the order of their numbers.
 func verifyLeases(node protocol.NodeIdentity, b *protocol.StateUpload,
-	line []protocol.Bundle,
+	chain []protocol.Bundle,
 ) (leases []*protocol.Lease) {
-	if newer, ok := succeeding(line, b.GetBundle()); ok {
-		line = append([]protocol.Bundle{newer}, line...)
+	if newer, ok := succeeding(chain, b.GetBundle()); ok {
+		chain = append([]protocol.Bundle{newer}, chain...)
 	}
 	for _, batch := range b.GetLeases() {
-		for _, bundle := range line {
+		for _, bundle := range chain {
 			if v, err := protocol.VerifyLeases(batch, bundle, node); err == nil {
 				leases = append(leases, v.Message().GetLeases()...)
 				break
