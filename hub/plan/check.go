@@ -71,6 +71,10 @@ func Check(snap Snapshot, state NodeState) error {
 	c.claims()
 	c.parts()
 	c.capacity()
+	return c.err()
+}
+
+func (c *checker) err() error {
 	if len(c.violations) > 0 {
 		return c.violations
 	}
@@ -86,10 +90,7 @@ func CheckMember(m Member) error {
 	}
 	c := checker{state: NodeState{Parts: []Part{part}}}
 	c.parts()
-	if len(c.violations) > 0 {
-		return c.violations
-	}
-	return nil
+	return c.err()
 }
 
 type checker struct {

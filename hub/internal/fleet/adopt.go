@@ -15,11 +15,5 @@ func Adopt(ctx context.Context, tx db.Tx, nodeID string, key ed25519.PublicKey, 
 	if err != nil {
 		return err
 	}
-	if _, err := tx.Exec(ctx,
-		`INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts,
-			conditions, created_at, updated_at)
-		VALUES ($1, $2, '', $3, 1, $4, '[]', '{}', '[]', $4, $4)`, nodeID, site, []byte(key), now); err != nil {
-		return err
-	}
-	return BumpIntent(ctx, tx, nodeID)
+	return insertNode(ctx, tx, Node{ID: nodeID, SiteID: site, PublicKey: key, CertificateExpiresAt: now}, now)
 }

@@ -123,19 +123,14 @@ func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node
 		return Node{}, false, fault.New(fault.Conflict, codeNodeKeyInUse, "A node with this key is enrolled already: "+
 			"renew its certificate, or make a new key.", nil).WithField("/csr_pem", "its key is another node's").Permanent()
 	}
-	if _, err := tx.Exec(ctx,
-		`INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts,
-			conditions, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, 1, $5, '[]', '{}', '[]', $6, $6)`,
-		in.NodeID, t.SiteID, in.Hostname, []byte(in.PublicKey), in.CertificateExpiresAt, now); err != nil {
+	if err := insertNode(ctx, tx, Node{
+		ID: in.NodeID, SiteID: t.SiteID, Hostname: in.Hostname, PublicKey: in.PublicKey,
+		CertificateExpiresAt: in.CertificateExpiresAt,
+	}, now); err != nil {
 		return Node{}, false, err
 	}
 	if _, err := tx.Exec(ctx, `UPDATE join_tokens SET used_at = $2, node_id = $3 WHERE id = $1`, t.ID, now,
 		in.NodeID); err != nil {
-		return Node{}, false, err
-	}
-	// With a first revision the node gets a first generation, even if it is empty.
-	if err := BumpIntent(ctx, tx, in.NodeID); err != nil {
 		return Node{}, false, err
 	}
 	n, err = Get(ctx, tx, in.NodeID)

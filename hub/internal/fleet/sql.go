@@ -93,6 +93,18 @@ func selectNodes(ctx context.Context, tx db.Tx, where string, args ...any) ([]No
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
 }
 
+// insertNode also sets a first intent, so that the node gets a first generation, even if it is empty.
+func insertNode(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
+	if _, err := tx.Exec(ctx,
+		`INSERT INTO nodes (id, site_id, hostname, public_key, resource_version, certificate_expires_at, features, facts,
+			conditions, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, 1, $5, '[]', '{}', '[]', $6, $6)`,
+		n.ID, n.SiteID, n.Hostname, []byte(n.PublicKey), n.CertificateExpiresAt, now); err != nil {
+		return err
+	}
+	return BumpIntent(ctx, tx, n.ID)
+}
+
 // GetAll returns the existing ones of the nodes by id, banned or not.
 func GetAll(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]Node, error) {
 	nodes, err := selectNodes(ctx, tx, `WHERE n.id = ANY($1::uuid[])`, nodeIDs)

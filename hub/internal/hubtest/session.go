@@ -14,10 +14,14 @@ import (
 // TryReport reports without waiting for the answer, which a quarantined node does not get.
 func (l *Session) TryReport(generation uint64, statuses ...*protocol.WorkloadStatus) {
 	l.T.Helper()
+	l.sendReport(1, generation, statuses)
+}
+
+func (l *Session) sendReport(epoch, generation uint64, statuses []*protocol.WorkloadStatus) {
+	l.T.Helper()
 	l.Counter++
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
-		Counter: l.Counter,
-		Epoch:   1, Generation: generation, Workloads: statuses,
+		Counter: l.Counter, At: timestamppb.Now(), Epoch: epoch, Generation: generation, Workloads: statuses,
 	}}})
 }
 
@@ -36,26 +40,23 @@ func (l *Session) UploadState(b *protocol.StateUpload) {
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_StateUpload{StateUpload: b}})
 }
 
-// ReportState reports under the state's own epoch.
+// ReportState reports under the state's own epoch and waits until the hub has committed the report.
 func (l *Session) ReportState(s *protocol.DesiredState, statuses ...*protocol.WorkloadStatus) {
 	l.T.Helper()
-	l.Counter++
-	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
-		Counter: l.Counter, At: timestamppb.Now(), Epoch: s.GetEpoch(), Generation: s.GetGeneration(), Workloads: statuses,
-	}}})
+	l.sendReport(s.GetEpoch(), s.GetGeneration(), statuses)
 	Next(l, func(m *protocol.HubMessage) (bool, bool) { return true, m.GetReportAck().GetCounter() == l.Counter })
 }
 
 // Session is a node's open session with the hub.
 type Session struct {
-	// leases is the last batch that came down. It may overtake the state that it belongs to.
+	// LastLeases is the last received batch. It may overtake the state that it belongs to.
 	LastLeases *protocol.HubMessage
 	T          *testing.T
 	Node       *Node
 	Conn       *link.Conn
 	Control    *link.Stream
 	Welcome    *protocol.Welcome
-	// down is what came down the control stream; closed with it.
+	// Received has the messages of the control stream; closed with it.
 	Received chan *protocol.HubMessage
 	Counter  uint64
 }
@@ -127,14 +128,10 @@ func (l *Session) Send(m *protocol.NodeMessage) {
 	require.NoError(l.T, l.Control.Send(m))
 }
 
-// Report sends what the node sees and waits until the hub has committed it.
+// Report is ReportState for a state of epoch 1.
 func (l *Session) Report(generation uint64, statuses ...*protocol.WorkloadStatus) {
 	l.T.Helper()
-	l.Counter++
-	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
-		Counter: l.Counter, At: timestamppb.Now(), Epoch: 1, Generation: generation, Workloads: statuses,
-	}}})
-	Next(l, func(m *protocol.HubMessage) (bool, bool) { return true, m.GetReportAck().GetCounter() == l.Counter })
+	l.ReportState(&protocol.DesiredState{Epoch: 1, Generation: generation}, statuses...)
 }
 
 // Fetch sends one fetch request.

@@ -46,9 +46,13 @@ type connection struct {
 // closeGrace is how long a node has to read why it is cut off.
 const closeGrace = time.Second
 
+func goAway(reason string) *protocol.HubMessage {
+	return &protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: &protocol.GoAway{Reason: reason}}}
+}
+
 // end sends GoAway and closes the connection when the node has closed it, or a moment later.
 func (c *connection) end(code uint64, reason string) {
-	c.out.put(func(o *outbox) { o.goAway = &protocol.GoAway{Reason: reason} })
+	c.out.put(goAway(reason))
 	// Not in the writer: that one may be stuck.
 	go func() {
 		t := time.NewTimer(closeGrace)
@@ -198,7 +202,9 @@ func (c *connection) report(ctx context.Context, r *protocol.Report) error {
 	if err := c.handler.Report(ctx, c.peer, c.acked.SessionNo, r); err != nil {
 		return err
 	}
-	c.out.put(func(o *outbox) { o.ack = &protocol.ReportAck{Counter: r.GetCounter()} })
+	c.out.put(&protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{
+		ReportAck: &protocol.ReportAck{Counter: r.GetCounter()},
+	}})
 	failpoint.Hit("hub/report/acknowledged")
 	return nil
 }

@@ -3,60 +3,55 @@ package nodelink
 import (
 	"sync"
 
+	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // outbox holds the messages for a node's control stream: at most one of each kind, of which the newest wins. So it is
 // bounded by its shape, and a node that reads slowly gets the latest of everything instead of a backlog.
 type outbox struct {
-	mu     sync.Mutex
-	bundle *protocol.PushBundle
-	state  *protocol.PushState
-	leases *protocol.PushLeases
-	ack    *protocol.ReportAck
-	goAway *protocol.GoAway
-	// wake carries no data.
-	wake chan struct{}
+	mu       sync.Mutex
+	messages [messageKinds]*protocol.HubMessage // by priority
+	wake     notify.Signal
 }
 
-func newOutbox() *outbox { return &outbox{wake: make(chan struct{}, 1)} }
+// messageKinds is the number of priorities.
+const messageKinds = 5
 
-func (o *outbox) put(set func(*outbox)) {
-	o.mu.Lock()
-	set(o)
-	o.mu.Unlock()
-	select {
-	case o.wake <- struct{}{}:
-	default:
+// priority orders the kinds of messages: GoAway overtakes all, and a bundle goes before what its keys sign.
+func priority(m *protocol.HubMessage) int {
+	switch m.GetMessage().(type) {
+	case *protocol.HubMessage_GoAway:
+		return 0
+	case *protocol.HubMessage_PushBundle:
+		return 1
+	case *protocol.HubMessage_PushState:
+		return 2
+	case *protocol.HubMessage_PushLeases:
+		return 3
+	default: // ReportAck
+		return messageKinds - 1
 	}
 }
 
-// next returns the next message, nil for none. GoAway overtakes everything; a bundle goes before what is signed by its
-// keys.
+func newOutbox() *outbox { return &outbox{wake: notify.NewSignal()} }
+
+func (o *outbox) put(m *protocol.HubMessage) {
+	o.mu.Lock()
+	o.messages[priority(m)] = m
+	o.mu.Unlock()
+	o.wake.Send()
+}
+
+// next removes and returns the message with the highest priority; nil when there is none.
 func (o *outbox) next() *protocol.HubMessage {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	switch {
-	case o.goAway != nil:
-		m := o.goAway
-		o.goAway = nil
-		return &protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: m}}
-	case o.bundle != nil:
-		m := o.bundle
-		o.bundle = nil
-		return &protocol.HubMessage{Message: &protocol.HubMessage_PushBundle{PushBundle: m}}
-	case o.state != nil:
-		m := o.state
-		o.state = nil
-		return &protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: m}}
-	case o.leases != nil:
-		m := o.leases
-		o.leases = nil
-		return &protocol.HubMessage{Message: &protocol.HubMessage_PushLeases{PushLeases: m}}
-	case o.ack != nil:
-		m := o.ack
-		o.ack = nil
-		return &protocol.HubMessage{Message: &protocol.HubMessage_ReportAck{ReportAck: m}}
+	for i, m := range o.messages {
+		if m != nil {
+			o.messages[i] = nil
+			return m
+		}
 	}
 	return nil
 }

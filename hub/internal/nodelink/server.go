@@ -272,7 +272,7 @@ func (s *Server) PushState(nodeID string, m *protocol.PushState, generation uint
 		c.mu.Lock()
 		c.pushedGeneration, c.pushedSHA256 = generation, sha256
 		c.mu.Unlock()
-		c.out.put(func(o *outbox) { o.state = m })
+		c.out.put(&protocol.HubMessage{Message: &protocol.HubMessage_PushState{PushState: m}})
 	}
 }
 
@@ -282,14 +282,14 @@ func (s *Server) PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte
 		c.mu.Lock()
 		c.acked.LeasesSHA256 = sha256
 		c.mu.Unlock()
-		c.out.put(func(o *outbox) { o.leases = m })
+		c.out.put(&protocol.HubMessage{Message: &protocol.HubMessage_PushLeases{PushLeases: m}})
 	}
 }
 
 // PushBundle sends a trust bundle, unless the node is gone.
 func (s *Server) PushBundle(nodeID string, m *protocol.PushBundle) {
 	if c := s.find(nodeID); c != nil {
-		c.out.put(func(o *outbox) { o.bundle = m })
+		c.out.put(&protocol.HubMessage{Message: &protocol.HubMessage_PushBundle{PushBundle: m}})
 	}
 }
 
