@@ -19,7 +19,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -31,7 +30,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
-	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -44,7 +42,8 @@ const (
 	sequenceEvery = time.Second
 	accrueEvery   = time.Minute
 	postEvery     = time.Minute
-	tidyEvery     = time.Hour
+	settleEvery   = time.Hour
+	purgeEvery    = time.Hour
 	collectEvery  = time.Hour
 	deleteEvery   = time.Hour
 	// rotateEvery leaves three passes to empty a slot of raw usage before it is written to again.
@@ -54,53 +53,37 @@ const (
 	closeTimeout = 10 * time.Second
 )
 
-// hub is the wired program.
-type hub struct {
+// base is what the hub opens before its parts are wired. Closing it releases everything.
+type base struct {
 	conf config
 	log  logger
-	// closers run in reverse order.
-	closers []func() error
+	*closers
 
 	keys      *trust.Keys
-	db        *db.DB
 	process   db.Process
-	lease     *db.Lease
-	sealer    *secret.Sealer
 	telemetry *telemetry.Telemetry
-	registry  *artifact.Registry
-
-	api         net.Listener
-	sessions    *link.Listener
-	metrics     net.Listener
-	apiAddr     string
-	sessionAddr string
-	certificate *trust.Server
-
-	nodelink   *nodelink.Server
-	dispatcher *dispatch.Dispatcher
-	nodes      *nodes.Service
-	commands   *command.Service
-	shutOut    fleet.DenyList
-	handler    http.Handler
-
-	reloadShutOut *loop.Loop
+	denied    *fleet.DenyList
+	ports
+	db     *db.DB
+	lease  *db.Lease
+	sealer *secret.Sealer
 }
 
-func (h *hub) onClose(fn func() error) { h.closers = append(h.closers, fn) }
+// hub is the wired program.
+type hub struct {
+	base
 
-func (h *hub) close() error {
-	var all error
-	for _, fn := range slices.Backward(h.closers) {
-		all = errors.Join(all, fn())
-	}
-	return all
+	registry       *artifact.Registry
+	dispatcher     *dispatch.Dispatcher
+	nodes          *nodes.Service
+	commands       *command.Service
+	handler        http.Handler
+	reloadDenyList *loop.Loop
 }
 
 // open checks the machine, opens everything and wires it. What it opened before a failure it closes.
-func open(ctx context.Context, c config, log logger, stdout io.Writer) (h *hub, err error) {
-	h = &hub{conf: c, log: log}
-	// A name of its own: a failing return sets h to nil before this runs.
-	opened := h
+func open(ctx context.Context, c config, log logger, stdout io.Writer) (_ *hub, err error) {
+	opened := &closers{}
 	defer func() {
 		if err != nil {
 			_ = opened.close()
@@ -110,80 +93,128 @@ func open(ctx context.Context, c config, log logger, stdout io.Writer) (h *hub, 
 	if err != nil {
 		return nil, err
 	}
-	h.onClose(lock.Close)
-	if h.process, err = thisProcess(lock); err != nil {
+	opened.add(lock.Close)
+	process, err := thisProcess(lock)
+	if err != nil {
 		return nil, err
 	}
-	if h.keys, err = trust.Open(c.dataDir); err != nil {
+	keys, err := trust.Open(c.dataDir)
+	if err != nil {
 		return nil, err
 	}
-	if err := checkClock(h.keys, time.Now()); err != nil {
+	if err := checkClock(keys, time.Now()); err != nil {
 		return nil, err
 	}
-	for _, step := range []func(context.Context) error{h.openTelemetry, h.listen, h.openDatabase} {
-		if err := step(ctx); err != nil {
-			return nil, err
-		}
-	}
-	if err := h.bootstrap(ctx, stdout); err != nil {
+	exporter, err := startTelemetry(ctx, c, keys, log, opened)
+	if err != nil {
 		return nil, err
 	}
-	return h, h.wire(ctx)
+	denied := &fleet.DenyList{}
+	bound, err := listen(ctx, c, keys, denied, log, opened)
+	if err != nil {
+		return nil, err
+	}
+	d, lease, err := openHubDatabase(ctx, c, process, log, opened)
+	if err != nil {
+		return nil, err
+	}
+	sealer, err := bootstrap(ctx, c, d, stdout)
+	if err != nil {
+		return nil, err
+	}
+	return wire(ctx, base{
+		conf:      c,
+		log:       log,
+		closers:   opened,
+		keys:      keys,
+		process:   process,
+		telemetry: exporter,
+		denied:    denied,
+		ports:     bound,
+		db:        d,
+		lease:     lease,
+		sealer:    sealer,
+	})
 }
 
-func (h *hub) openTelemetry(ctx context.Context) (err error) {
-	h.telemetry, err = telemetry.Start(ctx, telemetry.Config{
-		Service: "gpuaas-hub", Version: daemon.Version(), Instance: h.keys.HubID(), OTLPEndpoint: h.conf.otlpEndpoint,
-		SampleRatio: 1, Log: h.log,
+func startTelemetry(ctx context.Context, c config, keys *trust.Keys, log logger, opened *closers,
+) (*telemetry.Telemetry, error) {
+	t, err := telemetry.Start(ctx, telemetry.Config{
+		Service: "gpuaas-hub", Version: daemon.Version(), Instance: keys.HubID(), OTLPEndpoint: c.otlpEndpoint,
+		SampleRatio: 1, Log: log,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	h.onClose(func() error {
+	opened.add(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
-		return h.telemetry.Close(ctx)
+		return t.Close(ctx)
 	})
-	return nil
+	return t, nil
 }
 
-// listen takes the ports first: a port in use fails before the database is started.
-func (h *hub) listen(ctx context.Context) (err error) {
-	if h.api, err = listenTCP(ctx, "listen", h.conf.listen); err != nil {
-		return err
-	}
-	h.onClose(func() error { return ignoreClosed(h.api.Close()) })
-	if h.apiAddr, err = advertised(h.conf.advertiseAPI, h.api.Addr()); err != nil {
-		return err
-	}
-	if h.conf.metricsListen != "" {
-		if h.metrics, err = listenTCP(ctx, "metrics-listen", h.conf.metricsListen); err != nil {
-			return err
-		}
-		h.onClose(func() error { return ignoreClosed(h.metrics.Close()) })
-	}
-	if err := h.checkNames(ctx); err != nil {
-		return err
-	}
-	h.observeBundle()
-	h.certificate = &trust.Server{Keys: h.keys, Names: h.names(), TTL: h.conf.serverLifetime, Now: time.Now}
-	h.nodelink = nodelink.NewServer(nodelink.Options{
-		Bundle:      h.keys.Bundle,
-		Certificate: h.certificate.Certificate,
-		IsDenied:    h.shutOut.Has,
-		Now:         time.Now,
-		Log:         h.log,
-	})
-	reset, err := h.keys.ResetKey()
+// ports are the listeners, with what their handshakes need.
+type ports struct {
+	api         net.Listener
+	apiAddr     string
+	metrics     net.Listener
+	certificate *trust.Server
+	nodelink    *nodelink.Server
+	sessions    *link.Listener
+	sessionAddr string
+}
+
+// listen opens the ports first: a port in use fails before the database is started.
+func listen(ctx context.Context, c config, keys *trust.Keys, denied *fleet.DenyList, log logger, opened *closers,
+) (p ports, err error) {
+	api, err := listenTCP(ctx, "listen", c.listen)
 	if err != nil {
-		return err
+		return p, err
 	}
-	if h.sessions, err = link.Listen(h.conf.sessionListen, h.nodelink.TLS(), (*link.ResetKey)(&reset)); err != nil {
-		return listenTrouble("session-listen", h.conf.sessionListen, "UDP", err)
+	opened.add(func() error { return ignoreClosed(api.Close()) })
+	apiAddr, err := advertised(c.advertiseAPI, api.Addr())
+	if err != nil {
+		return p, err
 	}
-	h.onClose(func() error { return ignoreClosed(h.sessions.Close()) })
-	h.sessionAddr, err = advertised(h.conf.advertiseSession, h.sessions.Addr())
-	return err
+	var metrics net.Listener
+	if c.metricsListen != "" {
+		if metrics, err = listenTCP(ctx, "metrics-listen", c.metricsListen); err != nil {
+			return p, err
+		}
+		opened.add(func() error { return ignoreClosed(metrics.Close()) })
+	}
+	if err := checkNames(ctx, c, keys, apiAddr, log); err != nil {
+		return p, err
+	}
+	observeBundle(keys)
+	certificate := &trust.Server{Keys: keys, Names: serverNames(c, apiAddr), TTL: c.serverLifetime, Now: time.Now}
+	nodeLink := nodelink.NewServer(nodelink.Options{
+		Bundle:      keys.Bundle,
+		Certificate: certificate.Certificate,
+		IsDenied:    denied.Has,
+		Now:         time.Now,
+		Log:         log,
+	})
+	reset, err := keys.ResetKey()
+	if err != nil {
+		return p, err
+	}
+	sessions, err := link.Listen(c.sessionListen, nodeLink.TLS(), (*link.ResetKey)(&reset))
+	if err != nil {
+		return p, listenTrouble("session-listen", c.sessionListen, "UDP", err)
+	}
+	opened.add(func() error { return ignoreClosed(sessions.Close()) })
+	sessionAddr, err := advertised(c.advertiseSession, sessions.Addr())
+	return ports{
+		api:         api,
+		apiAddr:     apiAddr,
+		metrics:     metrics,
+		certificate: certificate,
+		nodelink:    nodeLink,
+		sessions:    sessions,
+		sessionAddr: sessionAddr,
+	}, err
 }
 
 func ignoreClosed(err error) error {
@@ -193,13 +224,13 @@ func ignoreClosed(err error) error {
 	return err
 }
 
-// names are what clients may call the hub.
-func (h *hub) names() []string {
-	names := slices.Concat(h.conf.tlsNames, []string{"localhost", "127.0.0.1", "::1"})
+// serverNames are the names of the hub's HTTPS certificate.
+func serverNames(c config, apiAddr string) []string {
+	names := slices.Concat(c.tlsNames, []string{"localhost", "127.0.0.1", "::1"})
 	if own, err := os.Hostname(); err == nil {
 		names = append(names, own)
 	}
-	for _, addr := range []string{h.apiAddr, h.conf.advertiseSession, h.conf.listen} {
+	for _, addr := range []string{apiAddr, c.advertiseSession, c.listen} {
 		host, _, err := net.SplitHostPort(addr)
 		if ip := net.ParseIP(host); err == nil && host != "" && (ip == nil || !ip.IsUnspecified()) {
 			names = append(names, host)
@@ -209,180 +240,124 @@ func (h *hub) names() []string {
 	return slices.Compact(names)
 }
 
-// openDatabase keeps other hub processes out before it migrates the schema.
-func (h *hub) openDatabase(ctx context.Context) (err error) {
-	if h.db, err = connectDatabase(ctx, h.conf, h.log, h.onClose); err != nil {
-		return err
-	}
-	if h.lease, err = db.TakeLease(ctx, h.db, h.process); err != nil {
-		return err
-	}
-	h.onClose(func() error { return h.lease.End(context.WithoutCancel(ctx)) })
-	return db.Migrate(ctx, h.db)
-}
-
-// openDatabase opens the operator's database, or a private one, and migrates its schema.
-func openDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
-	d, err := connectDatabase(ctx, c, log, onClose)
-	if err != nil {
-		return nil, err
-	}
-	return d, db.Migrate(ctx, d)
-}
-
-// connectDatabase opens the operator's database, or a private one, as it is.
-func connectDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
-	url, err := c.databaseURL()
-	if err != nil {
-		return nil, err
-	}
-	if url == "" {
-		server, err := managed.Start(ctx, managed.Config{
-			Dir: filepath.Join(c.dataDir, "postgres"), BinDir: c.postgresBinDir,
-			Log: log,
-		})
-		if err != nil {
-			return nil, err
-		}
-		onClose(server.Close)
-		url = server.URL()
-	}
-	d, err := db.Open(ctx, url)
-	if c.databaseURLFile != "" && fault.Is(err, fault.Unavailable) {
-		err = fault.New(fault.Unavailable, db.CodeDatabaseUnavailable, "The database that "+c.databaseURLFile+
-			" names does not answer: check that it runs, that this machine reaches it, and that the URL is right.", err)
-	}
-	if err != nil {
-		return nil, err
-	}
-	onClose(func() error { d.Close(); return nil })
-	return d, nil
-}
-
 // bootstrap makes the first admin. The token is on the disk before it counts, so that a crash in between loses nothing.
-func (h *hub) bootstrap(ctx context.Context, stdout io.Writer) error {
-	kek, err := secret.LoadKEK(filepath.Join(h.conf.dataDir, "kek.key"))
+func bootstrap(ctx context.Context, c config, d *db.DB, stdout io.Writer) (*secret.Sealer, error) {
+	kek, err := secret.LoadKEK(filepath.Join(c.dataDir, "kek.key"))
 	if err != nil {
-		return err
+		return nil, err
 	}
-	h.sealer = secret.NewSealer(kek)
-	token, made, err := withTokenFile(h.conf.tokenFile(), func(token string) (bool, error) {
-		return (&command.Service{DB: h.db, Sealer: h.sealer}).Bootstrap(ctx, token, time.Now())
+	sealer := secret.NewSealer(kek)
+	token, made, err := withTokenFile(c.tokenFile(), func(token string) (bool, error) {
+		return (&command.Service{DB: d, Sealer: sealer}).Bootstrap(ctx, token, time.Now())
 	})
 	if made {
-		showToken(stdout, token, h.conf.tokenFile())
+		showToken(stdout, token, c.tokenFile())
 	}
-	return err
+	return sealer, err
 }
 
-// wire connects the rooms.
-func (h *hub) wire(ctx context.Context) (err error) {
-	access := &command.RegistryAccess{DB: h.db, Now: time.Now}
-	h.registry, err = artifact.OpenRegistry(ctx, artifact.RegistryConfig{
-		Dir: h.conf.registryPath(), Host: h.apiAddr, SigningKey: h.keys.Token(), TrustDomain: h.keys.TrustDomain(),
-		IntentOpen: access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: time.Now, Log: h.log,
-		Quota: access.Quota, Roots: access.Roots, MinFreeBytes: int64(h.conf.registryMinFree), ShutOut: h.shutOut.Has,
+// wire connects the parts in one direction: nodelink carries, dispatch pushes through it, nodes handles what comes back
+// and enqueues; commands and queries serve the REST API. nodelink gets its handler when it serves.
+func wire(ctx context.Context, b base) (*hub, error) {
+	access := &command.RegistryAccess{DB: b.db, Now: time.Now}
+	registry, err := artifact.OpenRegistry(ctx, artifact.RegistryConfig{
+		Dir: b.conf.registryPath(), Host: b.apiAddr, SigningKey: b.keys.Token(), TrustDomain: b.keys.TrustDomain(),
+		IntentOpen: access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: time.Now, Log: b.log,
+		Quota: access.Quota, Roots: access.Roots, MinFreeBytes: int64(b.conf.registryMinFree), ShutOut: b.denied.Has,
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	h.wireNodes()
-	h.commands = h.newCommands()
-	h.handler, err = httpapi.NewHandler(h.server(), httpapi.Config{ //nolint:contextcheck // each request has its own
-		Authenticator: httpapi.TokenAuthenticator{DB: h.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: h.db},
-		Registry: h.registry, RegistryCaller: h.registry.Caller, NodeKey: (&fleet.PublicKeys{DB: h.db}).Of, Log: h.log,
+	dispatcher := dispatch.New(dispatch.Config{
+		DB:            b.db,
+		Keys:          b.keys,
+		Link:          b.nodelink,
+		LeaseDuration: b.conf.leaseDuration,
+		SyncEvery:     b.conf.resync,
+		Now:           time.Now,
+		Log:           b.log,
+	})
+	reload := loop.New("deny list", b.conf.resync, func(ctx context.Context) error {
+		return b.denied.Load(ctx, b.db)
+	}, b.log)
+	commands := newCommands(b, registry, dispatcher, reload)
+	server := &httpapi.Server{
+		Version:      daemon.Version(),
+		Ready:        b.db.Ping,
+		Commands:     commands,
+		Queries:      &query.Service{DB: b.db, Registry: registry, Generation: dispatch.NewestGeneration},
+		Keys:         b.keys,
+		SessionAddr:  b.sessionAddr,
+		RegistryHost: registry.Host(),
+		Logs:         b.nodelink,
+	}
+	handler, err := httpapi.NewHandler(server, httpapi.Config{ //nolint:contextcheck // each request has its own
+		Authenticator: httpapi.TokenAuthenticator{DB: b.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: b.db},
+		Registry: registry, RegistryCaller: registry.Caller, NodeKey: (&fleet.PublicKeys{DB: b.db}).Of, Log: b.log,
 		Now: time.Now,
 	})
-	return err
+	return &hub{
+		base:       b,
+		registry:   registry,
+		dispatcher: dispatcher,
+		nodes: nodes.New(nodes.Config{
+			DB:         b.db,
+			Dispatcher: dispatcher,
+			Keys:       b.keys,
+			Registry:   registry,
+			ReplicaID:  b.process.ID,
+			Started:    time.Now(),
+			Disconnect: b.nodelink.Disconnect,
+			Now:        time.Now,
+			Log:        b.log,
+		}),
+		commands:       commands,
+		handler:        handler,
+		reloadDenyList: reload,
+	}, err
 }
 
-// wireNodes connects the node side in one direction: nodelink carries, dispatch pushes through it, nodes handles what
-// comes back and enqueues. nodelink gets its handler when it serves.
-func (h *hub) wireNodes() {
-	h.dispatcher = dispatch.New(dispatch.Config{
-		DB:            h.db,
-		Keys:          h.keys,
-		Link:          h.nodelink,
-		LeaseDuration: h.conf.leaseDuration,
-		SyncEvery:     h.conf.resync,
-		Now:           time.Now,
-		Log:           h.log,
-	})
-	h.reloadShutOut = loop.New("shut-out", h.conf.resync, func(ctx context.Context) error {
-		return h.shutOut.Load(ctx, h.db)
-	}, h.log)
-	h.nodes = nodes.New(nodes.Config{
-		DB:         h.db,
-		Dispatcher: h.dispatcher,
-		Keys:       h.keys,
-		Registry:   h.registry,
-		ReplicaID:  h.process.ID,
-		Started:    time.Now(),
-		Disconnect: h.nodelink.Disconnect,
-		Now:        time.Now,
-		Log:        h.log,
-	})
-}
-
-// server gives the REST face its commands and queries.
-func (h *hub) server() *httpapi.Server {
-	return &httpapi.Server{
-		Version:      daemon.Version(),
-		Ready:        h.db.Ping,
-		Commands:     h.commands,
-		Queries:      &query.Service{DB: h.db, Registry: h.registry, Generation: dispatch.NewestGeneration},
-		Keys:         h.keys,
-		SessionAddr:  h.sessionAddr,
-		RegistryHost: h.registry.Host(),
-		Logs:         h.nodelink,
-	}
-}
-
-func (h *hub) newCommands() *command.Service {
+func newCommands(b base, registry *artifact.Registry, dispatcher *dispatch.Dispatcher, reload *loop.Loop,
+) *command.Service {
 	return &command.Service{
-		DB:             h.db,
-		Sealer:         h.sealer,
-		Keys:           h.keys,
-		Bundle:         h.keys.Bundle,
-		Registry:       h.registry,
-		LeaseDuration:  h.conf.leaseDuration,
-		CertificateTTL: h.conf.certificateLifetime,
-		EnqueueNode:    h.dispatcher.Enqueue,
-		Disconnect:     h.nodelink.Disconnect,
-		ShutOut:        h.dismiss,
-		Log:            h.log,
+		DB:             b.db,
+		Sealer:         b.sealer,
+		Keys:           b.keys,
+		Bundle:         b.keys.Bundle,
+		Registry:       registry,
+		LeaseDuration:  b.conf.leaseDuration,
+		CertificateTTL: b.conf.certificateLifetime,
+		EnqueueNode:    dispatcher.Enqueue,
+		Disconnect:     b.nodelink.Disconnect,
+		// A node that was banned or removed loses its connection and has its next handshake refused.
+		ShutOut: func(nodeID, reason string) {
+			b.nodelink.Disconnect(nodeID, reason)
+			reload.Wake()
+		},
+		Log: b.log,
 	}
 }
 
-// dismiss ends the connection of a node that was banned or removed, and has its next handshake refused.
-func (h *hub) dismiss(nodeID, reason string) {
-	h.nodelink.Disconnect(nodeID, reason)
-	h.reloadShutOut.Wake()
-}
-
-// loops are what works by itself.
+// loops are the periodic passes.
 func (h *hub) loops() []*loop.Loop {
 	sequencer := &event.Sequencer{DB: h.db, Holder: h.keys.HubID(), Now: time.Now}
-	return append(h.dispatcher.Loops(), h.reloadShutOut,
+	every := func(name string, interval time.Duration, pass func(context.Context, time.Time) error) *loop.Loop {
+		return loop.New(name, interval, func(ctx context.Context) error { return pass(ctx, time.Now()) }, h.log)
+	}
+	post := &command.PostPending{DB: h.db, Interval: h.conf.postingInterval, Log: h.log}
+	return append(h.dispatcher.Loops(), h.reloadDenyList,
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.nodes.Sweep, h.log),
 		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err },
 			h.log),
-		loop.New("accrue", accrueEvery, h.accrue, h.log),
-		loop.New("post", min(postEvery, h.conf.postingInterval), h.post, h.log),
-		loop.New("tidy", tidyEvery, h.tidy, h.log),
-		loop.New("bundle", bundleCheckEvery, h.checkBundle, h.log),
+		every("accrue", accrueEvery, h.commands.AccrueAllocations),
+		every("post", min(postEvery, h.conf.postingInterval), post.Do),
+		every("settle", settleEvery, h.settle),
+		every("purge", purgeEvery, h.purge),
+		every("bundle", bundleCheckEvery, h.checkBundle),
 		loop.New("collect", collectEvery, h.collect, h.log),
-		loop.New("usage slots", rotateEvery, h.rotateUsage, h.log),
-		loop.New("retention", deleteEvery, h.deleteOld, h.log),
+		every("usage slots", rotateEvery, (&command.RotateUsage{DB: h.db, Log: h.log}).Do),
+		every("retention", deleteEvery, (&command.DeleteOld{DB: h.db, Retention: h.conf.retention, Log: h.log}).Do),
 	)
-}
-
-func (h *hub) accrue(ctx context.Context) error {
-	return h.commands.AccrueAllocations(ctx, time.Now())
-}
-
-func (h *hub) post(ctx context.Context) error {
-	return (&command.PostPending{DB: h.db, Interval: h.conf.postingInterval, Log: h.log}).Do(ctx, time.Now())
 }
 
 // collect removes what nothing refers to from the registry. A restored hub waits with it until it knows again what
@@ -401,20 +376,16 @@ func (h *hub) collect(ctx context.Context) error {
 	return err
 }
 
-func (h *hub) rotateUsage(ctx context.Context) error {
-	return (&command.RotateUsage{DB: h.db, Log: h.log}).Do(ctx, time.Now())
+func (h *hub) settle(ctx context.Context, now time.Time) error {
+	_, err := (&command.SettleMembers{DB: h.db, Log: h.log}).Do(ctx, now)
+	return err
 }
 
-func (h *hub) deleteOld(ctx context.Context) error {
-	return (&command.DeleteOld{DB: h.db, Retention: h.conf.retention, Log: h.log}).Do(ctx, time.Now())
-}
-
-func (h *hub) tidy(ctx context.Context) error {
-	now := time.Now()
-	_, purgeErr := command.PurgeIdempotency(ctx, h.db, now)
+// purge deletes expired idempotency keys and unfinished uploads.
+func (h *hub) purge(ctx context.Context, now time.Time) error {
+	_, keysErr := command.PurgeIdempotency(ctx, h.db, now)
 	_, uploadErr := h.registry.PurgeUploads(ctx, now.Add(-uploadsKept))
-	_, settleErr := (&command.SettleMembers{DB: h.db, Log: h.log}).Do(ctx, now)
-	return errors.Join(purgeErr, uploadErr, settleErr)
+	return errors.Join(keysErr, uploadErr)
 }
 
 // run serves until ctx ends, then lets go in order: requests, sessions, loops.

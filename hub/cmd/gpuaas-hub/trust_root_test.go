@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/json"
+	"log/slog"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -138,11 +139,10 @@ func TestANameThatTheAuthorityMayNotVouchForIsSaidAtTheStart(t *testing.T) {
 		"further name": {tlsNames: []string{"hub.example.com"}},
 		"advertised":   {advertiseAPI: "203.0.113.7:8443"},
 	} {
-		err := (&hub{keys: keys, conf: c}).checkNames(t.Context())
+		err := checkNames(t.Context(), c, keys, "", slog.New(slog.DiscardHandler))
 		require.EqualValues(t, "tls_name_not_permitted", fault.As(err).Code, name)
 		require.Contains(t, fault.As(err).Public, "--tls-name", name)
 	}
-	require.NoError(t,
-		(&hub{keys: keys, conf: config{advertiseAPI: "10.0.0.1:8443", tlsNames: []string{"hub.gpuaas.test"}}}).checkNames(
-			t.Context()))
+	permitted := config{advertiseAPI: "10.0.0.1:8443", tlsNames: []string{"hub.gpuaas.test"}}
+	require.NoError(t, checkNames(t.Context(), permitted, keys, "", slog.New(slog.DiscardHandler)))
 }

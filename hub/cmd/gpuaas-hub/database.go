@@ -66,3 +66,56 @@ func openLocalDatabase(ctx context.Context, c config, onClose func(func() error)
 	onClose(func() error { d.Close(); return nil })
 	return d, nil
 }
+
+// openHubDatabase keeps other hub processes out before it migrates the schema.
+func openHubDatabase(ctx context.Context, c config, process db.Process, log logger, opened *closers,
+) (*db.DB, *db.Lease, error) {
+	d, err := connectDatabase(ctx, c, log, opened.add)
+	if err != nil {
+		return nil, nil, err
+	}
+	lease, err := db.TakeLease(ctx, d, process)
+	if err != nil {
+		return nil, nil, err
+	}
+	opened.add(func() error { return lease.End(context.WithoutCancel(ctx)) })
+	return d, lease, db.Migrate(ctx, d)
+}
+
+// openDatabase opens the operator's database, or a private one, and migrates its schema.
+func openDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
+	d, err := connectDatabase(ctx, c, log, onClose)
+	if err != nil {
+		return nil, err
+	}
+	return d, db.Migrate(ctx, d)
+}
+
+// connectDatabase opens the operator's database, or a private one, as it is.
+func connectDatabase(ctx context.Context, c config, log logger, onClose func(func() error)) (*db.DB, error) {
+	url, err := c.databaseURL()
+	if err != nil {
+		return nil, err
+	}
+	if url == "" {
+		server, err := managed.Start(ctx, managed.Config{
+			Dir: filepath.Join(c.dataDir, "postgres"), BinDir: c.postgresBinDir,
+			Log: log,
+		})
+		if err != nil {
+			return nil, err
+		}
+		onClose(server.Close)
+		url = server.URL()
+	}
+	d, err := db.Open(ctx, url)
+	if c.databaseURLFile != "" && fault.Is(err, fault.Unavailable) {
+		err = fault.New(fault.Unavailable, db.CodeDatabaseUnavailable, "The database that "+c.databaseURLFile+
+			" names does not answer: check that it runs, that this machine reaches it, and that the URL is right.", err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	onClose(func() error { d.Close(); return nil })
+	return d, nil
+}
