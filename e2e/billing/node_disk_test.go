@@ -48,16 +48,7 @@ func finalBill(w *harness.Testbed, i client.AppInstance) *big.Rat {
 	w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(w.T, err)
-	total := new(big.Rat)
-	for _, r := range usage {
-		if r.Meter != "session_seconds" {
-			continue
-		}
-		q, ok := new(big.Rat).SetString(r.Quantity)
-		require.True(w.T, ok)
-		total.Add(total, q)
-	}
-	return total
+	return harness.SessionSeconds(w.T, usage)
 }
 
 // awaitHealthy waits until the hub shows the instance as running and healthy.

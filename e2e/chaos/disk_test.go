@@ -96,7 +96,7 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	for _, id := range []string{i.ID, leaves.ID, later.ID} {
 		usage, err := w.Tenant.Usage(w.Ctx, id)
 		require.NoError(t, err)
-		billed.Add(billed, harness.RequireContiguous(t, usage, "session_seconds"))
+		billed.Add(billed, harness.RequireContiguous(t, usage))
 	}
 	harness.RequireBilledTime(t, containers.RunningTime(t), billed)
 }
@@ -158,5 +158,5 @@ func TestHubWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 	w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(t, err)
-	harness.RequireBilledTime(t, containers.RunningTime(t), harness.RequireContiguous(t, usage, "session_seconds"))
+	harness.RequireBilledTime(t, containers.RunningTime(t), harness.RequireContiguous(t, usage))
 }

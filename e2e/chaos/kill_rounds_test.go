@@ -275,7 +275,7 @@ func (k *killTest) requireLaws(l instanceHistory) {
 	usage, err := k.Tenant.Usage(k.Ctx, l.id)
 	require.NoError(k.T, err)
 	if l.uninterrupted {
-		harness.RequireContiguous(k.T, usage, "session_seconds")
+		harness.RequireContiguous(k.T, usage)
 	}
 	billed := harness.RequireNoOverlap(k.T, usage)
 	ran, runs := k.oracle.RunsOf(k.T, l.member)

@@ -1,7 +1,7 @@
 package harness
 
 import (
-	"math/big"
+	"slices"
 	"strings"
 	"time"
 
@@ -51,27 +51,12 @@ func (w *Testbed) RequireRuns(containers *ContainerdOracle, id string, runs int)
 	postings := w.FinalPostings(w.Instance(id))
 	usage, err := w.Tenant.Usage(w.Ctx, id)
 	require.NoError(w.T, err)
-	var mine []api.UsageRecord
-	for _, u := range usage {
-		if u.Meter == "session_seconds" && !u.EndedAt.Equal(u.StartedAt) {
-			mine = append(mine, u)
-		}
-	}
-	sortByStart(mine)
-	total, gaps := new(big.Rat), 0
-	for n, u := range mine {
-		q, ok := new(big.Rat).SetString(u.Quantity)
-		require.True(w.T, ok)
-		total.Add(total, q)
+	mine := slices.DeleteFunc(sessionRecords(usage), func(u api.UsageRecord) bool { return u.EndedAt.Equal(u.StartedAt) })
+	for _, u := range mine {
 		require.Equal(w.T, mine[0].AllocationID, u.AllocationID)
-		if n == 0 || mine[n-1].EndedAt.Equal(u.StartedAt) {
-			continue
-		}
-		require.True(w.T, mine[n-1].EndedAt.Before(u.StartedAt), "usage from %s overlaps usage to %s", u.StartedAt,
-			mine[n-1].EndedAt)
-		gaps++
 	}
-	require.Equal(w.T, runs-1, gaps, "one gap between two runs, none within one")
+	total := SessionSeconds(w.T, usage)
+	require.Equal(w.T, runs-1, countGaps(w.T, mine), "one gap between two runs, none within one")
 	ran, slack := containers.RunningTime(w.T), time.Duration(runs)*eventDelay
 	RequireBilledBetween(w.T, total, ran-MeteringInterval-slack, ran+slack)
 	RequireCost(w.T, postings, total, 1)

@@ -3,7 +3,6 @@ package harness
 import (
 	"math/big"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -80,43 +79,74 @@ func (w *Testbed) Decommission(i api.AppInstance) api.AppInstance {
 	return ended
 }
 
-// RequireNoOverlap sums an instance's running time; no second is in two records.
-func RequireNoOverlap(t *testing.T, usage []api.UsageRecord) *big.Rat {
+// UsageCost is what usage took from the tenant, as a positive amount.
+func UsageCost(t *testing.T, postings []api.Posting) *big.Rat {
 	t.Helper()
-	mine := slices.DeleteFunc(slices.Clone(usage), func(u api.UsageRecord) bool { return u.Meter != "session_seconds" })
-	sortByStart(mine)
 	total := new(big.Rat)
-	for n, u := range mine {
-		q, ok := new(big.Rat).SetString(u.Quantity)
-		require.True(t, ok)
-		total.Add(total, q)
-		if n > 0 {
-			require.False(t, u.StartedAt.Before(mine[n-1].EndedAt), "usage from %s overlaps usage to %s", u.StartedAt,
-				mine[n-1].EndedAt)
+	for _, p := range postings {
+		sums, err := scenario.Sums(p)
+		require.NoError(t, err)
+		for currency, sum := range sums {
+			require.Zero(t, sum.Sign(), "posting %s is off by %s %s", p.PostingID, sum.RatString(), currency)
+		}
+		if p.Kind != api.PostingKindUsage {
+			continue
+		}
+		for _, e := range p.Entries {
+			amount, ok := new(big.Rat).SetString(e.Amount)
+			require.True(t, ok)
+			if amount.Sign() > 0 {
+				total.Add(total, amount)
+			}
 		}
 	}
 	return total
 }
 
-// RunsOf is how long a member's containers ran in all, and how many did; every one must have exited.
-func (tr *ContainerdOracle) RunsOf(t *testing.T, member string) (total time.Duration, runs int) {
-	t.Helper()
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	for id, start := range tr.started {
-		if !strings.HasPrefix(id, member+".") {
-			continue
-		}
-		require.Contains(t, tr.exited, id, "the container has not exited")
-		total += tr.exited[id].Sub(start)
-		runs++
-	}
-	require.Positive(t, runs)
-	return total, runs
+// sessionRecords are the records of running time, in order of their start.
+func sessionRecords(usage []api.UsageRecord) []api.UsageRecord {
+	mine := slices.DeleteFunc(slices.Clone(usage), func(u api.UsageRecord) bool { return u.Meter != "session_seconds" })
+	slices.SortStableFunc(mine, func(a, b api.UsageRecord) int { return a.StartedAt.Compare(b.StartedAt) })
+	return mine
 }
 
-// MemberOf is the member that a container run belongs to: a run is named <member>.<number>.
-func MemberOf(run string) string {
-	member, _, _ := strings.Cut(run, ".")
-	return member
+// SessionSeconds sums an instance's running time.
+func SessionSeconds(t *testing.T, usage []api.UsageRecord) *big.Rat {
+	t.Helper()
+	total := new(big.Rat)
+	for _, u := range sessionRecords(usage) {
+		q, ok := new(big.Rat).SetString(u.Quantity)
+		require.True(t, ok)
+		total.Add(total, q)
+	}
+	return total
+}
+
+// RequireNoOverlap sums an instance's running time; no second may be in two records.
+func RequireNoOverlap(t *testing.T, usage []api.UsageRecord) *big.Rat {
+	t.Helper()
+	countGaps(t, sessionRecords(usage))
+	return SessionSeconds(t, usage)
+}
+
+// RequireContiguous sums an instance's running time; its records may neither overlap nor leave a gap.
+func RequireContiguous(t *testing.T, usage []api.UsageRecord) *big.Rat {
+	t.Helper()
+	records := sessionRecords(usage)
+	require.NotEmpty(t, records)
+	require.Zero(t, countGaps(t, records), "the records leave gaps")
+	return SessionSeconds(t, usage)
+}
+
+// countGaps counts the gaps between records in order, which may not overlap.
+func countGaps(t *testing.T, records []api.UsageRecord) (gaps int) {
+	t.Helper()
+	for n := 1; n < len(records); n++ {
+		end, start := records[n-1].EndedAt, records[n].StartedAt
+		require.False(t, start.Before(end), "usage from %s overlaps usage to %s", start, end)
+		if start.After(end) {
+			gaps++
+		}
+	}
+	return gaps
 }

@@ -2,7 +2,6 @@ package harness
 
 import (
 	"context"
-	"math/big"
 	"strings"
 	"sync"
 	"testing"
@@ -13,9 +12,6 @@ import (
 	coreevents "github.com/containerd/containerd/v2/core/events"
 	"github.com/containerd/typeurl/v2"
 	"github.com/stretchr/testify/require"
-
-	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
-	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
 // resubscribeDelay is the pause before a broken event stream is opened again.
@@ -94,31 +90,38 @@ func (tr *ContainerdOracle) Starts() int {
 // RunningTime is how long containers ran in all, by containerd's clock; every one must have exited.
 func (tr *ContainerdOracle) RunningTime(t *testing.T) time.Duration {
 	t.Helper()
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	require.NotEmpty(t, tr.started)
-	return tr.sum(t, "")
+	return tr.RunningTimeOf(t, "")
 }
 
-// RunningTimeOf is the same for the containers of one member.
+// RunningTimeOf is RunningTime for one member.
 func (tr *ContainerdOracle) RunningTimeOf(t *testing.T, memberID string) time.Duration {
 	t.Helper()
-	tr.mu.Lock()
-	defer tr.mu.Unlock()
-	return tr.sum(t, memberID+".")
+	total, _ := tr.RunsOf(t, memberID)
+	return total
 }
 
-func (tr *ContainerdOracle) sum(t *testing.T, prefix string) (total time.Duration) {
+// RunsOf is how long a member's containers ran in all, and how many did; the empty id stands for all members. Each
+// container must have exited.
+func (tr *ContainerdOracle) RunsOf(t *testing.T, memberID string) (total time.Duration, runs int) {
 	t.Helper()
+	tr.mu.Lock()
+	defer tr.mu.Unlock()
 	for id, start := range tr.started {
-		if !strings.HasPrefix(id, prefix) {
+		if memberID != "" && MemberOf(id) != memberID {
 			continue
 		}
 		require.Contains(t, tr.exited, id, "the container has not exited")
 		total += tr.exited[id].Sub(start)
+		runs++
 	}
-	require.Positive(t, total, "no container of %q ran", prefix)
-	return total
+	require.Positive(t, runs, "no container of %q ran", memberID)
+	return total, runs
+}
+
+// MemberOf is the member that a container run belongs to: a run is named <member>.<number>.
+func MemberOf(run string) string {
+	member, _, _ := strings.Cut(run, ".")
+	return member
 }
 
 // Lifetime returns when the container started and exited; zero where containerd has not reported it.
@@ -138,62 +141,6 @@ func (tr *ContainerdOracle) FirstStart() (first time.Time) {
 		}
 	}
 	return first
-}
-
-// UsageCost is what usage took from the tenant, as a positive amount.
-func UsageCost(t *testing.T, postings []api.Posting) *big.Rat {
-	t.Helper()
-	total := new(big.Rat)
-	for _, p := range postings {
-		sums, err := scenario.Sums(p)
-		require.NoError(t, err)
-		for currency, sum := range sums {
-			require.Zero(t, sum.Sign(), "posting %s is off by %s %s", p.PostingID, sum.RatString(), currency)
-		}
-		if p.Kind != api.PostingKindUsage {
-			continue
-		}
-		for _, e := range p.Entries {
-			amount, ok := new(big.Rat).SetString(e.Amount)
-			require.True(t, ok)
-			if amount.Sign() > 0 {
-				total.Add(total, amount)
-			}
-		}
-	}
-	return total
-}
-
-// RequireContiguous asserts that one meter's records neither overlap nor leave a gap within one container run.
-func RequireContiguous(t *testing.T, records []api.UsageRecord, meter string) (total *big.Rat) {
-	t.Helper()
-	total = new(big.Rat)
-	var mine []api.UsageRecord
-	for _, r := range records {
-		if r.Meter == meter {
-			mine = append(mine, r)
-		}
-	}
-	sortByStart(mine)
-	require.NotEmpty(t, mine)
-	for i, r := range mine {
-		q, ok := new(big.Rat).SetString(r.Quantity)
-		require.True(t, ok)
-		total.Add(total, q)
-		if i > 0 {
-			require.True(t, mine[i-1].EndedAt.Equal(r.StartedAt), "usage from %s follows usage to %s", r.StartedAt,
-				mine[i-1].EndedAt)
-		}
-	}
-	return total
-}
-
-func sortByStart(records []api.UsageRecord) {
-	for i := range records {
-		for j := i; j > 0 && records[j].StartedAt.Before(records[j-1].StartedAt); j-- {
-			records[j], records[j-1] = records[j-1], records[j]
-		}
-	}
 }
 
 // RunningTimeUntil is how long a member's containers ran before the given time, or in all when it is zero.

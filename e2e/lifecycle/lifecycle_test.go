@@ -53,7 +53,7 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsExact(t *testing.T) {
 	ran := containers.RunningTime(t)
 	usage, err := w.Tenant.Usage(w.Ctx, second.ID)
 	require.NoError(t, err)
-	seconds := harness.RequireContiguous(t, usage, "session_seconds")
+	seconds := harness.RequireContiguous(t, usage)
 	harness.RequireBilledTime(t, ran, seconds)
 	paid := harness.UsageCost(t, postings)
 	require.Equal(t, 1, paid.Sign())

@@ -83,7 +83,7 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwnAndIsEmptiedWhenItReturns(t *testing.T
 	postings := w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(t, err)
-	seconds := harness.RequireContiguous(t, usage, "session_seconds")
+	seconds := harness.RequireContiguous(t, usage)
 	containers.RunningTime(t) // it has exited
 	harness.RequireBilledTime(t, lost.RemovedAt.Sub(containers.FirstStart()), seconds)
 	harness.RequireCost(t, postings, seconds, 1)

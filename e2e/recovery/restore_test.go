@@ -114,32 +114,12 @@ func billedOnce(w *harness.Testbed, containers *harness.ContainerdOracle, ended 
 		postings := w.FinalPostings(i)
 		usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 		require.NoError(w.T, err)
-		seconds := sessionSeconds(w.T, usage)
+		seconds := harness.SessionSeconds(w.T, usage)
 		all.Add(all, seconds)
 		harness.RequireCost(w.T, postings, seconds, 5)
 	}
-	ran := containers.RunningTime(w.T)
-	seen := big.NewRat(ran.Microseconds(), 1_000_000)
-	// Each run may lose its last metering interval; the tenant is never billed more than what ran.
-	runs := int64(len(running) + 2)
-	least := new(big.Rat).Sub(seen, big.NewRat(runs*(harness.MeteringInterval.Microseconds()+250_000), 1_000_000))
-	require.GreaterOrEqual(w.T, all.Cmp(least), 0, "billed %s s of %s", all.FloatString(3), ran)
-	require.LessOrEqual(w.T, all.Cmp(new(big.Rat).Add(seen, big.NewRat(runs, 4))), 0, "billed %s s of %s",
-		all.FloatString(3), ran)
-}
-
-func sessionSeconds(t *testing.T, records []api.UsageRecord) *big.Rat {
-	t.Helper()
-	total := new(big.Rat)
-	for _, r := range records {
-		if r.Meter != "session_seconds" {
-			continue
-		}
-		q, ok := new(big.Rat).SetString(r.Quantity)
-		require.True(t, ok)
-		total.Add(total, q)
-	}
-	return total
+	// The tenant is never billed for more than what ran.
+	harness.RequireBilledRuns(w.T, containers.RunningTime(w.T), len(running)+2, all)
 }
 
 func recovery(w *harness.Testbed) (api.Recovery, error) {
