@@ -81,8 +81,8 @@ func TestStartUpTroublesSayWhatToDo(t *testing.T) {
 			"--containerd-address",
 			"/nonexistent/containerd.sock",
 		}},
-		"not enrolled": {"enrolment_incomplete", "--api-url", []string{"--containerd-address", daemon.Address}},
-		"no join token": {"enrolment_incomplete", "--join-token-file", []string{
+		"not enrolled": {"enrollment_incomplete", "--api-url", []string{"--containerd-address", daemon.Address}},
+		"no join token": {"enrollment_incomplete", "--join-token-file", []string{
 			"--containerd-address", daemon.Address, "--api-url", "https://127.0.0.1:1", "--root-fingerprint", "sha256:00",
 		}},
 		"join token missing": {"join_token_unreadable", "/nonexistent/token", []string{

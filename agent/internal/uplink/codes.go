@@ -9,7 +9,7 @@ const (
 	// codeCertificateInvalid: the hub issued a certificate that does not fit the node's key.
 	codeCertificateInvalid fault.Code = "certificate_invalid"
 	// codeEnrollmentIncomplete: a flag that enrollment needs is missing.
-	codeEnrollmentIncomplete fault.Code = "enrolment_incomplete"
+	codeEnrollmentIncomplete fault.Code = "enrollment_incomplete"
 	// codeHubAnswerInvalid: the answer is not one of a hub.
 	codeHubAnswerInvalid fault.Code = "hub_answer_invalid"
 	// codeHubCertificateExpired: the hub's certificate is not valid at this machine's time.

@@ -59,7 +59,7 @@ func TestEnrollmentSaysWhatIsWrong(t *testing.T) {
 			"Check the address", false,
 		},
 		"no token": {
-			func(e *uplink.Enrollment) { e.JoinToken = "" }, "enrolment_incomplete", "--join-token-file",
+			func(e *uplink.Enrollment) { e.JoinToken = "" }, "enrollment_incomplete", "--join-token-file",
 			true,
 		},
 		"plain http": {func(e *uplink.Enrollment) { e.APIURL = "http://hub" }, "api_url_invalid", "https://", true},
