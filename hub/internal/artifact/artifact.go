@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/imagesign"
 )
@@ -53,9 +54,6 @@ const (
 	TrustRevoked TrustState = "revoked"
 )
 
-// Actor is who asked.
-type Actor struct{ Type, ID string }
-
 // Intent lets one project push to one repository for a while.
 type Intent struct {
 	ID, OrgID, ProjectID string
@@ -64,7 +62,7 @@ type Intent struct {
 	ArtifactKind         string
 	Channel              string
 	Repository, Tag      string
-	CreatedBy            Actor
+	CreatedBy            principal.Actor
 	CreatedAt, ExpiresAt time.Time
 }
 
@@ -98,7 +96,7 @@ type Artifact struct {
 	Channel         string
 	Evidence        []Evidence
 	ResourceVersion int64
-	CreatedBy       Actor
+	CreatedBy       principal.Actor
 	CreatedAt       time.Time
 	UpdatedAt       time.Time
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 // TestAVerifiedArtifactStaysVerifiedWhenItsSignatureTagIsOverwritten: every project of the org may push to that tag.
@@ -19,7 +20,7 @@ func TestAVerifiedArtifactStaysVerifiedWhenItsSignatureTagIsOverwritten(t *testi
 		ID: db.NewID(), OrgID: db.NewID(), ProjectID: db.NewID(), AppSlug: "demo", AppVersion: "1", Repository: repository,
 		Digest:     "sha256:1",
 		TrustState: artifact.Verified, Evidence: []artifact.Evidence{{Kind: "signature", KeyID: "k"}},
-		CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+		CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
 	}
 	register := func(state artifact.TrustState, evidence ...artifact.Evidence) artifact.Artifact {
 		again := a
@@ -55,7 +56,7 @@ func TestRetiredAndRevokedArtifactsAndEndedIntentsAreNoRoots(t *testing.T) {
 			a := artifact.Artifact{
 				ID: db.NewID(), OrgID: db.NewID(), ProjectID: db.NewID(), AppVersion: "1", Repository: repository,
 				Digest:    "sha256:" + status,
-				CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+				CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
 			}
 			if _, _, err := artifact.Register(t.Context(), tx, a, now); err != nil {
 				return struct{}{}, err
@@ -66,7 +67,7 @@ func TestRetiredAndRevokedArtifactsAndEndedIntentsAreNoRoots(t *testing.T) {
 		}
 		return struct{}{}, artifact.AddIntent(t.Context(), tx, artifact.NewIntent(artifact.Intent{
 			ID: db.NewID(), OrgID: db.NewID(), ProjectID: db.NewID(), Repository: "org/acme/open/runtime",
-			CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+			CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
 		}, now))
 	})
 	require.NoError(t, err)

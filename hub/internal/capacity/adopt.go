@@ -5,12 +5,10 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
-
-// recoveredBy marks an allocation that was made from what a node brought.
-const recoveredBy = "recovery"
 
 // Adopted is what a member holds, by its signed document.
 type Adopted struct {
@@ -38,7 +36,7 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, 
 		}
 	case err != nil:
 		return false, at, err
-	case at.RequestedBy.Type == recoveredBy:
+	case at.RequestedBy.Type == principal.Recovery:
 		if at, err = growAdopted(ctx, tx, at, a, now); err != nil {
 			return false, at, err
 		}
@@ -65,7 +63,8 @@ func makeAdopted(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (Alloc
 		ID: a.AllocationID, OrgID: a.OrgID, ProjectID: a.ProjectID, NodeID: a.NodeID, Shape: GPUSlice,
 		AcceleratorCount: len(a.AcceleratorIDs),
 		CPUCores:         roundUp(a.CPUMillis, millisPerCore), MemoryMiB: roundUp(a.MemoryBytes, mebibyte), Status: Active,
-		RequestedBy: Actor{Type: recoveredBy}, CorrelationID: a.CorrelationID, ResourceVersion: 1, CreatedAt: now,
+		RequestedBy: principal.Actor{Type: principal.Recovery}, CorrelationID: a.CorrelationID, ResourceVersion: 1,
+		CreatedAt: now,
 		UpdatedAt: now, ActivatedAt: now,
 	}
 	return at, insertAllocation(ctx, tx, at)

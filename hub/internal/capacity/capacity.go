@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -43,12 +44,6 @@ const (
 	mebibyte      = 1 << 20
 )
 
-// Actor is who asked for something.
-type Actor struct {
-	Type string
-	ID   string
-}
-
 // Allocation is capacity that a project holds on a node.
 type Allocation struct {
 	ID               string
@@ -67,7 +62,7 @@ type Allocation struct {
 	FreeCPUMillis   int64
 	FreeMemoryBytes int64
 	Status          Status
-	RequestedBy     Actor
+	RequestedBy     principal.Actor
 	CorrelationID   string
 	ResourceVersion int64
 	CreatedAt       time.Time
@@ -92,7 +87,7 @@ type NewAllocation struct {
 	AcceleratorModel string
 	CPUCores         int64
 	MemoryMiB        int64
-	RequestedBy      Actor
+	RequestedBy      principal.Actor
 	CorrelationID    string
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -64,7 +65,7 @@ func (w *world) try(fn func(context.Context, db.Tx) error) error {
 func (w *world) create(change func(*capacity.NewAllocation)) (a capacity.Allocation, err error) {
 	n := capacity.NewAllocation{
 		ID: db.NewID(), OrgID: w.org, ProjectID: w.project, Shape: capacity.GPUSlice, CPUCores: 2, MemoryMiB: 4096,
-		RequestedBy: capacity.Actor{Type: "user", ID: "u"}, CorrelationID: "corr",
+		RequestedBy: principal.Actor{Type: principal.User, ID: "u"}, CorrelationID: "corr",
 	}
 	change(&n)
 	err = w.try(func(ctx context.Context, tx db.Tx) (err error) {

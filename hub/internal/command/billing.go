@@ -28,7 +28,7 @@ func (m Meta) recordBilling(ctx context.Context, tx db.Tx, c billingChange) erro
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType,
+		Actor: m.Principal.Actor(), Action: c.action, ResourceType: c.resourceType,
 		ResourceID: c.resourceID,
 		OrgID:      c.orgID, CorrelationID: m.CorrelationID, After: c.data, At: m.Now,
 	})

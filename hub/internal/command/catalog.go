@@ -33,7 +33,7 @@ type shipChange struct {
 }
 
 func (m Meta) recordShipping(ctx context.Context, tx db.Tx, c shipChange) error {
-	data := map[string]any{"requested_by": map[string]string{"type": m.Principal.Type, "id": m.Principal.ID}}
+	data := map[string]any{"requested_by": m.Principal.Actor()}
 	maps.Copy(data, c.data)
 	if err := event.Append(ctx, tx, event.Event{
 		Type: c.event, Subject: c.resourceID, ResourceVersion: c.version, OrgID: c.orgID, ProjectID: c.projectID,
@@ -42,7 +42,7 @@ func (m Meta) recordShipping(ctx context.Context, tx db.Tx, c shipChange) error 
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType,
+		Actor: m.Principal.Actor(), Action: c.action, ResourceType: c.resourceType,
 		ResourceID: c.resourceID,
 		OrgID:      c.orgID, ProjectID: c.projectID, CorrelationID: m.CorrelationID, Before: c.before, After: c.after,
 		At: m.Now,

@@ -67,12 +67,12 @@ func (m Meta) recordSettings(ctx context.Context, tx db.Tx, before, after instan
 		Type: "apps.instance.changed", Subject: after.ID, ResourceVersion: after.ResourceVersion, OrgID: after.OrgID,
 		ProjectID:     after.ProjectID,
 		CorrelationID: m.CorrelationID, TraceID: m.TraceID, At: m.Now,
-		Data: map[string]any{"requested_by": instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID}},
+		Data: map[string]any{"requested_by": m.Principal.Actor()},
 	}); err != nil {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: "apps.instance.change", ResourceType: resourceInstance,
+		Actor: m.Principal.Actor(), Action: "apps.instance.change", ResourceType: resourceInstance,
 		ResourceID: after.ID,
 		OrgID:      after.OrgID, ProjectID: after.ProjectID, CorrelationID: m.CorrelationID, At: m.Now,
 		Before: map[string]any{"display_name": before.DisplayName}, After: map[string]any{

@@ -101,7 +101,7 @@ func (s *Service) createAllocation(ctx context.Context, tx db.Tx, m Meta, in Cre
 		}
 		n := in.allocation(project)
 		n.ID = db.NewID()
-		n.RequestedBy, n.CorrelationID = capacity.Actor{Type: m.Principal.Type, ID: m.Principal.ID}, m.CorrelationID
+		n.RequestedBy, n.CorrelationID = m.Principal.Actor(), m.CorrelationID
 		a, err := capacity.Create(ctx, tx, n, nodes, m.Now)
 		if err != nil {
 			return capacity.Allocation{}, err

@@ -137,7 +137,7 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 			RuntimeBackend: w.RuntimeBackend, TenantBoundaryMode: w.TenantBoundaryMode,
 		},
 		ConfigJSON: w.configJSON, PlacementAllocationIDs: in.AllocationIDs,
-		RequestedBy:   instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+		RequestedBy:   m.Principal.Actor(),
 		CorrelationID: m.CorrelationID, OperationID: db.NewID(),
 		Revision: instance.NewRevision{
 			AppVersion: w.Version.Version, ParametersJSON: w.parametersJSON, ManifestEnvelope: w.ManifestEnvelope,

@@ -55,7 +55,7 @@ func (s *Service) createJoinToken(ctx context.Context, tx db.Tx, m Meta, in flee
 			return CreatedJoinToken{}, err
 		}
 		return CreatedJoinToken{Token: t, Secret: in.Secret}, event.Audit(ctx, tx, event.AuditRow{
-			ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: iam.JoinTokenWrite, ResourceType: resourceJoinToken,
+			Actor: m.Principal.Actor(), Action: iam.JoinTokenWrite, ResourceType: resourceJoinToken,
 			ResourceID:    t.ID,
 			CorrelationID: m.CorrelationID, After: data, At: m.Now,
 		})

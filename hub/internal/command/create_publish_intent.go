@@ -54,7 +54,7 @@ func (s *Service) CreatePublishIntent(ctx context.Context, m Meta,
 				ArtifactName: in.ArtifactName,
 				ArtifactKind: artifact.KindOCI, Channel: in.Channel, Repository: artifact.Repository(orgSlug, in.AppSlug,
 					in.ArtifactName),
-				CreatedBy: artifact.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+				CreatedBy: m.Principal.Actor(),
 			}, m.Now)
 			if err := artifact.AddIntent(ctx, tx, intent); err != nil {
 				return CreatedPublishIntent{}, err

@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -28,7 +29,7 @@ type FailureAudit struct {
 // AuditFailure adds the row in a transaction of its own: the one of the request is rolled back.
 func (a *FailureAudit) AuditFailure(ctx context.Context, m Meta, f Failure) error {
 	row := event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: f.Operation, ResourceType: "operation",
+		Actor: m.Principal.Actor(), Action: f.Operation, ResourceType: "operation",
 		ResourceID: m.Route,
 		OrgID:      m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
 		Outcome: event.Failed, Reason: string(f.Code), At: m.Now,
@@ -39,8 +40,8 @@ func (a *FailureAudit) AuditFailure(ctx context.Context, m Meta, f Failure) erro
 	if f.Denied {
 		row.Outcome = event.Denied
 	}
-	if row.ActorType == "" {
-		row.ActorType = "anonymous"
+	if row.Actor.Type == "" {
+		row.Actor.Type = principal.Anonymous
 	}
 	_, err := db.RunTx(ctx, a.DB, func(tx db.Tx) (struct{}, error) {
 		return struct{}{}, event.Audit(ctx, tx, row)

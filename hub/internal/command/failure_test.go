@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 func TestDenialsAndFailuresAreInTheAuditTrail(t *testing.T) {
@@ -36,8 +37,8 @@ func TestDenialsAndFailuresAreInTheAuditTrail(t *testing.T) {
 		require.Equal(t, "createOrg", r.Action)
 		outcomes[r.Outcome] = r
 	}
-	require.Equal(t, known.Principal.ID, outcomes[event.Denied].ActorID)
+	require.Equal(t, known.Principal.ID, outcomes[event.Denied].Actor.ID)
 	require.Equal(t, "forbidden", outcomes[event.Denied].Reason)
-	require.Equal(t, "anonymous", outcomes[event.Failed].ActorType)
+	require.Equal(t, principal.Anonymous, outcomes[event.Failed].Actor.Type)
 	require.Equal(t, "invalid_request", outcomes[event.Failed].Reason)
 }

@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 // ActionAdopt is the audit action of findings and of what a restored hub adopts from its nodes.
@@ -27,7 +28,8 @@ func AddFinding(ctx context.Context, tx db.Tx, f finding.Finding) error {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: actorSystem, Action: ActionAdopt, ResourceType: f.ResourceType, ResourceID: f.ResourceID,
+		Actor: principal.Actor{Type: principal.System}, Action: ActionAdopt, ResourceType: f.ResourceType,
+		ResourceID:    f.ResourceID,
 		CorrelationID: f.NodeID, Reason: f.Kind, After: data, At: f.At,
 	})
 }

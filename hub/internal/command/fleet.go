@@ -6,7 +6,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 const (
@@ -24,13 +24,13 @@ type nodeChange struct {
 }
 
 func (m Meta) recordNode(ctx context.Context, tx db.Tx, c nodeChange) error {
-	actorType, actorID := m.Principal.Type, m.Principal.ID
-	if actorID == "" {
-		actorType, actorID = iam.TypeNode, c.node.ID
+	actor := m.Principal.Actor()
+	if actor.ID == "" {
+		actor = principal.Actor{Type: principal.Node, ID: c.node.ID}
 	}
 	data := map[string]any{
 		"hostname": c.node.Hostname, "status": string(c.node.Status(m.Now)),
-		"requested_by": map[string]string{"type": actorType, "id": actorID},
+		"requested_by": actor,
 	}
 	if c.reason != "" {
 		data["reason"] = c.reason
@@ -42,7 +42,7 @@ func (m Meta) recordNode(ctx context.Context, tx db.Tx, c nodeChange) error {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: actorType, ActorID: actorID, Action: c.action, ResourceType: resourceNode, ResourceID: c.node.ID,
+		Actor: actor, Action: c.action, ResourceType: resourceNode, ResourceID: c.node.ID,
 		CorrelationID: m.CorrelationID, Reason: c.reason, After: data, At: m.Now,
 	})
 }

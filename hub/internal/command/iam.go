@@ -5,6 +5,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 const (
@@ -13,9 +14,6 @@ const (
 	resourceUser           = "user"
 	resourceUserToken      = "user_token"
 	resourceServiceAccount = "service_account"
-
-	// actorSystem acts in the audit trail where nobody asked: the hub itself, or whoever runs it on its own machine.
-	actorSystem = "system"
 )
 
 // iamChange is the event and the audit row of one change of who there is.
@@ -30,12 +28,12 @@ type iamChange struct {
 }
 
 func (m Meta) recordIAM(ctx context.Context, tx db.Tx, c iamChange) error {
-	actorType := m.Principal.Type
+	actor := m.Principal.Actor()
 	data := map[string]any{}
-	if m.Principal.ID == "" {
-		actorType = actorSystem
+	if actor.ID == "" {
+		actor.Type = principal.System
 	} else {
-		data["requested_by"] = map[string]string{"type": actorType, "id": m.Principal.ID}
+		data["requested_by"] = actor
 	}
 	if err := event.Append(ctx, tx, event.Event{
 		Type: c.event, Subject: c.resourceID, ResourceVersion: c.version, OrgID: c.orgID, ProjectID: c.projectID,
@@ -44,7 +42,7 @@ func (m Meta) recordIAM(ctx context.Context, tx db.Tx, c iamChange) error {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: actorType, ActorID: m.Principal.ID, Action: c.action, ResourceType: c.resourceType,
+		Actor: actor, Action: c.action, ResourceType: c.resourceType,
 		ResourceID: c.resourceID,
 		OrgID:      c.orgID, ProjectID: c.projectID, CorrelationID: m.CorrelationID, Before: c.before, After: c.after,
 		At: m.Now,

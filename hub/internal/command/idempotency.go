@@ -147,7 +147,10 @@ func replay[T any](m Meta, seal Sealer, stored []byte) (T, error) {
 
 // aad binds a sealed answer to its row: moved to another row, it does not open.
 func (m Meta) aad() []byte {
-	return []byte(strings.Join([]string{"idempotency", m.Principal.Type, m.Principal.ID, m.Route, m.IdempotencyKey},
+	return []byte(strings.Join([]string{
+		"idempotency", string(m.Principal.Type), m.Principal.ID, m.Route,
+		m.IdempotencyKey,
+	},
 		"\x00"))
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -27,7 +28,7 @@ type answer struct {
 func meta(key, body string) command.Meta {
 	sum := sha256.Sum256([]byte(body))
 	return command.Meta{
-		Principal: iam.Principal{Type: iam.TypeUser, ID: "0192f0c0-0000-7000-8000-000000000001"},
+		Principal: iam.Principal{Type: principal.User, ID: "0192f0c0-0000-7000-8000-000000000001"},
 		Route:     "POST /things", IdempotencyKey: key, BodyHash: sum[:], Now: time.Unix(1_800_000_000, 0).UTC(),
 		CorrelationID: "c-1",
 	}

@@ -47,7 +47,7 @@ func (m Meta) RecordInstance(ctx context.Context, tx db.Tx, action string, c ins
 		return nil
 	}
 	row := event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceInstance,
+		Actor: m.Principal.Actor(), Action: action, ResourceType: resourceInstance,
 		ResourceID: i.ID,
 		OrgID:      i.OrgID, ProjectID: i.ProjectID, CorrelationID: m.CorrelationID, Reason: i.Lifecycle.Reason.Text(),
 		After: map[string]any{"status": i.Lifecycle.Status, "revision": i.Revision, "version": i.Version}, At: m.Now,
@@ -95,7 +95,7 @@ func (m Meta) act(ctx context.Context, tx db.Tx, projectID, instanceID string,
 		}
 		c, err := a.change(ctx, tx, i, instance.Request{
 			OperationID:   db.NewID(),
-			By:            instance.Actor{Type: m.Principal.Type, ID: m.Principal.ID},
+			By:            m.Principal.Actor(),
 			CorrelationID: m.CorrelationID,
 		})
 		if err != nil {
@@ -150,11 +150,11 @@ func (m Meta) RecordAllocation(ctx context.Context, tx db.Tx, action string, bef
 	a capacity.Allocation,
 ) error {
 	data := map[string]any{
-		"to": string(a.Status), "requested_by": map[string]string{"type": a.RequestedBy.Type, "id": a.RequestedBy.ID},
+		"to": string(a.Status), "requested_by": a.RequestedBy,
 		"node_id": a.NodeID, "capacity_shape": string(a.Shape), "accelerator_count": a.AcceleratorCount,
 	}
 	row := event.AuditRow{
-		ActorType: m.Principal.Type, ActorID: m.Principal.ID, Action: action, ResourceType: resourceAllocation,
+		Actor: m.Principal.Actor(), Action: action, ResourceType: resourceAllocation,
 		ResourceID: a.ID,
 		OrgID:      a.OrgID, ProjectID: a.ProjectID, CorrelationID: m.CorrelationID, After: map[string]any{
 			"status":  a.Status,

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 // TestLaw08FleetCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for the commands on nodes.
@@ -19,7 +20,7 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 	type run = func(ctx context.Context, tx db.Tx) error
 	admin := func(w *world) Meta {
 		m := w.meta("k")
-		m.Principal = iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}
+		m.Principal = iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}
 		return m
 	}
 	steps := map[string]struct {

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 // TestLaw08PeopleCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for the commands on users.
@@ -50,7 +51,7 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 			return err
 		}},
 		"put quota": {"org_quotas", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, w *world) error {
-			m.Principal = iam.Principal{Type: iam.TypeUser, ID: m.Principal.ID, PlatformAdmin: true}
+			m.Principal = iam.Principal{Type: principal.User, ID: m.Principal.ID, PlatformAdmin: true}
 			_, err := (&Service{}).putOrgQuota(ctx, tx, m, w.project.OrgID, iam.Limits{iam.QuotaUsers: 3})
 			return err
 		}},
@@ -58,7 +59,7 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 			return (&Service{}).releaseAppSlug(ctx, tx, m, w.project.OrgID, "spare")
 		}},
 		"transfer slug": {"apps", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, _ *world) error {
-			m.Principal = iam.Principal{Type: iam.TypeUser, ID: m.Principal.ID, PlatformAdmin: true}
+			m.Principal = iam.Principal{Type: principal.User, ID: m.Principal.ID, PlatformAdmin: true}
 			_, err := (&Service{}).transferAppSlug(ctx, tx, m, "spare", "")
 			return err
 		}},

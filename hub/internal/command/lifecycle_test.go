@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -93,7 +94,7 @@ func TestWhatRefusesAnUpgradeChangesNothing(t *testing.T) {
 		{"the version that runs", "1.0.0", "version_unchanged", nil},
 		{"no permission", "2.0.0", "forbidden", func(m *Meta) {
 			m.Principal = iam.Principal{
-				Type: iam.TypeUser, ID: db.NewID(), OrgID: w.project.OrgID,
+				Type: principal.User, ID: db.NewID(), OrgID: w.project.OrgID,
 				Bindings: []iam.Binding{{Role: iam.Viewer}},
 			}
 		}},

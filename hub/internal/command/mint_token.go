@@ -6,6 +6,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 // actionMint is audited, though no permission stands before it: the proof is the permission.
@@ -21,7 +22,7 @@ func (s *Service) MintToken(ctx context.Context, m Meta, proof iam.Proof) (iam.A
 			return iam.AccessToken{}, err
 		}
 		return token, event.Audit(ctx, tx, event.AuditRow{
-			ActorType: iam.TypeServiceAccount, ActorID: token.Account.ID, Action: actionMint,
+			Actor: principal.Actor{Type: principal.ServiceAccount, ID: token.Account.ID}, Action: actionMint,
 			ResourceType: resourceServiceAccount, ResourceID: token.Account.ID,
 			OrgID: token.Account.OrgID, ProjectID: token.Account.ProjectID, CorrelationID: m.CorrelationID,
 			After: map[string]any{"key_id": token.KeyID, "jti": id, "expires_at": token.ExpiresAt}, At: m.Now,

@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -144,7 +145,7 @@ func follow(ctx context.Context, tx db.Tx, nodeID, action string, changes []inst
 		out.Instances = append(out.Instances, c.Instance.ID)
 		// A report has no request of its own: it goes on under the id of what was asked of the instance last.
 		m := Meta{
-			Principal: iam.Principal{Type: iam.TypeNode, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID,
+			Principal: iam.Principal{Type: principal.Node, ID: nodeID}, CorrelationID: c.Instance.Operation.CorrelationID,
 			Now: now,
 		}
 		nodes, err := m.followChange(ctx, tx, action, c)

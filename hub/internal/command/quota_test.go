@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -179,7 +180,7 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	}
 	intent := artifact.NewIntent(artifact.Intent{
 		ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "vllm", Repository: "org/acme/vllm/runtime",
-		CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+		CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
 	}, w.now)
 	w.tx(func(ctx context.Context, tx db.Tx) error { return artifact.AddIntent(ctx, tx, intent) })
 	require.EqualValues(t, "app_slug_in_use", fault.As(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm")).

@@ -63,10 +63,7 @@ func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in RegisterArtif
 				ArtifactName: in.ArtifactName,
 				ArtifactKind: artifact.KindOCI, Repository: repository, Digest: in.Digest, MediaType: image.MediaType,
 				SizeBytes: image.SizeBytes,
-				Platforms: image.Platforms, Channel: in.Channel, CreatedBy: artifact.Actor{
-					Type: m.Principal.Type,
-					ID:   m.Principal.ID,
-				},
+				Platforms: image.Platforms, Channel: in.Channel, CreatedBy: m.Principal.Actor(),
 			}
 			a.TrustState, a.Evidence = artifact.Judge(image, repository, in.Digest, keys, m.Now)
 			before, after, err := artifact.Register(ctx, tx, a, m.Now)

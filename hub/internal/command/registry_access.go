@@ -28,7 +28,7 @@ func (a *RegistryAccess) IntentOpen(ctx context.Context, intentID string) error 
 // Authenticate finds out whose access token this is.
 func (a *RegistryAccess) Authenticate(ctx context.Context, accessToken string) (subject string, err error) {
 	p, err := a.principal(ctx, accessToken)
-	return p.Type + ":" + p.ID, err
+	return string(p.Type) + ":" + p.ID, err
 }
 
 // MayPull reports as a fault that the token's owner may not read the repository.

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -31,7 +32,7 @@ func (s *Service) ReleaseUnpaid(ctx context.Context, allocationID, correlationID
 func (s *Service) releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID string,
 	now time.Time,
 ) ([]string, error) {
-	m := Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: correlationID, Now: now}
+	m := Meta{Principal: iam.Principal{Type: principal.System}, CorrelationID: correlationID, Now: now}
 	a, err := capacity.GetAny(ctx, tx, allocationID)
 	if err != nil || a.Status != capacity.Active {
 		return nil, err
@@ -43,7 +44,7 @@ func (s *Service) releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, cor
 	var touched []string
 	for _, i := range live {
 		ask := instance.Request{
-			OperationID: db.NewID(), By: instance.Actor{Type: actorSystem}, CorrelationID: correlationID,
+			OperationID: db.NewID(), By: principal.Actor{Type: principal.System}, CorrelationID: correlationID,
 			Reason: protocol.WorkloadStatus_LEASE_ENDED,
 		}
 		change, err := instance.RequestDecommission(ctx, tx, i, ask, now)

@@ -18,13 +18,14 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func (w *world) admin(key string) Meta {
 	m := w.meta(key)
-	m.Principal = iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}
+	m.Principal = iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}
 	return m
 }
 

@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -110,7 +111,7 @@ func (w *world) tenant(slug string) (p iam.Project, u iam.Principal) {
 		return err
 	})
 	return p, iam.Principal{
-		Type: iam.TypeUser, ID: db.NewID(), OrgID: p.OrgID,
+		Type: principal.User, ID: db.NewID(), OrgID: p.OrgID,
 		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
 	}
 }
@@ -200,7 +201,7 @@ func (w *world) publishVersion(version string, verified manifest.Verified, env *
 			ArtifactName: "runtime",
 			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest,
 			MediaType:  "application/vnd.oci.image.manifest.v1+json",
-			TrustState: artifact.Verified, Channel: "prod", CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+			TrustState: artifact.Verified, Channel: "prod", CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
 		}, w.now); err != nil {
 			return err
 		}

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
@@ -21,8 +22,8 @@ const (
 type AuditRow struct {
 	// ID is made by Audit where it is empty.
 	ID string
-	// ActorType is user, service_account, node or system; ActorID is empty for system and for a caller nobody knows.
-	ActorType, ActorID string
+	// Actor has no ID for System and Anonymous.
+	Actor principal.Actor
 	// Action is the permission key or the operation, like apps.instance.create.
 	Action                   string
 	ResourceType, ResourceID string
@@ -40,7 +41,7 @@ type AuditRow struct {
 
 // Audit writes one row of the trail. Fields with the name of a secret are redacted.
 func Audit(ctx context.Context, tx db.Tx, row AuditRow) error {
-	if row.ActorType == "" || row.Action == "" || row.At.IsZero() {
+	if row.Actor.Type == "" || row.Action == "" || row.At.IsZero() {
 		return fmt.Errorf("audit row %q: actor, action and time are required", row.Action)
 	}
 	if row.ID == "" {

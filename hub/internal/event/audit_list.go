@@ -82,7 +82,7 @@ func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]Au
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (AuditRow, error) {
 		var r AuditRow
 		var before, after []byte
-		err := row.Scan(&r.ID, &r.ActorType, &r.ActorID, &r.Action, &r.ResourceType, &r.ResourceID, &r.OrgID, &r.ProjectID,
+		err := row.Scan(&r.ID, &r.Actor.Type, &r.Actor.ID, &r.Action, &r.ResourceType, &r.ResourceID, &r.OrgID, &r.ProjectID,
 			&r.CorrelationID, &r.Outcome, &r.Reason, &before, &after, &r.At)
 		if before != nil {
 			r.Before = json.RawMessage(before)

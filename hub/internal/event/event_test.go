@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -49,7 +50,7 @@ func TestEventAndAuditRowVanishWithTheirTransaction(t *testing.T) {
 			ResourceVersion: 1, At: at(0),
 		}))
 		require.NoError(t, event.Audit(t.Context(), tx, event.AuditRow{
-			ActorType: "user", Action: "apps.instance.create",
+			Actor: principal.Actor{Type: principal.User}, Action: "apps.instance.create",
 			ResourceType: "app_instance", ResourceID: "i", At: at(0),
 		}))
 		return struct{}{}, broken
@@ -127,8 +128,9 @@ func TestAuditRedactsSecretsAndKeepsNumbers(t *testing.T) {
 	d := dbtest.New(t)
 	_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
 		return struct{}{}, event.Audit(t.Context(), tx, event.AuditRow{
-			ActorType: "user", ActorID: "u", Action: "iam.service_account.create", ResourceType: "service_account",
-			ResourceID: "s", At: at(0),
+			Actor: principal.Actor{Type: principal.User, ID: "u"}, Action: "iam.service_account.create",
+			ResourceType: "service_account",
+			ResourceID:   "s", At: at(0),
 			After: map[string]any{
 				"name": "ci", "nanos": int64(9007199254740993),
 				"key": map[string]any{"private_key_pem": "-----BEGIN"},

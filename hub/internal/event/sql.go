@@ -97,7 +97,7 @@ func insertAudit(ctx context.Context, tx db.Tx, row AuditRow, before, after json
 		INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, org_id, project_id,
 		correlation_id, outcome, reason, before, after, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
-		row.ID, row.ActorType, row.ActorID, row.Action, row.ResourceType, row.ResourceID, null(row.OrgID),
+		row.ID, row.Actor.Type, row.Actor.ID, row.Action, row.ResourceType, row.ResourceID, null(row.OrgID),
 		null(row.ProjectID),
 		row.CorrelationID, row.Outcome, row.Reason, nullJSON(before), nullJSON(after), row.At)
 }

@@ -25,7 +25,7 @@ func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListA
 
 func auditView(r event.AuditRow) AuditRow {
 	return AuditRow{
-		ID: r.ID, At: r.At, Actor: AuditActor{Type: AuditActorType(r.ActorType), ID: r.ActorID}, Action: r.Action,
+		ID: r.ID, At: r.At, Actor: AuditActor{Type: AuditActorType(r.Actor.Type), ID: r.Actor.ID}, Action: r.Action,
 		Outcome: AuditOutcome(r.Outcome),
 		Reason:  r.Reason, ResourceType: r.ResourceType, ResourceID: r.ResourceID, OrgID: r.OrgID, ProjectID: r.ProjectID,
 		CorrelationID: r.CorrelationID, Before: r.Before, After: r.After,

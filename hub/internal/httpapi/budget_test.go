@@ -19,6 +19,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -62,9 +63,9 @@ func TestAUsedUpBudgetIsNotForgottenForOthers(t *testing.T) {
 
 func TestServiceAccountsOfOneOrgTogetherGetNoMoreThanTheOrgsRate(t *testing.T) {
 	d := newTestAPI(t, stubServer{}, func(c *Config) { c.RequestsPerSecond, c.Burst = 1, 10 })
-	d.known = map[string]iam.Principal{"other": {Type: iam.TypeServiceAccount, ID: "other", OrgID: "org-2"}}
+	d.known = map[string]iam.Principal{"other": {Type: principal.ServiceAccount, ID: "other", OrgID: "org-2"}}
 	for n := range 30 {
-		d.known[strconv.Itoa(n)] = iam.Principal{Type: iam.TypeServiceAccount, ID: strconv.Itoa(n), OrgID: "org-1"}
+		d.known[strconv.Itoa(n)] = iam.Principal{Type: principal.ServiceAccount, ID: strconv.Itoa(n), OrgID: "org-1"}
 	}
 	granted, refused := 0, ""
 	for range 10 {
@@ -356,7 +357,7 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachCaller(t *testing
 		t.Run(c.budget, func(t *testing.T) {
 			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}
 			d := newTestAPI(t, s)
-			d.known = map[string]iam.Principal{"other": {Type: iam.TypeUser, ID: "other", OrgID: "other"}}
+			d.known = map[string]iam.Principal{"other": {Type: principal.User, ID: "other", OrgID: "other"}}
 			a := ask{method: http.MethodGet, path: path}
 			done := make(chan struct{})
 			start := func(a ask) {
@@ -401,11 +402,11 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T)
 		t.Run(c.budget, func(t *testing.T) {
 			s := blocking{entered: make(chan struct{}), release: make(chan struct{})}
 			d := newTestAPI(t, s)
-			d.known = map[string]iam.Principal{"other": {Type: iam.TypeUser, ID: "other", OrgID: "other"}}
+			d.known = map[string]iam.Principal{"other": {Type: principal.User, ID: "other", OrgID: "other"}}
 			callers := c.max/c.each + 1
 			for n := range callers {
 				name := strconv.Itoa(n)
-				d.known[name] = iam.Principal{Type: iam.TypeUser, ID: name, OrgID: "org"}
+				d.known[name] = iam.Principal{Type: principal.User, ID: name, OrgID: "org"}
 			}
 			done := make(chan struct{})
 			start := func(bearerOf string) {

@@ -27,7 +27,7 @@ func callerOf(p iam.Principal) callerID {
 	if p.ID == "" {
 		return callerID{}
 	}
-	return callerID{key: p.Type + "/" + p.ID, org: p.OrgID}
+	return callerID{key: string(p.Type) + "/" + p.ID, org: p.OrgID}
 }
 
 // prefixes gives what an address counts for: what one customer has, and what a provider hands out at once.

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -52,7 +53,7 @@ func (d *testAPI) Authenticate(_ context.Context, bearer string, _ time.Time) (i
 	if bearer != goodToken {
 		return iam.Principal{}, fault.New(fault.Unauthenticated, "token_invalid", "The token does not count.", nil)
 	}
-	return iam.Principal{Type: iam.TypeUser, ID: someID, OrgID: someID}, nil
+	return iam.Principal{Type: principal.User, ID: someID, OrgID: someID}, nil
 }
 
 func (d *testAPI) AuditFailure(_ context.Context, m command.Meta, f command.Failure) error {

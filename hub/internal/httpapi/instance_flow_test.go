@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -108,7 +109,7 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
 				RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated",
 			},
-			ConfigJSON: `{"a":"b"}`, RequestedBy: instance.Actor{Type: "user", ID: db.NewID()}, CorrelationID: "c",
+			ConfigJSON: `{"a":"b"}`, RequestedBy: principal.Actor{Type: principal.User, ID: db.NewID()}, CorrelationID: "c",
 			OperationID: db.NewID(),
 			HintResults: []instance.HintResult{{
 				Field: "operating_mode", Requested: "platform_managed",

@@ -66,7 +66,7 @@ func (a *api) observe(c *gin.Context) {
 		slog.String("code", string(state.failure)), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes",
 			max(0, c.Writer.Size())),
 		slog.String("correlation_id", state.correlationID),
-		slog.String("principal_type", state.principal.Type), slog.String("principal_id", state.principal.ID),
+		slog.String("principal_type", string(state.principal.Type)), slog.String("principal_id", state.principal.ID),
 		slog.String("org_id", state.principal.OrgID), slog.String("remote_ip", state.remoteIP))
 }
 

@@ -17,6 +17,7 @@ import (
 	hubapi "github.com/gpuaas/gpuaas/hub/api"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 // powerless authenticates every caller as a user of the org whose roles have no permission.
@@ -24,7 +25,7 @@ type powerless struct{ orgID, projectID string }
 
 func (p powerless) Authenticate(context.Context, string, time.Time) (iam.Principal, error) {
 	return iam.Principal{
-		Type:     iam.TypeUser,
+		Type:     principal.User,
 		ID:       someID,
 		OrgID:    p.orgID,
 		Bindings: []iam.Binding{{Role: "none"}, {Role: "none", ProjectID: p.projectID}},

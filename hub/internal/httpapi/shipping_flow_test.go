@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
@@ -230,7 +231,7 @@ func (y *yard) requireDraftPriced(t *testing.T) {
 		return err
 	}
 	owner := iam.Principal{
-		Type: iam.TypeUser, ID: db.NewID(), OrgID: y.orgID,
+		Type: principal.User, ID: db.NewID(), OrgID: y.orgID,
 		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
 	}
 	require.NoError(t, estimate(owner))
@@ -243,7 +244,7 @@ func (y *yard) requireDraftPriced(t *testing.T) {
 	}
 	ofPlatform(nil)
 	require.EqualValues(t, "not_found", fault.As(estimate(owner)).Code)
-	require.NoError(t, estimate(iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}))
+	require.NoError(t, estimate(iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}))
 	ofPlatform(y.orgID)
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -64,7 +65,7 @@ func (r *revocable) GetAppInstanceLogs(ctx context.Context,
 func TestAnOpenStreamLearnsThatItsCredentialWasRevoked(t *testing.T) {
 	s := &revocable{}
 	d := newTestAPI(t, s)
-	d.known = map[string]iam.Principal{"mine": {Type: iam.TypeUser, ID: "mine"}}
+	d.known = map[string]iam.Principal{"mine": {Type: principal.User, ID: "mine"}}
 	s.revoke = func() { delete(d.known, "mine") }
 	a := ask{
 		method: http.MethodGet, path: "/api/v1/projects/" + someID + "/app-instances/" + someID + "/logs",

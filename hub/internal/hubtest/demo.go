@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -113,7 +114,7 @@ func (h *Hub) PublishDemo() {
 		})
 	})
 	h.User = iam.Principal{
-		Type: iam.TypeUser, ID: db.NewID(), OrgID: h.Project.OrgID,
+		Type: principal.User, ID: db.NewID(), OrgID: h.Project.OrgID,
 		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
 	}
 
@@ -141,7 +142,7 @@ func (h *Hub) PublishDemo() {
 			ArtifactName: "runtime",
 			ArtifactKind: artifact.KindOCI, Repository: repository, Digest: digest,
 			MediaType:  "application/vnd.oci.image.manifest.v1+json",
-			TrustState: artifact.Verified, Channel: "prod", CreatedBy: artifact.Actor{Type: "user", ID: db.NewID()},
+			TrustState: artifact.Verified, Channel: "prod", CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
 		}, now); err != nil {
 			return 0, err
 		}

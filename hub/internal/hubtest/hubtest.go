@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -185,7 +186,7 @@ func Count(h *Hub, query string, args ...any) int {
 func (h *Hub) Admin(key string) command.Meta {
 	sum := sha256.Sum256([]byte(key))
 	return command.Meta{
-		Principal: iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}, Route: "POST /x",
+		Principal: iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}, Route: "POST /x",
 		IdempotencyKey: key, BodyHash: sum[:],
 		CorrelationID: "corr-" + key, Now: h.Now().Truncate(time.Microsecond),
 	}

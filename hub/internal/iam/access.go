@@ -15,6 +15,7 @@ import (
 	"github.com/golang-jwt/jwt/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -133,7 +134,7 @@ func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, token string, n
 		return Principal{}, unauthenticated(err)
 	}
 	return Principal{
-		Type: TypeServiceAccount, ID: sa.ID, Name: sa.Name, OrgID: sa.OrgID, ProjectID: sa.ProjectID,
+		Type: principal.ServiceAccount, ID: sa.ID, Name: sa.Name, OrgID: sa.OrgID, ProjectID: sa.ProjectID,
 		Bindings: []Binding{{Role: sa.Role, ProjectID: sa.ProjectID}},
 	}, nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -119,7 +120,7 @@ func TestServiceAccountTokenStandsForItsAccount(t *testing.T) {
 	p, err := w.authenticate(t, tok.Text, start().Add(899*time.Second))
 	require.NoError(t, err)
 	require.Equal(t, iam.Principal{
-		Type: iam.TypeServiceAccount, ID: w.sa.ID, Name: "CI", OrgID: w.org.ID, ProjectID: w.project.ID,
+		Type: principal.ServiceAccount, ID: w.sa.ID, Name: "CI", OrgID: w.org.ID, ProjectID: w.project.ID,
 		Bindings: []iam.Binding{{Role: iam.AppOperator, ProjectID: w.project.ID}},
 	}, p)
 	_, err = w.authenticate(t, tok.Text, start().Add(901*time.Second))
@@ -421,17 +422,17 @@ func TestListsShowWhatTheCallerMaySee(t *testing.T) {
 			DisplayName: "Demo", CreatedAt: start(),
 		})
 	})
-	admin := iam.Principal{Type: iam.TypeUser, ID: db.NewID(), PlatformAdmin: true}
+	admin := iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}
 	member := iam.Principal{
-		Type: iam.TypeUser, ID: db.NewID(), OrgID: w.org.ID,
+		Type: principal.User, ID: db.NewID(), OrgID: w.org.ID,
 		Bindings: []iam.Binding{{Role: iam.OrgMember}},
 	}
 	narrow := iam.Principal{
-		Type: iam.TypeUser, ID: db.NewID(), OrgID: w.org.ID,
+		Type: principal.User, ID: db.NewID(), OrgID: w.org.ID,
 		Bindings: []iam.Binding{{Role: iam.Viewer, ProjectID: second.ID}},
 	}
 	robot := iam.Principal{
-		Type: iam.TypeServiceAccount, ID: w.sa.ID, OrgID: w.org.ID, ProjectID: w.project.ID,
+		Type: principal.ServiceAccount, ID: w.sa.ID, OrgID: w.org.ID, ProjectID: w.project.ID,
 		Bindings: []iam.Binding{{Role: iam.AppOperator, ProjectID: w.project.ID}},
 	}
 	for name, c := range map[string]struct {

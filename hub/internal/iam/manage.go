@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -24,7 +25,7 @@ type ProjectRoles struct {
 // Only a platform admin changes another platform admin.
 func OfUser(ctx context.Context, tx db.Tx, p Principal, permission Permission, userID string) (User, error) {
 	u, err := GetUser(ctx, tx, userID)
-	if err != nil || p.PlatformAdmin && p.Type == TypeUser {
+	if err != nil || p.PlatformAdmin && p.Type == principal.User {
 		return u, err
 	}
 	if u.OrgID == "" {
@@ -41,7 +42,7 @@ func OfUser(ctx context.Context, tx db.Tx, p Principal, permission Permission, u
 
 // OfUserOrSelf is OfUser, except that users may always do it to themselves.
 func OfUserOrSelf(ctx context.Context, tx db.Tx, p Principal, permission Permission, userID string) (User, error) {
-	if p.Type == TypeUser && p.ID == userID {
+	if p.Type == principal.User && p.ID == userID {
 		return GetUser(ctx, tx, userID)
 	}
 	return OfUser(ctx, tx, p, permission, userID)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -140,14 +141,14 @@ func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page
 	}
 	visible := projectFilter{orgID: orgID}
 	switch {
-	case p.PlatformAdmin && p.Type == TypeUser:
+	case p.PlatformAdmin && p.Type == principal.User:
 	case p.OrgID == "" || (orgID != "" && orgID != p.OrgID):
 		return nil, nil
 	default:
 		visible.orgID = p.OrgID
 		visible.some = true
 		for _, b := range p.Bindings {
-			if b.ProjectID == "" && p.Type == TypeUser {
+			if b.ProjectID == "" && p.Type == principal.User {
 				visible.some = false
 			}
 			if b.ProjectID != "" {

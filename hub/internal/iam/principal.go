@@ -4,20 +4,14 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
-)
-
-// Kinds of principal.
-const (
-	TypeUser           = "user"
-	TypeServiceAccount = "service_account"
-	TypeNode           = "node"
 )
 
 // Principal is who makes a request. The zero value may do nothing.
 type Principal struct {
-	// Type is user, service_account or node.
-	Type string
+	// Type is User, ServiceAccount or Node.
+	Type principal.Type
 	ID   string
 	// Name is for people: a display name or a service account's name.
 	Name string
@@ -38,9 +32,12 @@ type Binding struct {
 	ProjectID string
 }
 
+// Actor names p in rows, events and the audit trail.
+func (p Principal) Actor() principal.Actor { return principal.Actor{Type: p.Type, ID: p.ID} }
+
 // Permissions lists, sorted, the keys that p holds anywhere.
 func (p Principal) Permissions() []Permission {
-	if p.PlatformAdmin && p.Type == TypeUser {
+	if p.PlatformAdmin && p.Type == principal.User {
 		return slices.Clone(allPermissions())
 	}
 	held := map[Permission]bool{}
@@ -56,10 +53,10 @@ func (p Principal) Permissions() []Permission {
 // the platform (catalogue, nodes, prices); projectID empty means one of the org as a whole. The answer to a resource
 // that p may not even know of is NotFound, as if it did not exist; to one that it may know of, Forbidden.
 func Authorize(p Principal, permission Permission, orgID, projectID string) error {
-	if p.ID == "" || (p.Type != TypeUser && p.Type != TypeServiceAccount && p.Type != TypeNode) {
+	if p.ID == "" || (p.Type != principal.User && p.Type != principal.ServiceAccount && p.Type != principal.Node) {
 		return ErrUnauthenticated()
 	}
-	if p.PlatformAdmin && p.Type == TypeUser {
+	if p.PlatformAdmin && p.Type == principal.User {
 		return nil
 	}
 	if orgID == "" && projectID == "" {
@@ -71,7 +68,7 @@ func Authorize(p Principal, permission Permission, orgID, projectID string) erro
 	if p.OrgID == "" || orgID != p.OrgID {
 		return ErrNotFound()
 	}
-	if p.Type == TypeServiceAccount && projectID != "" && projectID != p.ProjectID {
+	if p.Type == principal.ServiceAccount && projectID != "" && projectID != p.ProjectID {
 		return ErrNotFound()
 	}
 	known := projectID == ""

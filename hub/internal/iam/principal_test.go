@@ -6,20 +6,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 func TestAuthorize(t *testing.T) {
 	const allowed = fault.Kind(255)
-	admin := iam.Principal{Type: iam.TypeUser, ID: "a", PlatformAdmin: true}
-	orgAdmin := iam.Principal{Type: iam.TypeUser, ID: "o", OrgID: "acme", Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
-	billing := iam.Principal{Type: iam.TypeUser, ID: "b", OrgID: "acme", Bindings: []iam.Binding{{Role: iam.OrgBilling}}}
+	admin := iam.Principal{Type: principal.User, ID: "a", PlatformAdmin: true}
+	orgAdmin := iam.Principal{Type: principal.User, ID: "o", OrgID: "acme", Bindings: []iam.Binding{{Role: iam.OrgAdmin}}}
+	billing := iam.Principal{Type: principal.User, ID: "b", OrgID: "acme", Bindings: []iam.Binding{{Role: iam.OrgBilling}}}
 	narrow := iam.Principal{
-		Type: iam.TypeUser, ID: "n", OrgID: "acme",
+		Type: principal.User, ID: "n", OrgID: "acme",
 		Bindings: []iam.Binding{{Role: iam.ProjectAdmin, ProjectID: "p1"}},
 	}
 	robot := iam.Principal{
-		Type: iam.TypeServiceAccount, ID: "s", OrgID: "acme", ProjectID: "p1",
+		Type: principal.ServiceAccount, ID: "s", OrgID: "acme", ProjectID: "p1",
 		Bindings: []iam.Binding{{Role: iam.AppOperator, ProjectID: "p1"}},
 	}
 	pretender := robot
@@ -54,17 +55,17 @@ func TestAuthorize(t *testing.T) {
 			iam.CatalogRead, "", "", fault.Unauthenticated,
 		},
 		"node": {
-			iam.Principal{Type: iam.TypeNode, ID: "n"},
+			iam.Principal{Type: principal.Node, ID: "n"},
 			iam.InstanceRead, "acme",
 			"p1", fault.NotFound,
 		},
 		"user without org": {
-			iam.Principal{Type: iam.TypeUser, ID: "u"},
+			iam.Principal{Type: principal.User, ID: "u"},
 			iam.InstanceRead, "", "p1",
 			fault.NotFound,
 		},
 		"user without roles sees not even the place": {
-			iam.Principal{Type: iam.TypeUser, ID: "u", OrgID: "acme"},
+			iam.Principal{Type: principal.User, ID: "u", OrgID: "acme"},
 			iam.InstanceRead, "acme", "p1", fault.NotFound,
 		},
 	} {

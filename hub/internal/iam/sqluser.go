@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 func insertUser(ctx context.Context, tx db.Tx, u User) (made bool, err error) {
@@ -108,7 +109,7 @@ func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time
 
 func principalOf(rows pgx.Rows) (Principal, error) {
 	var (
-		p = Principal{Type: TypeUser}
+		p = Principal{Type: principal.User}
 		b Binding
 	)
 	into := []any{&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &b.Role, &b.ProjectID}

@@ -8,13 +8,17 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func (w *world) ask() instance.Request {
-	return instance.Request{OperationID: db.NewID(), By: instance.Actor{Type: "user", ID: "u"}, CorrelationID: "corr-ask"}
+	return instance.Request{
+		OperationID: db.NewID(), By: principal.Actor{Type: principal.User, ID: "u"},
+		CorrelationID: "corr-ask",
+	}
 }
 
 func (w *world) upgrade(version string) instance.Change {

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -54,7 +55,7 @@ type Adopted struct {
 	Modes       Modes
 	DisplayName string
 	OperationID string
-	By          Actor
+	By          principal.Actor
 }
 
 // Adopt adds or updates the instance of a member of which the rows of a restored hub know nothing, or only an older

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -26,12 +27,6 @@ const (
 	maxEndpoints     = 64
 	maxEndpointBytes = 255
 )
-
-// Actor is the user, service account or program that made a request.
-type Actor struct {
-	Type string `json:"type"`
-	ID   string `json:"id,omitempty"`
-}
 
 // HintResult is how a hint of the request was applied.
 type HintResult struct {
@@ -81,7 +76,7 @@ type Instance struct {
 	HintResults            []HintResult
 	Members                []Member
 	// RequestedBy and CorrelationID are those of the creating request; Operation has those of the latest.
-	RequestedBy     Actor
+	RequestedBy     principal.Actor
 	CorrelationID   string
 	Operation       Operation
 	ResourceVersion int64
@@ -230,7 +225,7 @@ type NewInstance struct {
 	ConfigJSON             string
 	PlacementAllocationIDs []string
 	HintResults            []HintResult
-	RequestedBy            Actor
+	RequestedBy            principal.Actor
 	CorrelationID          string
 	OperationID            string
 	Revision               NewRevision
@@ -372,7 +367,7 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
 // Request identifies who requests an action, and the operation that records it.
 type Request struct {
 	OperationID   string
-	By            Actor
+	By            principal.Actor
 	CorrelationID string
 	// Reason is unspecified for a request of a person or program.
 	Reason protocol.WorkloadStatus_Reason

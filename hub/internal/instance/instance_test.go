@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -40,8 +41,9 @@ func newWorld(t *testing.T) *world {
 				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
 				RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated",
 			},
-			ConfigJSON: "{}", RequestedBy: instance.Actor{Type: "service_account", ID: "sa"}, CorrelationID: "corr-create",
-			OperationID: db.NewID(),
+			ConfigJSON: "{}", RequestedBy: principal.Actor{Type: principal.ServiceAccount, ID: "sa"},
+			CorrelationID: "corr-create",
+			OperationID:   db.NewID(),
 			HintResults: []instance.HintResult{{
 				Field: "operating_mode", Requested: "platform_managed",
 				Effective: "tenant_dedicated", Reason: "policy",
@@ -116,8 +118,8 @@ func (w *world) decommission() (c instance.Change) {
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
 		var err error
-		c, err = instance.RequestDecommission(ctx, tx, i, instance.Request{OperationID: db.NewID(), By: instance.Actor{
-			Type: "user",
+		c, err = instance.RequestDecommission(ctx, tx, i, instance.Request{OperationID: db.NewID(), By: principal.Actor{
+			Type: principal.User,
 			ID:   "u",
 		}, CorrelationID: "corr-end"}, w.now)
 		require.NoError(w.t, err)
@@ -291,7 +293,7 @@ func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 	require.Len(t, changes[0].Removed, 1)
 	require.Equal(t, uint64(7), changes[0].Removed[0].Proof.GetLastUsageSequence())
 	require.Equal(t, "corr-end", changes[0].Instance.Operation.CorrelationID)
-	require.Equal(t, instance.Actor{Type: "user", ID: "u"}, changes[0].Instance.Operation.By)
+	require.Equal(t, principal.Actor{Type: principal.User, ID: "u"}, changes[0].Instance.Operation.By)
 	require.Equal(t, "corr-create", changes[0].Instance.CorrelationID)
 	require.Empty(t, w.report(2, whole), "it ends once")
 	require.Empty(t, w.get().Members[0].Endpoints)

@@ -5,13 +5,14 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Operation is the latest action that was requested on an instance; later steps carry its correlation id.
 type Operation struct {
 	Kind          string
-	By            Actor
+	By            principal.Actor
 	CorrelationID string
 }
 

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -333,7 +334,7 @@ func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
 	n := h.Enroll()
 	m := h.Admin("k")
 	m.Principal = iam.Principal{
-		Type: iam.TypeUser, ID: db.NewID(), OrgID: db.NewID(),
+		Type: principal.User, ID: db.NewID(), OrgID: db.NewID(),
 		Bindings: []iam.Binding{{Role: iam.OrgAdmin}},
 	}
 	before := hubtest.Count(h, `SELECT count(*) FROM events`) + hubtest.Count(h, `SELECT count(*) FROM audit_rows`) +

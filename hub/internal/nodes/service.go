@@ -17,8 +17,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -164,8 +164,9 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	}
 	reason, _ := data["reason"].(string)
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: iam.TypeNode, ActorID: nodeID, Action: action, ResourceType: "node", ResourceID: nodeID, Reason: reason,
-		After: data, At: now,
+		Actor: principal.Actor{Type: principal.Node, ID: nodeID}, Action: action, ResourceType: "node", ResourceID: nodeID,
+		Reason: reason,
+		After:  data, At: now,
 	})
 }
 

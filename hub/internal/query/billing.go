@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -61,7 +62,7 @@ func (s *Service) Audit(ctx context.Context, p iam.Principal, q event.AuditQuery
 func scope(ctx context.Context, tx db.Tx, p iam.Principal, permission iam.Permission, orgID,
 	projectID string,
 ) (org, project string, err error) {
-	if projectID == "" && p.Type == iam.TypeServiceAccount {
+	if projectID == "" && p.Type == principal.ServiceAccount {
 		projectID = p.ProjectID
 	}
 	if projectID != "" {

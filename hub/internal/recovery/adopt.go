@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -43,7 +44,10 @@ type upload struct {
 // transaction, and makes it syncable: a state that this hub signed wins over older rows. Nothing that runs is stopped;
 // each contradiction is a finding.
 func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
-	a := adopter{m: command.Meta{Principal: iam.Principal{Type: actorSystem}, CorrelationID: b.NodeID, Now: now}, b: b}
+	a := adopter{
+		m: command.Meta{Principal: iam.Principal{Type: principal.System}, CorrelationID: b.NodeID, Now: now},
+		b: b,
+	}
 	for _, f := range b.Findings {
 		if err := command.AddFinding(ctx, tx, f); err != nil {
 			return err
@@ -92,7 +96,8 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: iam.TypeNode, ActorID: b.NodeID, Action: actionAdopt, ResourceType: resourceNode, ResourceID: b.NodeID,
+		Actor: principal.Actor{Type: principal.Node, ID: b.NodeID}, Action: actionAdopt, ResourceType: resourceNode,
+		ResourceID:    b.NodeID,
 		CorrelationID: b.NodeID, After: data, At: now,
 	})
 }
@@ -156,7 +161,7 @@ func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 		return err
 	}
 	ask := instance.Request{
-		OperationID: db.NewID(), By: instance.Actor{Type: actorSystem},
+		OperationID: db.NewID(), By: principal.Actor{Type: principal.System},
 		CorrelationID: a.m.CorrelationID,
 	}
 	change, err := instance.RequestDecommission(ctx, tx, i, ask, a.m.Now)
@@ -268,7 +273,7 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 ) (instance.Instance, error) {
 	i, made, err := instance.Adopt(ctx, tx, instance.Adopted{
 		Workload: w, NodeID: a.b.NodeID, DisplayName: "recovered " + w.GetAppSlug(), OperationID: db.NewID(),
-		By: instance.Actor{Type: actorSystem},
+		By: principal.Actor{Type: principal.System},
 		Modes: instance.Modes{
 			OperatingMode: modes.OperatingMode, ControlPlaneScope: modes.ControlPlaneScope, RuntimeBackend: modes.RuntimeBackend,
 			TenantBoundaryMode: modes.TenantBoundaryMode,
@@ -289,7 +294,8 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 		return instance.Instance{}, err
 	}
 	return i, event.Audit(ctx, tx, event.AuditRow{
-		ActorType: actorSystem, Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID, OrgID: i.OrgID,
+		Actor: principal.Actor{Type: principal.System}, Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID,
+		OrgID:         i.OrgID,
 		ProjectID:     i.ProjectID,
 		CorrelationID: a.m.CorrelationID, After: data, At: a.m.Now,
 	})

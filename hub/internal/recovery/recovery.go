@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 )
 
@@ -33,8 +34,6 @@ const (
 	resourceProject    = "project"
 	resourceInstance   = "app_instance"
 	resourceAllocation = "allocation"
-
-	actorSystem = "system"
 )
 
 // Restore is the hub coming back from a backup.
@@ -131,7 +130,8 @@ func recordHub(ctx context.Context, tx db.Tx, typ, action, id string, data map[s
 		return err
 	}
 	return event.Audit(ctx, tx, event.AuditRow{
-		ActorType: actorSystem, Action: action, ResourceType: resourceHub, ResourceID: id, CorrelationID: id, After: data,
+		Actor: principal.Actor{Type: principal.System}, Action: action, ResourceType: resourceHub, ResourceID: id,
+		CorrelationID: id, After: data,
 		At: now,
 	})
 }
