@@ -29,17 +29,12 @@ func artifactColumns() []column[client.Artifact] {
 
 func (a *app) artifactsCommand() *cobra.Command {
 	var slug string
-	list := listing(a, "list", "Artifacts of the project", cobra.NoArgs, artifactColumns(), func(ctx context.Context,
-		s *session, _ []string, cursor string,
-	) ([]client.Artifact, string, error) {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return nil, "", err
-		}
-		l, err := client.Read[client.ArtifactList](s.hub.ListArtifacts(ctx, project,
-			&client.ListArtifactsParams{Cursor: cursor, Limit: client.PageSize, AppSlug: slug}, s.editors()...))
-		return l.Items, l.NextCursor, err
-	})
+	list := projectListing(a, "list", "Artifacts of the project", cobra.NoArgs, artifactColumns(),
+		func(ctx context.Context, s *session, project string, _ []string, cursor string) ([]client.Artifact, string, error) {
+			l, err := client.Read[client.ArtifactList](s.hub.ListArtifacts(ctx, project,
+				&client.ListArtifactsParams{Cursor: cursor, Limit: client.PageSize, AppSlug: slug}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		})
 	list.Flags().StringVar(&slug, "app", "", "only of this app")
 	return group("artifacts", "Images of an app", list, a.pushCommand())
 }

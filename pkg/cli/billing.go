@@ -193,14 +193,10 @@ func (a *app) creditsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			p, err := client.Read[client.Posting](s.hub.GrantCredit(ctx, client.CreditGrant{
+			return showAnswer(s, postingColumns())(s.hub.GrantCredit(ctx, client.CreditGrant{
 				OrgID: org, Amount: args[1],
 				Currency: args[2], Description: description,
 			}, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, p, postingColumns())
 		})
 	grant.Flags().StringVar(&description, "description", "credit", "why")
 	return group("credits", "Money for orgs (platform admin)", grant)
@@ -224,11 +220,7 @@ func (a *app) pricesCommand() *cobra.Command {
 	create := a.action("create METER PRICE CURRENCY", "Add a price; it ends the one before it", cobra.ExactArgs(3),
 		func(ctx context.Context, s *session, args []string) error {
 			body.Meter, body.Price, body.Currency, body.Per = args[0], args[1], args[2], client.PriceUnit(per)
-			p, err := client.Read[client.Price](s.hub.CreatePrice(ctx, body, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, p, columns)
+			return showAnswer(s, columns)(s.hub.CreatePrice(ctx, body, s.editors()...))
 		})
 	f := create.Flags()
 	f.StringVar(&per, "per", string(client.PriceUnitHour), "second, minute, hour, or unit for an app's own meter")

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strconv"
 
 	"github.com/spf13/cobra"
@@ -27,45 +28,33 @@ func allocationColumns() []column[client.Allocation] {
 
 func (a *app) allocationsCommand() *cobra.Command {
 	var only string
-	list := listing(a, "list", "Allocations of the project", cobra.NoArgs, allocationColumns(), func(ctx context.Context,
-		s *session,
-		_ []string, cursor string,
-	) ([]client.Allocation, string, error) {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return nil, "", err
-		}
-		l, err := client.Read[client.AllocationList](s.hub.ListAllocations(ctx, project, &client.ListAllocationsParams{
-			Cursor: cursor, Limit: client.PageSize, Status: client.AllocationStatus(only),
-		}, s.editors()...))
-		return l.Items, l.NextCursor, err
-	})
+	list := projectListing(a, "list", "Allocations of the project", cobra.NoArgs, allocationColumns(),
+		func(ctx context.Context, s *session, project string, _ []string,
+			cursor string,
+		) ([]client.Allocation, string, error) {
+			l, err := client.Read[client.AllocationList](s.hub.ListAllocations(ctx, project, &client.ListAllocationsParams{
+				Cursor: cursor, Limit: client.PageSize, Status: client.AllocationStatus(only),
+			}, s.editors()...))
+			return l.Items, l.NextCursor, err
+		})
 	list.Flags().StringVar(&only, "status", "", "only those with this status")
 	one := func(verb, short string, call func(ctx context.Context, s *session, project,
-		id string) (client.Allocation, error),
+		id string) (*http.Response, error),
 	) *cobra.Command {
-		return a.action(verb+" ALLOCATION_ID", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
-			args []string,
+		return a.projectAction(verb+" ALLOCATION_ID", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
+			project string, args []string,
 		) error {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return err
-			}
-			l, err := call(ctx, s, project, args[0])
-			if err != nil {
-				return err
-			}
-			return show(s, l, allocationColumns())
+			return showAnswer(s, allocationColumns())(call(ctx, s, project, args[0]))
 		})
 	}
 	return group("allocations", "Capacity held by the project", a.createAllocation(), list,
-		one("get", "One allocation", func(ctx context.Context, s *session, project, id string) (client.Allocation, error) {
-			return client.Read[client.Allocation](s.hub.GetAllocation(ctx, project, id, s.editors()...))
+		one("get", "One allocation", func(ctx context.Context, s *session, project, id string) (*http.Response, error) {
+			return s.hub.GetAllocation(ctx, project, id, s.editors()...)
 		}),
 		one("release", "Give capacity back", func(ctx context.Context, s *session, project,
 			id string,
-		) (client.Allocation, error) {
-			return client.Read[client.Allocation](s.hub.ReleaseAllocation(ctx, project, id, s.editors()...))
+		) (*http.Response, error) {
+			return s.hub.ReleaseAllocation(ctx, project, id, s.editors()...)
 		}))
 }
 
@@ -74,24 +63,16 @@ func (a *app) createAllocation() *cobra.Command {
 		body        client.AllocationCreate
 		node, shape string
 	)
-	create := a.action("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session,
-		_ []string,
-	) error {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
+	create := a.projectAction("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session,
+		project string, _ []string,
+	) (err error) {
 		if node != "" {
 			if body.NodeID, err = s.nodeID(ctx, node); err != nil {
 				return err
 			}
 		}
 		body.CapacityShape = client.CapacityShape(shape)
-		l, err := client.Read[client.Allocation](s.hub.CreateAllocation(ctx, project, body, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, l, allocationColumns())
+		return showAnswer(s, allocationColumns())(s.hub.CreateAllocation(ctx, project, body, s.editors()...))
 	})
 	f := create.Flags()
 	f.StringVar(&node, "node", "", "node, by id or host name (default: the hub chooses one)")
@@ -118,18 +99,14 @@ func (a *app) nodesCommand() *cobra.Command {
 		{"ID", func(n client.Node) string { return n.ID }},
 	}
 	one := func(verb, short string, call func(ctx context.Context, s *session,
-		id string) (client.Node, error),
+		id string) (*http.Response, error),
 	) *cobra.Command {
 		return a.action(verb+" NODE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session, args []string) error {
 			id, err := s.nodeID(ctx, args[0])
 			if err != nil {
 				return err
 			}
-			n, err := call(ctx, s, id)
-			if err != nil {
-				return err
-			}
-			return show(s, n, columns)
+			return showAnswer(s, columns)(call(ctx, s, id))
 		})
 	}
 	var status, reason string
@@ -145,33 +122,33 @@ func (a *app) nodesCommand() *cobra.Command {
 	list.Flags().StringVar(&status, "status", "", "only those with this status")
 	ban := one("ban", "Shut a compromised node out for good", func(ctx context.Context, s *session,
 		id string,
-	) (client.Node, error) {
-		return client.Read[client.Node](s.hub.BanNode(ctx, id, client.NodeBan{Reason: reason}, s.editors()...))
+	) (*http.Response, error) {
+		return s.hub.BanNode(ctx, id, client.NodeBan{Reason: reason}, s.editors()...)
 	})
 	ban.Flags().StringVar(&reason, "reason", "", "why (required)")
 	var removal client.NodeRemove
 	remove := one("remove", "Take a drained, empty node out of the mesh for good, or one that is lost",
-		func(ctx context.Context, s *session, id string) (client.Node, error) {
-			return client.Read[client.Node](s.hub.RemoveNode(ctx, id, removal, s.editors()...))
+		func(ctx context.Context, s *session, id string) (*http.Response, error) {
+			return s.hub.RemoveNode(ctx, id, removal, s.editors()...)
 		})
 	remove.Flags().BoolVar(&removal.Lost, "lost", false, "the node is gone for good: what it ran ends as node_lost")
 	remove.Flags().StringVar(&removal.Reason, "reason", "", "why")
 	return group("nodes", "Nodes of the mesh (platform admin)", list, ban, remove,
-		one("get", "One node", func(ctx context.Context, s *session, id string) (client.Node, error) {
-			return client.Read[client.Node](s.hub.GetNode(ctx, id, s.editors()...))
+		one("get", "One node", func(ctx context.Context, s *session, id string) (*http.Response, error) {
+			return s.hub.GetNode(ctx, id, s.editors()...)
 		}),
 		one("release", "Let a quarantined node go on, once one machine only has its key", func(ctx context.Context,
 			s *session, id string,
-		) (client.Node, error) {
-			return client.Read[client.Node](s.hub.ReleaseNode(ctx, id, s.editors()...))
+		) (*http.Response, error) {
+			return s.hub.ReleaseNode(ctx, id, s.editors()...)
 		}),
-		one("drain", "Place nothing new on a node", func(ctx context.Context, s *session, id string) (client.Node, error) {
-			return client.Read[client.Node](s.hub.DrainNode(ctx, id, s.editors()...))
+		one("drain", "Place nothing new on a node", func(ctx context.Context, s *session, id string) (*http.Response, error) {
+			return s.hub.DrainNode(ctx, id, s.editors()...)
 		}),
 		one("undrain", "Place new things on a node again", func(ctx context.Context, s *session,
 			id string,
-		) (client.Node, error) {
-			return client.Read[client.Node](s.hub.UndrainNode(ctx, id, s.editors()...))
+		) (*http.Response, error) {
+			return s.hub.UndrainNode(ctx, id, s.editors()...)
 		}))
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
 
 	"github.com/spf13/cobra"
 
@@ -70,28 +71,24 @@ func (a *app) appsCommand() *cobra.Command {
 
 func (a *app) versionsCommand() *cobra.Command {
 	one := func(verb, short string, call func(ctx context.Context, s *session, app,
-		version string) (client.AppVersion, error),
+		version string) (*http.Response, error),
 	) *cobra.Command {
 		return a.action(verb+" APP VERSION", short, cobra.ExactArgs(2), func(ctx context.Context, s *session,
 			args []string,
 		) error {
-			v, err := call(ctx, s, args[0], args[1])
-			if err != nil {
-				return err
-			}
-			return show(s, v, versionColumns())
+			return showAnswer(s, versionColumns())(call(ctx, s, args[0], args[1]))
 		})
 	}
 	return group("versions", "Publish and deprecate app versions (platform admin)",
 		one("publish", "Make a version launchable", func(ctx context.Context, s *session, app,
 			version string,
-		) (client.AppVersion, error) {
-			return client.Read[client.AppVersion](s.hub.PublishAppVersion(ctx, app, version, s.editors()...))
+		) (*http.Response, error) {
+			return s.hub.PublishAppVersion(ctx, app, version, s.editors()...)
 		}),
 		one("deprecate", "Close a version for new instances", func(ctx context.Context, s *session, app,
 			version string,
-		) (client.AppVersion, error) {
-			return client.Read[client.AppVersion](s.hub.DeprecateAppVersion(ctx, app, version, s.editors()...))
+		) (*http.Response, error) {
+			return s.hub.DeprecateAppVersion(ctx, app, version, s.editors()...)
 		}))
 }
 
@@ -103,12 +100,8 @@ func (a *app) manifestsCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			v, err := client.Read[client.AppVersion](s.hub.RegisterManifest(ctx,
+			return showAnswer(s, versionColumns())(s.hub.RegisterManifest(ctx,
 				client.ManifestRegister{ManifestEnvelope: envelope}, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, v, versionColumns())
 		})
 	register.Flags().StringVar(&keyFile, "key", "", "publisher's private key (PEM): FILE is the manifest itself and is "+
 		"signed now")
@@ -187,12 +180,8 @@ func (a *app) publishersCommand() *cobra.Command {
 				if err != nil {
 					return err
 				}
-				p, err := client.Read[client.Publisher](s.hub.RegisterPublisher(ctx,
+				return showAnswer(s, columns)(s.hub.RegisterPublisher(ctx,
 					client.PublisherRegister{Delegation: delegation}, s.editors()...))
-				if err != nil {
-					return err
-				}
-				return show(s, p, columns)
 			}),
 		listing(a, "list", "Publishers", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
 			cursor string,
@@ -234,12 +223,8 @@ func (a *app) entitlementsCommand() *cobra.Command {
 		modes, scopes, versions []string
 		accelerators            int32
 	)
-	set := a.action("set APP", "Grant, narrow or withdraw an app for the project", cobra.ExactArgs(1),
-		func(ctx context.Context, s *session, args []string) error {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return err
-			}
+	set := a.projectAction("set APP", "Grant, narrow or withdraw an app for the project", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, project string, args []string) error {
 			body := client.EntitlementPut{Enabled: !disable, PolicyOverrides: client.PolicyOverrides{
 				AllowedVersions: versions,
 				MaxAccelerators: accelerators,
@@ -252,11 +237,7 @@ func (a *app) entitlementsCommand() *cobra.Command {
 				body.PolicyOverrides.AllowedControlPlaneScopes = append(body.PolicyOverrides.AllowedControlPlaneScopes,
 					client.ControlPlaneScope(c))
 			}
-			e, err := client.Read[client.Entitlement](s.hub.PutEntitlement(ctx, project, args[0], body, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, e, columns)
+			return showAnswer(s, columns)(s.hub.PutEntitlement(ctx, project, args[0], body, s.editors()...))
 		})
 	f := set.Flags()
 	f.BoolVar(&disable, "disable", false, "withdraw it")
@@ -265,13 +246,9 @@ func (a *app) entitlementsCommand() *cobra.Command {
 	f.StringSliceVar(&versions, "version", nil, "only these versions")
 	f.Int32Var(&accelerators, "max-accelerators", 0, "at most so many accelerators; 0 means no limit")
 	return group("entitlements", "What the project may launch", set,
-		listing(a, "list", "Entitlements of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
-			_ []string, cursor string,
+		projectListing(a, "list", "Entitlements of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
+			project string, _ []string, cursor string,
 		) ([]client.Entitlement, string, error) {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return nil, "", err
-			}
 			l, err := client.Read[client.EntitlementList](s.hub.ListEntitlements(ctx, project, &client.ListEntitlementsParams{
 				Cursor: cursor, Limit: client.PageSize,
 			}, s.editors()...))

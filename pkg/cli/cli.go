@@ -175,6 +175,33 @@ func listing[T any](a *app, use, short string, args cobra.PositionalArgs, column
 	})
 }
 
+// projectAction is an action on the project of --project or of the context.
+func (a *app) projectAction(use, short string, args cobra.PositionalArgs, run func(ctx context.Context, s *session,
+	project string, args []string) error,
+) *cobra.Command {
+	return a.action(use, short, args, func(ctx context.Context, s *session, given []string) error {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return err
+		}
+		return run(ctx, s, project, given)
+	})
+}
+
+// projectListing is a listing in the project of --project or of the context.
+func projectListing[T any](a *app, use, short string, args cobra.PositionalArgs, columns []column[T],
+	page func(ctx context.Context, s *session, project string, args []string, cursor string) ([]T, string, error),
+) *cobra.Command {
+	return listing(a, use, short, args, columns, func(ctx context.Context, s *session, given []string, cursor string,
+	) ([]T, string, error) {
+		project, err := s.projectID(ctx)
+		if err != nil {
+			return nil, "", err
+		}
+		return page(ctx, s, project, given, cursor)
+	})
+}
+
 // session is a connection to the hub with a credential.
 type session struct {
 	*app

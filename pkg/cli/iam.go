@@ -22,14 +22,10 @@ func (a *app) orgsCommand() *cobra.Command {
 	create := a.action("create SLUG", "Make an org", cobra.ExactArgs(1), func(ctx context.Context, s *session,
 		args []string,
 	) error {
-		org, err := client.Read[client.Org](s.hub.CreateOrg(ctx, client.OrgCreate{
+		return showAnswer(s, columns)(s.hub.CreateOrg(ctx, client.OrgCreate{
 			Slug:        args[0],
 			DisplayName: or(name, args[0]),
 		}, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, org, columns)
 	})
 	create.Flags().StringVar(&name, "name", "", "display name (default: the slug)")
 	return group("orgs", "Orgs (platform admin)", create, a.quotaCommand(), a.setQuotaCommand(),
@@ -60,14 +56,10 @@ func (a *app) projectsCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		p, err := client.Read[client.Project](s.hub.CreateProject(ctx, client.ProjectCreate{
+		return showAnswer(s, columns)(s.hub.CreateProject(ctx, client.ProjectCreate{
 			OrgID: orgID, Slug: args[0],
 			DisplayName: or(name, args[0]),
 		}, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, p, columns)
 	})
 	create.Flags().StringVar(&name, "name", "", "display name (default: the slug)")
 	create.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
@@ -77,16 +69,10 @@ func (a *app) projectsCommand() *cobra.Command {
 		) ([]client.Project, string, error) {
 			return s.projects(ctx)(cursor)
 		}),
-		a.action("get", "The project of --project", cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
-			id, err := s.projectID(ctx)
-			if err != nil {
-				return err
-			}
-			p, err := client.Read[client.Project](s.hub.GetProject(ctx, id, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, p, columns)
+		a.projectAction("get", "The project of --project", cobra.NoArgs, func(ctx context.Context, s *session, id string,
+			_ []string,
+		) error {
+			return showAnswer(s, columns)(s.hub.GetProject(ctx, id, s.editors()...))
 		}))
 }
 
@@ -104,24 +90,16 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 		a.oneServiceAccount("disable", "Refuse a service account from now on", func(ctx context.Context, s *session, project,
 			id string,
 		) error {
-			sa, err := client.Read[client.ServiceAccount](s.hub.DisableServiceAccount(ctx, project, id, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, sa, columns)
+			return showAnswer(s, columns)(s.hub.DisableServiceAccount(ctx, project, id, s.editors()...))
 		}),
 		a.oneServiceAccount("delete", "Remove a service account for good", func(ctx context.Context, s *session, project,
 			id string,
 		) error {
 			return closed(s.hub.DeleteServiceAccount(ctx, project, id, s.editors()...))
 		}),
-		listing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
-			_ []string, cursor string,
+		projectListing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context,
+			s *session, project string, _ []string, cursor string,
 		) ([]client.ServiceAccount, string, error) {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return nil, "", err
-			}
 			l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project,
 				&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
 			return l.Items, l.NextCursor, err
@@ -149,12 +127,8 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 
 func (a *app) createServiceAccountCommand(columns []column[client.ServiceAccount]) *cobra.Command {
 	var name, description, role, save string
-	c := a.action("create SLUG", "Make a service account; its key is shown once", cobra.ExactArgs(1),
-		func(ctx context.Context, s *session, args []string) error {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return err
-			}
+	c := a.projectAction("create SLUG", "Make a service account; its key is shown once", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, project string, args []string) error {
 			sa, err := client.Read[client.ServiceAccount](s.hub.CreateServiceAccount(ctx, project, client.ServiceAccountCreate{
 				Name: or(name, args[0]), Slug: args[0], Description: description, Role: client.ServiceAccountRole(role),
 			}, s.editors()...))
@@ -197,13 +171,9 @@ func (s *session) showKeyOnce(sa client.ServiceAccount, save string, columns []c
 func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context, s *session, project,
 	id string) error,
 ) *cobra.Command {
-	return a.action(verb+" ACCOUNT", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
-		args []string,
-	) error {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
+	return a.projectAction(verb+" ACCOUNT", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		project string, args []string,
+	) (err error) {
 		id := args[0]
 		if !isID(id) {
 			id, err = only(id, "service account", func(cursor string) ([]client.ServiceAccount, string, error) {

@@ -41,12 +41,10 @@ func statusOf(i client.AppInstance) string {
 
 func (a *app) instancesCommand() *cobra.Command {
 	var status, slug string
-	list := listing(a, "list", "App instances of the project", cobra.NoArgs, instanceColumns(),
-		func(ctx context.Context, s *session, _ []string, cursor string) ([]client.AppInstance, string, error) {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return nil, "", err
-			}
+	list := projectListing(a, "list", "App instances of the project", cobra.NoArgs, instanceColumns(),
+		func(ctx context.Context, s *session, project string, _ []string,
+			cursor string,
+		) ([]client.AppInstance, string, error) {
 			l, err := client.Read[client.AppInstanceList](s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{
 				Cursor: cursor, Limit: client.PageSize, Status: client.AppInstanceStatus(status), AppSlug: slug,
 			}, s.editors()...))
@@ -75,13 +73,9 @@ func (a *app) instancesCommand() *cobra.Command {
 func (a *app) instanceAction(verb, short string, run func(ctx context.Context, s *session, project,
 	id string) error,
 ) *cobra.Command {
-	return a.action(verb+" INSTANCE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
-		args []string,
+	return a.projectAction(verb+" INSTANCE", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
+		project string, args []string,
 	) error {
-		project, err := s.projectID(ctx)
-		if err != nil {
-			return err
-		}
 		id, err := s.instanceID(ctx, project, args[0])
 		if err != nil {
 			return err
@@ -106,23 +100,15 @@ func (a *app) estimateCommand() *cobra.Command {
 			return strings.Join(parts, ", ")
 		}},
 	}
-	c := a.action("estimate APP", "What an app costs at most in an hour, before it is launched", cobra.ExactArgs(1),
-		func(ctx context.Context, s *session, args []string) error {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return err
-			}
+	c := a.projectAction("estimate APP", "What an app costs at most in an hour, before it is launched", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, project string, args []string) (err error) {
 			v := version
 			if v == "" {
 				if v, err = s.latestVersion(ctx, args[0]); err != nil {
 					return err
 				}
 			}
-			e, err := client.Read[client.CostEstimate](s.hub.EstimateCost(ctx, project, args[0], v, &p, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, e, columns)
+			return showAnswer(s, columns)(s.hub.EstimateCost(ctx, project, args[0], v, &p, s.editors()...))
 		})
 	c.Flags().StringVar(&version, "version", "", "version (default: the newest active one)")
 	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
@@ -358,11 +344,7 @@ func (a *app) setCommand() *cobra.Command {
 		if name == "" && configFile == "" {
 			return usage(errors.New("say what to change: --name or --config-file"))
 		}
-		i, err := client.Read[client.AppInstance](s.hub.ChangeAppInstance(ctx, project, id, body, s.editors()...))
-		if err != nil {
-			return err
-		}
-		return show(s, i, instanceColumns())
+		return showAnswer(s, instanceColumns())(s.hub.ChangeAppInstance(ctx, project, id, body, s.editors()...))
 	})
 	c.Flags().StringVar(&name, "name", "", "new display name")
 	c.Flags().StringVar(&configFile, "config-file", "", "JSON object with the app's whole config; - for stdin")
@@ -398,12 +380,9 @@ func (a *app) eventsCommand() *cobra.Command {
 		{"REASON", func(e client.Event) string { return e.Data.Reason }},
 		{"CORRELATION ID", func(e client.Event) string { return e.Data.CorrelationID }},
 	}
-	return listing(a, "events INSTANCE", "What happened to an app instance, oldest first", cobra.ExactArgs(1), columns,
-		func(ctx context.Context, s *session, args []string, cursor string) ([]client.Event, string, error) {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return nil, "", err
-			}
+	return projectListing(a, "events INSTANCE", "What happened to an app instance, oldest first", cobra.ExactArgs(1),
+		columns,
+		func(ctx context.Context, s *session, project string, args []string, cursor string) ([]client.Event, string, error) {
 			id, err := s.instanceID(ctx, project, args[0])
 			if err != nil {
 				return nil, "", err

@@ -4,12 +4,15 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"net/http"
 	"strings"
 	"text/tabwriter"
 	"time"
 	"unicode"
 
 	"go.yaml.in/yaml/v3"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
 // column is one column of a table about T.
@@ -42,6 +45,17 @@ func show[T any](s *session, item T, columns []column[T]) error {
 		return encode(s.env.Stdout, s.output, item)
 	}
 	return table(s.env.Stdout, []T{item}, columns)
+}
+
+// showAnswer returns a function that shows what an operation of the hub answered.
+func showAnswer[T any](s *session, columns []column[T]) func(*http.Response, error) error {
+	return func(answer *http.Response, err error) error {
+		item, err := client.Read[T](answer, err)
+		if err != nil {
+			return err
+		}
+		return show(s, item, columns)
+	}
 }
 
 // encode writes JSON, or YAML with the same keys.

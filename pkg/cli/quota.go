@@ -112,12 +112,8 @@ func (a *app) transferSlugCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			slug, err := client.Read[client.OwnedSlug](s.hub.TransferAppSlug(ctx, args[0], client.AppSlugTransfer{OrgID: id},
+			return showAnswer(s, slugColumns())(s.hub.TransferAppSlug(ctx, args[0], client.AppSlugTransfer{OrgID: id},
 				s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, slug, slugColumns())
 		})
 	c.Flags().StringVar(&org, "org", "", "org, by id or slug (default: the platform)")
 	return c

@@ -180,13 +180,10 @@ func (a *app) rolesCommand() *cobra.Command {
 		{"ROLES", func(p client.ProjectRoles) string { return words(p.Roles) }},
 		{"USER", func(p client.ProjectRoles) string { return p.UserID }},
 	}
-	set := a.action("set USER [ROLE…]", "Set the roles that a user holds in the project; no role takes the user out",
+	set := a.projectAction("set USER [ROLE…]", "Set the roles that a user holds in the project; no role takes the user "+
+		"out",
 		cobra.MinimumNArgs(1),
-		func(ctx context.Context, s *session, args []string) error {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return err
-			}
+		func(ctx context.Context, s *session, project string, args []string) error {
 			id, err := s.userID(ctx, args[0])
 			if err != nil {
 				return err
@@ -195,26 +192,19 @@ func (a *app) rolesCommand() *cobra.Command {
 			for _, r := range args[1:] {
 				body.Roles = append(body.Roles, client.ProjectRole(r))
 			}
-			p, err := client.Read[client.ProjectRoles](s.hub.PutProjectRoles(ctx, project, id, body, s.editors()...))
-			if err != nil {
-				return err
-			}
-			return show(s, p, columns)
+			return showAnswer(s, columns)(s.hub.PutProjectRoles(ctx, project, id, body, s.editors()...))
 		})
 	set.Long = "Set the roles that a user of the org holds in this project only: project_admin, app_operator, viewer."
 	return group("roles", "Roles in a project", set,
-		listing(a, "list", "Users who hold roles in this project only", cobra.NoArgs, columns, func(ctx context.Context,
-			s *session, _ []string, cursor string,
-		) ([]client.ProjectRoles, string, error) {
-			project, err := s.projectID(ctx)
-			if err != nil {
-				return nil, "", err
-			}
-			l, err := client.Read[client.ProjectRolesList](s.hub.ListProjectRoles(ctx, project, &client.ListProjectRolesParams{
-				Cursor: cursor, Limit: client.PageSize,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
-		}))
+		projectListing(a, "list", "Users who hold roles in this project only", cobra.NoArgs, columns,
+			func(ctx context.Context, s *session, project string, _ []string,
+				cursor string,
+			) ([]client.ProjectRoles, string, error) {
+				l, err := client.Read[client.ProjectRolesList](s.hub.ListProjectRoles(ctx, project, &client.ListProjectRolesParams{
+					Cursor: cursor, Limit: client.PageSize,
+				}, s.editors()...))
+				return l.Items, l.NextCursor, err
+			}))
 }
 
 // oneUser is a leaf about one user, by id or e-mail address.
