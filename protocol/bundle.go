@@ -20,7 +20,7 @@ const (
 	RoleHubCA   = "hub-ca"
 )
 
-// Bundle is a verified trust bundle. Its zero value trusts nobody.
+// Bundle is a verified trust bundle. Its zero value trusts no signature.
 type Bundle struct {
 	message  *TrustBundle
 	envelope *Envelope
@@ -113,7 +113,7 @@ func checkRole(r *Role) error {
 			}
 			continue
 		}
-		// The id is derived, never chosen: otherwise a key could pass under the id of another one.
+		// The id is derived, never chosen: otherwise a key could use the id of another.
 		if len(k.GetEd25519()) != ed25519.PublicKeySize || KeyID(k.GetEd25519()) != k.GetKeyId() {
 			return Refuse(Nack_MALFORMED, "role %q holds a key that is not its id", r.GetName())
 		}
@@ -153,12 +153,12 @@ func (b Bundle) Envelope() *Envelope { return b.envelope }
 // Version returns the bundle's number.
 func (b Bundle) Version() uint64 { return b.message.GetVersion() }
 
-// ExpiresAt returns when the bundle should have been replaced; ok is false for one that does not say.
+// ExpiresAt returns when the bundle should have been replaced; ok is false when it has no such time.
 func (b Bundle) ExpiresAt() (at time.Time, ok bool) {
 	return b.message.GetExpiresAt().AsTime(), b.message.GetExpiresAt() != nil
 }
 
-// Expired reports whether the bundle should have been replaced. It goes on to count: expiry is a condition, never a
+// Expired reports whether the bundle should have been replaced. It still counts: expiry is a condition, never a
 // refusal.
 func (b Bundle) Expired(now time.Time) bool {
 	at, ok := b.ExpiresAt()

@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 )
 
-// maxNesting limits how deep messages lie inside one another; the deepest valid one is 8.
+// maxNesting limits how deep messages nest; the deepest valid one is 8.
 const maxNesting = 32
 
 // ErrTooManyElements is returned for an encoded message that is small on the wire and large once it is decoded.

@@ -41,7 +41,7 @@ const (
 	MaxConditions = 64
 	// MaxSignatures limits the signatures of one envelope.
 	MaxSignatures = 16
-	// MaxMinVersions limits the apps of which a trust bundle names a lowest version.
+	// MaxMinVersions limits how many apps have a lowest version in a trust bundle.
 	MaxMinVersions = 1024
 	// MaxParts limits the workloads of one node.
 	MaxParts = 4096

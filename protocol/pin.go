@@ -11,7 +11,7 @@ import (
 
 // A pin is what a node knows of the root before it has seen a trust bundle. It has two forms.
 const (
-	// FingerprintPrefix starts the fingerprint of one root key, which goes on with the key id: that key must have signed.
+	// FingerprintPrefix starts the fingerprint of one root key; the key id follows, and that key must have signed.
 	FingerprintPrefix = "sha256:"
 	// RootRolePrefix starts the digest of a whole root role, keys and threshold: as many of its keys must have signed.
 	RootRolePrefix = "root-role-sha256:"

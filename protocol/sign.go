@@ -24,7 +24,7 @@ const (
 	PayloadManifest   = "application/vnd.gpuaas.manifest.v1+yaml"
 )
 
-// Signer signs the pre-authentication encoding of a document. A hardware module may stand behind it.
+// Signer signs the pre-authentication encoding of a document. It may use a hardware module.
 type Signer interface {
 	KeyID() string
 	Sign(data []byte) ([]byte, error)

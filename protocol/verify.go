@@ -158,7 +158,7 @@ func (s *WorkloadStatus) refusedRevision() uint64 {
 	return s.GetRevision()
 }
 
-// RefuseAsOwner adds to a status that the node's owner refused what it is about, with its detail as the rule.
+// RefuseAsOwner adds the signed refusal of the node's owner to a status. Its rule is the status's detail.
 func (s *WorkloadStatus) RefuseAsOwner(nodeID string, signer Signer) error {
 	env, err := SignMessage(PayloadRefusal, &OwnerRefusal{
 		NodeId: nodeID, MemberId: s.GetMemberId(), InstanceId: s.GetInstanceId(), Revision: s.refusedRevision(),

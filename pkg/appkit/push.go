@@ -80,7 +80,7 @@ func Push(ctx context.Context, img v1.Image, t Target, signer protocol.Signer,
 	if err := writeImage(repo.Tag(t.Tag), img, options, progress); err != nil {
 		return Pushed{}, err
 	}
-	// The signature comes last: it never stands for something that is not there.
+	// The signature comes last: it never signs an image that is not stored.
 	if err := writeImage(repo.Tag(imagesign.Tag(digest)), signature, options, nil); err != nil {
 		return Pushed{}, err
 	}

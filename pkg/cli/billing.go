@@ -107,7 +107,7 @@ func (a *app) hourlyUsageCommand() *cobra.Command {
 	return c
 }
 
-// billed narrows a billing question: to a project where one is named, and to an instance of it.
+// billed resolves the project and the instance that a billing query is limited to; both are optional.
 func (s *session) billed(ctx context.Context, instance string) (project, id string, err error) {
 	if s.project != "" || s.context.Project != "" || instance != "" && !isID(instance) {
 		if project, err = s.projectID(ctx); err != nil {

@@ -95,7 +95,7 @@ func (a *app) nodesCommand() *cobra.Command {
 		{"AGENT", func(n client.Node) string { return n.AgentVersion }},
 		{"LAST SEEN", func(n client.Node) string { return stamp(n.LastSeenAt) }},
 		{"REFUSED", func(n client.Node) string { return n.LastRefusal.Reason }},
-		{"CONDITIONS", func(n client.Node) string { return words(n.Conditions) }},
+		{"CONDITIONS", func(n client.Node) string { return joined(n.Conditions) }},
 		{"ID", func(n client.Node) string { return n.ID }},
 	}
 	one := func(verb, short string, call func(ctx context.Context, s *session,

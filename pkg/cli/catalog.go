@@ -168,7 +168,7 @@ func (a *app) publishersCommand() *cobra.Command {
 	columns := []column[client.Publisher]{
 		{"KEY", func(p client.Publisher) string { return p.KeyID }},
 		{"ORG", func(p client.Publisher) string { return p.OrgSlug }},
-		{"REPOSITORIES", func(p client.Publisher) string { return words(p.RepositoryPrefixes) }},
+		{"REPOSITORIES", func(p client.Publisher) string { return joined(p.RepositoryPrefixes) }},
 		{"STATUS", func(p client.Publisher) string { return string(p.Status) }},
 		{"EXPIRES", func(p client.Publisher) string { return stamp(p.ExpiresAt) }},
 	}
@@ -213,9 +213,9 @@ func (a *app) entitlementsCommand() *cobra.Command {
 	columns := []column[client.Entitlement]{
 		{"APP", func(e client.Entitlement) string { return e.AppSlug }},
 		{"ENABLED", func(e client.Entitlement) string { return fmt.Sprint(e.Enabled) }},
-		{"VERSIONS", func(e client.Entitlement) string { return words(e.PolicyOverrides.AllowedVersions) }},
-		{"MODES", func(e client.Entitlement) string { return words(e.PolicyOverrides.AllowedOperatingModes) }},
-		{"SCOPES", func(e client.Entitlement) string { return words(e.PolicyOverrides.AllowedControlPlaneScopes) }},
+		{"VERSIONS", func(e client.Entitlement) string { return joined(e.PolicyOverrides.AllowedVersions) }},
+		{"MODES", func(e client.Entitlement) string { return joined(e.PolicyOverrides.AllowedOperatingModes) }},
+		{"SCOPES", func(e client.Entitlement) string { return joined(e.PolicyOverrides.AllowedControlPlaneScopes) }},
 		{"UPDATED", func(e client.Entitlement) string { return stamp(e.UpdatedAt) }},
 	}
 	var (

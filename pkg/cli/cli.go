@@ -26,7 +26,7 @@ type Env struct {
 	Getenv func(string) string
 	// StderrIsTerminal lets progress rewrite its line.
 	StderrIsTerminal bool
-	// ReadSecret asks for a secret without showing it; nil where nobody can be asked.
+	// ReadSecret asks for a secret without showing it; nil without a terminal.
 	ReadSecret func(prompt string) (string, error)
 	Version    string
 }

@@ -115,7 +115,7 @@ func stamp(t time.Time) string {
 	return t.UTC().Format(time.RFC3339)
 }
 
-func words[S ~string](list []S) string {
+func joined[S ~string](list []S) string {
 	out := make([]string, len(list))
 	for i, s := range list {
 		out[i] = string(s)

@@ -23,7 +23,7 @@ type store struct {
 	Contexts       map[string]hubContext `yaml:"contexts"`
 }
 
-// hubContext is one hub and who one is there.
+// hubContext is one hub with the user's credential for it.
 type hubContext struct {
 	URL   string `yaml:"url"`
 	CAPEM string `yaml:"ca_pem,omitempty"`

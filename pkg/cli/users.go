@@ -15,7 +15,7 @@ func userColumns() []column[client.User] {
 	return []column[client.User]{
 		{"EMAIL", func(u client.User) string { return u.Email }},
 		{"NAME", func(u client.User) string { return u.DisplayName }},
-		{"ROLES", func(u client.User) string { return words(u.Roles) }},
+		{"ROLES", func(u client.User) string { return joined(u.Roles) }},
 		{"PLATFORM ADMIN", func(u client.User) string { return fmt.Sprint(u.PlatformAdmin) }},
 		{"STATUS", func(u client.User) string { return string(u.Status) }},
 		{"ORG", func(u client.User) string { return u.OrgID }},
@@ -177,7 +177,7 @@ func (a *app) rolesCommand() *cobra.Command {
 	columns := []column[client.ProjectRoles]{
 		{"EMAIL", func(p client.ProjectRoles) string { return p.Email }},
 		{"NAME", func(p client.ProjectRoles) string { return p.DisplayName }},
-		{"ROLES", func(p client.ProjectRoles) string { return words(p.Roles) }},
+		{"ROLES", func(p client.ProjectRoles) string { return joined(p.Roles) }},
 		{"USER", func(p client.ProjectRoles) string { return p.UserID }},
 	}
 	set := a.projectAction("set USER [ROLE…]", "Set the roles that a user holds in the project; no role takes the user "+

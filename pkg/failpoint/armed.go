@@ -44,7 +44,7 @@ func Hit(name string) {
 		return // just disarmed
 	}
 	_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
-	select {} // the signal ends all threads; this one must not take another step
+	select {} // the signal ends all threads; this one must not continue
 }
 
 func (c *counter) due(armed, name string) bool {

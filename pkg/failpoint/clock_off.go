@@ -7,7 +7,7 @@ import "time"
 // Now is the machine's clock.
 func Now() time.Time { return time.Now() }
 
-// Machine is a time that another program on this machine has told.
+// Machine converts a time of another program on this machine; without failpoints it is that time.
 func Machine(t time.Time) time.Time { return t }
 
 // BootID is the kernel's.

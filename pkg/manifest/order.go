@@ -26,7 +26,7 @@ func splitVersion(version string) (core, pre string, isPre bool) {
 	return strings.Cut(strings.TrimPrefix(version, "v"), "-")
 }
 
-// compareParts compares part by part; the shorter text goes on with missing.
+// compareParts compares part by part; missing stands for the parts that the shorter one lacks.
 func compareParts(a, b, missing string) int {
 	as, bs := strings.Split(a, "."), strings.Split(b, ".")
 	at := func(parts []string, i int) string {

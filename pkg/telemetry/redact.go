@@ -7,7 +7,7 @@ import (
 	"unicode"
 )
 
-// Redacted stands where a secret was.
+// Redacted replaces a secret.
 const Redacted = "[redacted]"
 
 // IsSecretKey reports whether a field of this name holds a secret: passwords, tokens, private keys and what carries

@@ -35,7 +35,7 @@ const (
 	maxScrapes = 4
 )
 
-// Config says who tells and where to.
+// Config names the program and where it sends telemetry.
 type Config struct {
 	// Service is gpuaas-hub or gpuaas-agent; Instance is the hub's or the node's id.
 	Service, Version, Instance string

@@ -36,14 +36,14 @@ const (
 	// connectionIDBytes is long enough that the connections of a listener and of its successor share no id, because a
 	// reset shows the secret of its id to the network (RFC 9000, section 10.3.2).
 	connectionIDBytes = 8
-	// HandshakeTimeout bounds a dial. One that nobody answers ends after half of it.
+	// HandshakeTimeout bounds a dial. Without an answer it ends after half of that.
 	HandshakeTimeout = 10 * time.Second
 	// MaxPeerStreams is how many streams the peer may have open; it waits in Open beyond that.
 	MaxPeerStreams = 32
 	// StreamWindowBytes is what a stream may hold unread.
 	streamWindowInitialBytes = 64 << 10
 	StreamWindowBytes        = 256 << 10
-	// The connection's window holds every stream's, so that streams that nobody reads cannot starve the others.
+	// The connection's window holds every stream's, so that unread streams cannot starve the others.
 	connWindowBytes = MaxPeerStreams * StreamWindowBytes
 	// headerTimeout is how long a new stream may take to send its header.
 	headerTimeout = 10 * time.Second
@@ -305,8 +305,8 @@ func newConn(qc *quic.Conn) *Conn {
 	return c
 }
 
-// probe sends what has no meaning but that it must be answered. A peer that takes no datagrams is of another release:
-// then the keepalive must do.
+// probe sends datagrams without meaning, which the peer must acknowledge. For a peer of a release without datagrams the
+// keepalive must do.
 func (c *Conn) probe() {
 	tick := time.NewTicker(ProbeEvery)
 	defer tick.Stop()

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func TestWordsOfEnumsAreThoseOfTheAPI(t *testing.T) {
+func TestTextsOfEnumsAreThoseOfTheAPI(t *testing.T) {
 	require.Equal(t, "leases", protocol.Envelope_LEASES.Text())
 	require.Equal(t, "part_digest_mismatch", protocol.Nack_PART_DIGEST_MISMATCH.Text())
 	require.Equal(t, "ready", protocol.WorkloadStatus_READY.Text())
@@ -18,7 +18,7 @@ func TestWordsOfEnumsAreThoseOfTheAPI(t *testing.T) {
 	require.Empty(t, protocol.Nack_REASON_UNSPECIFIED.Text())
 }
 
-// An agent of today meets a hub of tomorrow, and the other way round.
+// An older agent meets a newer hub, and the other way round.
 func TestAValueOfANewerPeerIsCarriedAndShown(t *testing.T) {
 	raw, err := proto.Marshal(&protocol.Nack{Reason: 4711})
 	require.NoError(t, err)
@@ -30,7 +30,7 @@ func TestAValueOfANewerPeerIsCarriedAndShown(t *testing.T) {
 	require.Equal(t, raw, again)
 }
 
-func TestAStoredReasonIsAWord(t *testing.T) {
+func TestAStoredReasonIsAText(t *testing.T) {
 	type row struct {
 		Reason protocol.WorkloadStatus_Reason `json:",omitempty"`
 	}
