@@ -20,7 +20,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// CollectGrace is how long nothing that was pushed, pulled or looked up is collected. It is longer than a publish
+// CollectGrace is how long nothing that was pushed, pulled or resolved is collected. It is longer than a publish
 // intent and the last token of it, so that a push ends on what it began with.
 const CollectGrace = 2 * IntentLifetime
 
@@ -57,7 +57,7 @@ type Collected struct {
 }
 
 // Collect removes what no root reaches. Pushes and pulls go on: what they have used since the grace before its
-// beginning stays, and each removal looks at that once more, with uses of the digest waiting. A repository that cannot
+// beginning stays, and each removal checks that once more, with uses of the digest waiting. A repository that cannot
 // be read is kept as it is.
 func (r *Registry) Collect(ctx context.Context) (Collected, error) {
 	cutoff := r.conf.Now().Add(-CollectGrace)

@@ -253,7 +253,7 @@ func TestCollectKeepsWhatARootReachesAndNothingElse(t *testing.T) {
 	push(repository, "ended")
 }
 
-func TestWhatWasLookedUpIsNotCollectedForAWhile(t *testing.T) {
+func TestResolvedContentIsNotCollectedForAWhile(t *testing.T) {
 	b := newBench(t)
 	signer, _ := newSigner(t)
 	pushed, err := appkit.Push(t.Context(), image(t, "x"), b.intent(t, repository), signer, nil)
@@ -263,7 +263,7 @@ func TestWhatWasLookedUpIsNotCollectedForAWhile(t *testing.T) {
 	b.collect(t)
 	require.True(t, b.pullable(t, repository, pushed.Digest))
 
-	// A hub that has just started does not know what was looked up before.
+	// A hub that has just started does not know what was resolved before.
 	restarted := newBench(t, func(c *artifact.RegistryConfig) { c.Dir = b.dir })
 	require.Zero(t, restarted.collect(t))
 }

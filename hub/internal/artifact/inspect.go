@@ -22,7 +22,7 @@ import (
 const (
 	// maxConfigBytes bounds an image's configuration that is read.
 	maxConfigBytes = 4 << 20
-	// maxIndexEntries bounds the images of one index that are looked at; an index with more is refused.
+	// maxIndexEntries bounds the images of one index that are read; an index with more is refused.
 	maxIndexEntries = 64
 )
 
@@ -150,7 +150,7 @@ func (in *inspector) add(ctx context.Context, d godigest.Digest, top bool) error
 	in.image.SizeBytes += doc.Config.Size
 	for _, l := range doc.Layers {
 		in.image.SizeBytes += l.Size
-		// Looking a layer up also keeps it, should it be about to be collected.
+		// Resolving a layer also keeps it from being collected.
 		if _, err := in.repo.Blobs(ctx).Stat(ctx, l.Digest); isUnknown(err) {
 			return notPushed()
 		} else if err != nil {

@@ -515,8 +515,8 @@ func TestStorageFailureIsToldAndLogged(t *testing.T) {
 	require.NotContains(t, b.log.String(), "eyJ")
 }
 
-// Each repository of a token request costs the hub two statements: it looks at few, and grants no more than it has
-// looked at.
+// Each repository of a token request costs the hub two statements: it checks few, and grants no more than it has
+// checked.
 func TestATokenRequestAsksForFewRepositories(t *testing.T) {
 	var asked []string
 	b := newBench(t, func(c *artifact.RegistryConfig) {

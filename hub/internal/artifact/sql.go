@@ -142,7 +142,7 @@ func countOpenIntents(ctx context.Context, tx db.Tx, orgID string, now time.Time
 	return n, err
 }
 
-// inUse looks for artifacts under the slug, and for open intents of its owner; a slug of the platform has intents of
+// inUse finds artifacts under the slug, and for open intents of its owner; a slug of the platform has intents of
 // any org.
 func inUse(ctx context.Context, tx db.Tx, orgID, appSlug string, now time.Time) (used bool, err error) {
 	err = tx.QueryRow(ctx, `

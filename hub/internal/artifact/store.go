@@ -29,7 +29,7 @@ type store struct {
 	uses  *uses
 	// digestIn finds the digest in a path.
 	digestIn *regexp.Regexp
-	// tags is held for writing where a tag is looked at and removed, for reading where one is set.
+	// tags is held for writing where a tag is checked and removed, for reading where one is set.
 	tags sync.RWMutex
 }
 

@@ -7,7 +7,7 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// uses notes when each digest was last read, written or looked up. Collecting garbage spares what is in use, because a
+// uses notes when each digest was last read, written or resolved. Collecting garbage spares what is in use, because a
 // client that was told that a blob exists does not push it again.
 type uses struct {
 	now func() time.Time

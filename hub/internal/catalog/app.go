@@ -25,7 +25,7 @@ func Reserve(ctx context.Context, tx db.Tx, slug, orgID string, now time.Time) (
 	return a, made, nil
 }
 
-// GetApp returns an app whoever owns it.
+// GetApp returns an app of any owner.
 func GetApp(ctx context.Context, tx db.Tx, slug string) (App, error) {
 	return selectApp(ctx, tx, slug)
 }

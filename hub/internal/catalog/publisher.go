@@ -96,7 +96,7 @@ func PublishersWithKey(ctx context.Context, tx db.Tx, keyID string) ([]Publisher
 	return selectPublishersWithKey(ctx, tx, keyID)
 }
 
-// maxPublishers bounds how many delegations are looked at for one repository; more of them means that the search has to
+// maxPublishers bounds how many delegations are read for one repository; more of them means that the search has to
 // move into SQL.
 const maxPublishers = 10_000
 
