@@ -83,10 +83,10 @@ func Adopt(members []RecordedMember, claims []RecordedClaim, b Upload) Adoption 
 }
 
 func (a *Adoption) newer(known map[string]RecordedMember, claims []RecordedClaim, b Upload) {
-	held := map[string]bool{}
+	uploaded := map[string]bool{}
 	owner := map[string]string{}
 	for _, w := range b.Workloads {
-		held[w.GetId()] = true
+		uploaded[w.GetId()] = true
 		m, there := known[w.GetId()]
 		switch {
 		case !there:
@@ -107,7 +107,7 @@ func (a *Adoption) newer(known map[string]RecordedMember, claims []RecordedClaim
 		}
 	}
 	for _, id := range b.Named {
-		if _, there := known[id]; !there && !held[id] {
+		if _, there := known[id]; !there && !uploaded[id] {
 			a.Missing = append(a.Missing, id)
 		}
 	}

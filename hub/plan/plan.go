@@ -35,7 +35,7 @@ type Node struct {
 	Banned bool
 }
 
-// Allocation is capacity held on the node by one project.
+// Allocation is capacity of the node that one project has.
 type Allocation struct {
 	ID             string
 	NodeID         string

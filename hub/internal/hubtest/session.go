@@ -25,15 +25,6 @@ func (l *Session) sendReport(epoch, generation uint64, statuses []*protocol.Work
 	}}})
 }
 
-// HelloGeneration returns the generation that a hello names.
-func (l *Session) HelloGeneration(held func(*protocol.Hello)) uint64 {
-	said := &protocol.Hello{}
-	if held != nil {
-		held(said)
-	}
-	return said.GetGeneration()
-}
-
 // UploadState sends a state upload.
 func (l *Session) UploadState(b *protocol.StateUpload) {
 	l.T.Helper()

@@ -38,18 +38,24 @@ func (m *machine) connect(change func(*protocol.Hello)) *hubtest.Session {
 	return l
 }
 
-// cloned connects two machines with copies of one disk by turns, until the node is quarantined.
-// It returns them with the lines on which each learns of the quarantine.
-func cloned(t *testing.T, h *hubtest.Hub, n *hubtest.Node, first *machine, held func(*protocol.Hello),
+// cloned connects two machines with copies of one disk by turns, until the node is quarantined. It
+// returns the second one.
+func cloned(t *testing.T, h *hubtest.Hub, n *hubtest.Node, first *machine, acked func(*protocol.Hello),
 	statuses ...*protocol.WorkloadStatus,
 ) (second *machine) {
 	t.Helper()
 	second = &machine{Node: n, incarnation: first.incarnation}
-	two := second.connect(held)
-	two.Report(two.HelloGeneration(held), statuses...)
+	var generation uint64
+	if acked != nil {
+		hello := &protocol.Hello{}
+		acked(hello)
+		generation = hello.GetGeneration()
+	}
+	two := second.connect(acked)
+	two.Report(generation, statuses...)
 	require.Equal(t, fleet.Online, h.NodeRow(n.ID).Status(h.Now()), "a process that starts anew is no second machine")
-	back := first.connect(held)
-	back.TryReport(back.HelloGeneration(held), statuses...)
+	back := first.connect(acked)
+	back.TryReport(generation, statuses...)
 	<-back.Conn.Done()
 	require.Equal(t, fleet.Quarantined, h.NodeRow(n.ID).Status(h.Now()))
 	return second
@@ -85,32 +91,30 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	l := first.connect(nil)
 	l.ExpectState(0)
 	i, member, lease := hubtest.Running(t, h, l)
-	held := func(said *protocol.Hello) {
+	acked := func(said *protocol.Hello) {
 		said.Epoch, said.Generation = 1, newestGeneration(h, n)
 	}
 	start := h.Now().Truncate(time.Microsecond)
 	h.Advance(10 * time.Minute)
-	second := cloned(t, h, n, first, held, &protocol.WorkloadStatus{
+	second := cloned(t, h, n, first, acked, &protocol.WorkloadStatus{
 		MemberId: member, InstanceId: i.ID, Revision: 1,
 		Status: protocol.WorkloadStatus_READY,
 	})
 
 	// Both learn it each time they connect.
-	one := first.connect(held)
+	one := first.connect(acked)
 	require.Equal(t, fleet.ReasonIdentityUsedTwice, one.Welcome.GetQuarantineReason())
 	require.False(t, one.Welcome.GetNewIncarnation(), "it goes on as it is until it is released")
-	// The usage of both is taken, and each second is billed once: the first sealed 60 s, the second other 90 s of the same
-	// time.
-	require.Empty(t,
-		hubtest.Upload(t, one.OpenUsage(), n.Seal("i1", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start,
-			60)})[0]).
-			GetNackReason())
-	two := second.connect(held)
+	// The usage of both is posted, and each second is billed once: the first sealed 60 s, the second other 90 s of the
+	// same time.
+	sealed := n.Seal("i1", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start, 60)})[0]
+	require.Empty(t, hubtest.Upload(t, one.OpenUsage(), sealed).GetNackReason())
+	two := second.connect(acked)
 	require.Equal(t, fleet.ReasonIdentityUsedTwice, two.Welcome.GetQuarantineReason())
 	fork := n.Seal("i1", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start, 90)})[0]
 	require.Equal(t, protocol.Nack_CHAIN_BROKEN, hubtest.Upload(t, two.OpenUsage(), fork).GetNackReason())
 	second.incarnation = "i2"
-	two = second.connect(held)
+	two = second.connect(acked)
 	anew := n.Seal("i2", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start, 90)})[0]
 	require.Empty(t, hubtest.Upload(t, two.OpenUsage(), anew).GetNackReason())
 	require.Equal(t, int64(90*1_000_000), revenue(h))
@@ -140,9 +144,9 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	release := &command.Service{DB: h.DB, Disconnect: h.Link.Disconnect}
 	require.NoError(t, release.ReleaseNode(t.Context(), h.Admin("release"), n.ID))
 	<-two.Conn.Done()
-	require.True(t, second.connect(held).Welcome.GetNewIncarnation())
+	require.True(t, second.connect(acked).Welcome.GetNewIncarnation())
 	second.incarnation = "i3"
-	two = second.connect(held)
+	two = second.connect(acked)
 	require.False(t, two.Welcome.GetNewIncarnation())
 	require.Empty(t, two.Welcome.GetQuarantineReason())
 	state, _ := two.ExpectState(0)
@@ -163,15 +167,15 @@ func TestAReleasedNodeThatIsStillClonedIsQuarantinedAgain(t *testing.T) {
 	l := first.connect(nil)
 	l.ExpectState(0)
 	l.Report(1)
-	held := func(said *protocol.Hello) { said.Epoch, said.Generation = 1, 1 }
-	second := cloned(t, h, n, first, held)
+	acked := func(said *protocol.Hello) { said.Epoch, said.Generation = 1, 1 }
+	second := cloned(t, h, n, first, acked)
 	require.NoError(t, (&command.Service{DB: h.DB, Disconnect: h.Link.Disconnect}).ReleaseNode(t.Context(),
 		h.Admin("release"),
 		n.ID))
 	first.incarnation, second.incarnation = "i3", "i4"
-	first.connect(held).Report(1)
+	first.connect(acked).Report(1)
 	require.Equal(t, fleet.Online, h.NodeRow(n.ID).Status(h.Now()))
-	back := second.connect(held)
+	back := second.connect(acked)
 	back.TryReport(1)
 	<-back.Conn.Done()
 	require.Equal(t, fleet.Quarantined, h.NodeRow(n.ID).Status(h.Now()))
@@ -179,7 +183,7 @@ func TestAReleasedNodeThatIsStillClonedIsQuarantinedAgain(t *testing.T) {
 }
 
 // A node's disk has forgotten a member, by another name: that it says nothing of it ends the member, and frees what was
-// held.
+// acked.
 func TestLaw13ANodeThatForgotAMemberLetsItsInstanceEnd(t *testing.T) {
 	h := hubtest.New(t)
 	h.PublishDemo()

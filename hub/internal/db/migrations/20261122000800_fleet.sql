@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS sites (
 );
 
 -- public_key is the node's own Ed25519 key and never changes: another key is another node.
--- incarnation, accepted_* and bundle_version are what the node itself said last; they tell a store that fell behind.
+-- incarnation, accepted_* and bundle_version are of the node's last hello or ack; they detect a store that fell behind.
 CREATE TABLE IF NOT EXISTS nodes (
   id UUID PRIMARY KEY,
   site_id UUID NOT NULL,
@@ -36,27 +36,27 @@ CREATE TABLE IF NOT EXISTS nodes (
   -- NULL where the node is not quarantined.
   quarantined_at TIMESTAMPTZ,
   quarantine_reason TEXT NOT NULL DEFAULT '',
-  -- Incarnations that were heard while the node was quarantined, newest last: a store that bears one must take a new
+  -- Incarnations that said hello while the node was quarantined, newest last: a store with one of them must take a new
   -- one.
   suspect_incarnations JSONB NOT NULL DEFAULT '[]',
-  -- When an admin took the node out of the mesh for good.
+  -- When an admin removed the node for good.
   removed_at TIMESTAMPTZ,
-  -- Whether it was gone when it was removed, so that nobody proved what became of its workloads.
+  -- Whether it was out of contact when it was removed, so that its workloads ended without proof.
   lost BOOL NOT NULL DEFAULT false,
   remove_reason TEXT NOT NULL DEFAULT '',
-  -- What placement needs of the facts, which are for showing only.
+  -- Copies of the facts that placement needs.
   cpu_cores INT8 NOT NULL DEFAULT 0,
   -- As nodes.cpu_cores.
   memory_bytes INT8 NOT NULL DEFAULT 0,
-  -- Tells whether a hello brings other facts, without reading them.
+  -- Detects whether a hello has other facts, without reading them.
   facts_sha256 BYTEA NOT NULL DEFAULT ''::BYTEA,
-  -- What a restored hub still misses of the node: 'awaiting' its accepted state, then 'usage_owed' up to owed_segment.
+  -- What a restored hub still needs from the node: 'awaiting' its accepted state, then 'usage_owed' up to owed_segment.
   resync TEXT NOT NULL DEFAULT '',
   owed_incarnation TEXT NOT NULL DEFAULT '',
   owed_segment INT8 NOT NULL DEFAULT 0
 );
 
--- Only the digest of the secret is kept. A used token names the node that it let in.
+-- Only the digest of the secret is stored. A used token names the node that it enrolled.
 CREATE TABLE IF NOT EXISTS join_tokens (
   id UUID PRIMARY KEY,
   secret_sha256 BYTEA NOT NULL UNIQUE,
@@ -69,15 +69,15 @@ CREATE TABLE IF NOT EXISTS join_tokens (
   node_id UUID
 );
 
--- rev grows with every command that touches the node; a generation is saved only if it is still the one that was
--- compiled.
+-- rev grows with every change of the node's desired state. A state is saved only if rev is still the one that it was
+-- compiled from.
 CREATE TABLE IF NOT EXISTS node_intents (
   node_id UUID PRIMARY KEY,
   rev INT8 NOT NULL
 );
 
--- Which connection of a node counts. report_counter guards against late reports: lower loses. reachable is what others
--- were told last; it follows silence and contact with some patience.
+-- The current connection of a node. A report with a counter that is not above report_counter is outdated. reachable is
+-- whether the node's members count as reachable; it follows the contact with a delay.
 CREATE TABLE IF NOT EXISTS node_sessions (
   node_id UUID PRIMARY KEY,
   session_no INT8 NOT NULL,
@@ -87,10 +87,9 @@ CREATE TABLE IF NOT EXISTS node_sessions (
   seen_at TIMESTAMPTZ NOT NULL,
   reachable BOOL NOT NULL,
   disconnected_at TIMESTAMPTZ,
-  -- The last session that the process behind the present one was welcomed to before, as it says; 0 for a process that
-  -- is new.
+  -- The session before this one that the agent process reports in its hello; 0 for a new process.
   last_session INT8 NOT NULL DEFAULT 0,
-  -- The newest session in which a report was taken; 0 for none since the last release from quarantine.
+  -- The newest session with an applied report; 0 for none since the last release from quarantine.
   reported_session INT8 NOT NULL DEFAULT 0
 );
 
