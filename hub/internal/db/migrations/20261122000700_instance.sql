@@ -16,7 +16,7 @@ CREATE TABLE IF NOT EXISTS app_instances (
   control_plane_scope TEXT NOT NULL,
   runtime_backend TEXT NOT NULL,
   tenant_boundary_mode TEXT NOT NULL,
-  -- The wanted revision; its content is in instance_revisions.
+  -- The desired revision; its content is in instance_revisions.
   revision INT8 NOT NULL,
   placement_allocation_ids JSONB NOT NULL,
   config TEXT NOT NULL,
@@ -34,7 +34,7 @@ CREATE TABLE IF NOT EXISTS app_instances (
 
 CREATE INDEX IF NOT EXISTS app_instances_by_project ON app_instances (project_id, id);
 CREATE INDEX IF NOT EXISTS app_instances_by_org ON app_instances (org_id) WHERE status <> 'decommissioned';
--- Decommissioned instances whose operations and revisions are still there (instance.DeleteHistory).
+-- Decommissioned instances whose operations and revisions are not deleted yet (instance.DeleteHistory).
 CREATE INDEX IF NOT EXISTS app_instances_with_history ON app_instances (updated_at)
   WHERE status = 'decommissioned' AND NOT history_deleted;
 
@@ -50,18 +50,18 @@ CREATE TABLE IF NOT EXISTS instance_revisions (
   readiness_timeout_ms INT8 NOT NULL,
   correlation_id TEXT NOT NULL,
   created_at TIMESTAMPTZ NOT NULL,
-  -- What a rollback without a target goes back to; 0 where there is nothing.
+  -- The target of a rollback without a version; 0 if there is none.
   previous_revision INT8 NOT NULL DEFAULT 0,
-  -- What the node goes back to by itself while the revision is an upgrade under way; 0 where it may not.
+  -- The revision to which the node rolls back during the upgrade; 0 if there is none.
   fallback_revision INT8 NOT NULL DEFAULT 0,
-  -- When the content of the revision was first ready; NULL while it never was.
+  -- When the content of the revision was first ready; NULL before.
   ready_at TIMESTAMPTZ,
-  -- Since when nothing goes back to the revision (instance.supersede); NULL while something may.
+  -- Since when the revision is no longer needed (instance.supersede); NULL while it is.
   superseded_at TIMESTAMPTZ,
   PRIMARY KEY (instance_id, revision)
 );
 
--- Revisions of which nothing but their age says how long they stay (instance.DeleteOldRevisions).
+-- Revisions that are kept for their retention only (instance.DeleteOldRevisions).
 CREATE INDEX IF NOT EXISTS instance_revisions_superseded ON instance_revisions (superseded_at)
   WHERE superseded_at IS NOT NULL;
 
@@ -74,7 +74,7 @@ CREATE TABLE IF NOT EXISTS instance_members (
   status TEXT NOT NULL,
   status_reason TEXT NOT NULL,
   detail TEXT NOT NULL,
-  -- The revision that the status is about; 0 while the node has said nothing.
+  -- The revision of the status; 0 before the first report.
   observed_revision INT8 NOT NULL,
   unreachable BOOL NOT NULL,
   endpoints JSONB NOT NULL,
@@ -83,21 +83,21 @@ CREATE TABLE IF NOT EXISTS instance_members (
   started_at TIMESTAMPTZ,
   ready_at TIMESTAMPTZ,
   exited_at TIMESTAMPTZ,
-  -- First signed state without the member, once it is not wanted any more.
+  -- The first signed state without the member, once its removal is requested.
   absent_epoch INT8,
   absent_generation INT8,
-  -- protocol.RemovalProof in protobuf; empty where no node ever held the member.
+  -- protocol.RemovalProof in protobuf; empty where no node ever ran the member.
   removal_proof BYTEA,
   removed_at TIMESTAMPTZ,
   created_at TIMESTAMPTZ NOT NULL,
   updated_at TIMESTAMPTZ NOT NULL,
-  -- The revision that the node left by itself for the observed one; 0 where it did not.
+  -- The revision that the node rolled back from, to the observed one; 0 if it did not.
   fallback_from_revision INT8 NOT NULL DEFAULT 0,
-  -- The incarnation of the node that spoke of the member last; empty where none did, or before this was kept.
+  -- The node's incarnation at the last report on the member; empty before one.
   observed_incarnation TEXT NOT NULL DEFAULT '',
-  -- The signed word of the node's owner, where that is why a member does not run.
+  -- The signed refusal of the node's owner, where that is why the member does not run.
   owner_refusal BYTEA,
-  -- When the node first reported the failure that the member has; NULL while it has not failed.
+  -- When the node first reported the member's failure; NULL while it has not failed.
   failing_since TIMESTAMPTZ,
   -- A later report repeated the failure: only then may it end the instance.
   failure_confirmed BOOL NOT NULL DEFAULT false
@@ -131,7 +131,7 @@ CREATE TABLE IF NOT EXISTS instance_operations (
 );
 
 CREATE INDEX IF NOT EXISTS instance_operations_by_instance ON instance_operations (instance_id);
--- Operations that later ones of their instances have followed (instance.DeleteOldOperations).
+-- Superseded operations (instance.DeleteOldOperations).
 CREATE INDEX IF NOT EXISTS instance_operations_superseded ON instance_operations (superseded_at)
   WHERE superseded_at IS NOT NULL;
 
