@@ -100,13 +100,6 @@ func (s NodeState) Refs() []*protocol.PartRef {
 	return refs
 }
 
-// SameAs reports whether both states name the same parts, so that no new generation is due.
-func (s NodeState) SameAs(other NodeState) bool {
-	return s.NodeID == other.NodeID && slices.EqualFunc(s.Parts, other.Parts, func(a, b Part) bool {
-		return a.ID == b.ID && a.SHA256 == b.SHA256
-	})
-}
-
 // Compile turns a snapshot into the state of its node. Equal snapshots give equal bytes, whatever the order of their
 // lists. It only translates: Check says whether the result may be signed. CompileEach is for what fails it.
 func Compile(snap Snapshot) (NodeState, error) {

@@ -33,11 +33,6 @@ type stateHeader struct {
 
 const headerColumns = `node_id, epoch, generation, rev, key_id, payload_sha256`
 
-// isAfter orders the states of one node.
-func (h stateHeader) isAfter(o stateHeader) bool {
-	return h.epoch > o.epoch || h.epoch == o.epoch && h.generation > o.generation
-}
-
 // isAckedBy reports whether the node acknowledged this state.
 func (h stateHeader) isAckedBy(acked nodelink.AckedState) bool {
 	return acked.Epoch == h.epoch && acked.Generation == h.generation && bytes.Equal(acked.StateSHA256, h.sha256)

@@ -3,7 +3,6 @@ package dispatch
 import (
 	"bytes"
 	"context"
-	"maps"
 
 	"github.com/jackc/pgx/v5"
 
@@ -50,20 +49,20 @@ func currentHeaders(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string
 	if err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(ctx, `SELECT `+headerColumns+` FROM node_states WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	rows, err := tx.Query(ctx, `SELECT DISTINCT ON (node_id) `+headerColumns+` FROM node_states
+		WHERE node_id = ANY($1::uuid[]) ORDER BY node_id, epoch DESC, generation DESC`, nodeIDs)
 	if err != nil {
 		return nil, err
 	}
-	states, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (stateHeader, error) { return scanHeader(row) })
+	newest, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (stateHeader, error) { return scanHeader(row) })
 	if err != nil {
 		return nil, err
 	}
-	newest := map[string]stateHeader{}
-	for _, h := range states {
-		if known, ok := newest[h.nodeID]; !ok || h.isAfter(known) {
-			newest[h.nodeID] = h
+	current := map[string]stateHeader{}
+	for _, h := range newest {
+		if h.rev == revs[h.nodeID] {
+			current[h.nodeID] = h
 		}
 	}
-	maps.DeleteFunc(newest, func(id string, h stateHeader) bool { return h.rev != revs[id] })
-	return newest, nil
+	return current, nil
 }

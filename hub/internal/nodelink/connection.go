@@ -307,19 +307,13 @@ func fetchErrorReason(err error) protocol.Nack_Reason {
 	return protocol.Nack_UNAVAILABLE
 }
 
-// Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.
-func (s *Server) Logs(ctx context.Context, nodeID, orgID string, request *protocol.LogsRequest) (io.ReadCloser, error) {
-	return s.tunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: request}})
-}
-
 func unreachable(cause error) error {
 	return fault.New(fault.Unavailable, codeNodeUnreachable, "The node is not connected now; try again later.",
 		cause).RetryAfter(10 * time.Second)
 }
 
-func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
-	request *protocol.TunnelRequest,
-) (io.ReadCloser, error) {
+// Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.
+func (s *Server) Logs(ctx context.Context, nodeID, orgID string, logs *protocol.LogsRequest) (io.ReadCloser, error) {
 	c := s.find(nodeID)
 	if c == nil {
 		return nil, unreachable(nil)
@@ -340,7 +334,7 @@ func (s *Server) tunnel(ctx context.Context, nodeID, orgID string,
 	t := &tunnel{stream: stream, release: func() { stop(); free() }}
 	answer := &protocol.TunnelResponse{}
 	_ = stream.SetDeadline(time.Now().Add(tunnelAnswerTimeout))
-	err = stream.Send(request)
+	err = stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: logs}})
 	if err == nil {
 		err = stream.Receive(answer, protocol.MaxHeaderBytes)
 	}
