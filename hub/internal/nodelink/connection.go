@@ -28,11 +28,10 @@ type connection struct {
 	out     *outbox
 	log     *slog.Logger
 	tunnels tunnels
-	// uploaded is closed once a restored hub knows what this node was told: usage of a member that it does not know would
-	// be lost.
+	// uploaded is closed when the node has uploaded its state to a restored hub, or at once where none is needed.
 	uploaded   chan struct{}
 	uploadDone func()
-	// incarnation is of the store that the session was opened with, messageBytes limits each message of the node.
+	// incarnation is the one of the hello; messageBytes bounds each message of the node.
 	incarnation  string
 	messageBytes int
 
@@ -43,7 +42,7 @@ type connection struct {
 	pushedSHA256     []byte
 }
 
-// closeGrace is how long a node has to read why it is cut off.
+// closeGrace is how long a node has to read GoAway.
 const closeGrace = time.Second
 
 func goAway(reason string) *protocol.HubMessage {
@@ -53,7 +52,7 @@ func goAway(reason string) *protocol.HubMessage {
 // end sends GoAway and closes the connection when the node has closed it, or a moment later.
 func (c *connection) end(code uint64, reason string) {
 	c.out.put(goAway(reason))
-	// Not in the writer: that one may be stuck.
+	// Not in the writer, which may be blocked.
 	go func() {
 		t := time.NewTimer(closeGrace)
 		defer t.Stop()
@@ -65,7 +64,7 @@ func (c *connection) end(code uint64, reason string) {
 	}()
 }
 
-// run works until the connection ends and says why.
+// run serves the connection until it ends and returns why.
 func (c *connection) run(ctx context.Context) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
@@ -81,7 +80,7 @@ func (c *connection) run(ctx context.Context) error {
 	return context.Cause(ctx)
 }
 
-// write sends what the outbox holds.
+// write sends the messages of the outbox.
 func (c *connection) write(ctx context.Context) error {
 	for {
 		m := c.out.next()
@@ -123,10 +122,10 @@ func (c *connection) send(ctx context.Context, m *protocol.HubMessage) error {
 	return c.control.Send(m)
 }
 
-// messageBudget bounds how fast the messages of a node are read.
+// messageBudget bounds the rate at which the messages of a node are read.
 type messageBudget struct {
 	limiter *rate.Limiter
-	// generation is the newest that was sent; answers is how many messages it still has.
+	// generation is the newest pushed one; answers is how many messages after it still do not count.
 	generation uint64
 	answers    int
 }
@@ -149,7 +148,7 @@ func (c *connection) pushed() (generation uint64) {
 	return c.pushedGeneration
 }
 
-// read takes what the node says on the control stream, one message after the other, within its budget.
+// read handles the messages of the control stream one after the other, within the node's budget.
 func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessage) error) error {
 	budget := messageBudget{limiter: rate.NewLimiter(messageRate, messageBurst)}
 	for {
@@ -170,7 +169,7 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 			err = c.nack(ctx, m.GetNack())
 		case m.GetStateUpload() != nil:
 			if err := c.handler.StateUpload(ctx, c.peer, m.GetStateUpload()); err != nil {
-				return err // the node dials and uploads again
+				return err // the node reconnects and uploads again
 			}
 			if m.GetStateUpload().GetLast() {
 				c.uploadDone()
@@ -178,17 +177,17 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 		case m.GetHello() != nil:
 			return errors.New("a second hello")
 		default:
-			// A message of a newer protocol: the rest of the session stays useful.
+			// A message of a newer protocol; the session continues.
 			c.log.InfoContext(ctx, "unknown message ignored")
 		}
 		if err != nil {
-			// Not the node's fault: it reports again by itself, and it learns of what was lost from the missing answer.
+			// The node repeats reports, and what it gets no answer to.
 			c.log.WarnContext(ctx, "message not taken in", slog.Any("error", err))
 		}
 	}
 }
 
-// messageLimit is of the node's next message. Documents that a restored hub has asked for are larger than a report.
+// messageLimit is the size limit of the node's next message. A state upload is larger than a report.
 func (c *connection) messageLimit() int {
 	select {
 	case <-c.uploaded:
@@ -235,8 +234,7 @@ func (c *connection) nack(ctx context.Context, r *protocol.Nack) error {
 	return c.handler.Nack(ctx, c.peer.NodeID, r)
 }
 
-// accept starts the streams that the node opens. Each kind has its own places, so that one kind cannot use up
-// another's.
+// accept serves the streams that the node opens. Each kind has its own limit.
 func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error {
 	usage, fetches := make(chan struct{}, maxUsageStreams), make(chan struct{}, maxFetches)
 	for {
@@ -244,23 +242,23 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 		if err != nil {
 			return err
 		}
-		places, serve := fetches, c.fetch
+		slots, serve := fetches, c.fetch
 		switch header.GetKind() {
 		case protocol.StreamHeader_KIND_USAGE:
-			places, serve = usage, c.usage
+			slots, serve = usage, c.usage
 		case protocol.StreamHeader_KIND_FETCH:
 		default:
 			stream.Abort()
 			continue
 		}
 		select {
-		case places <- struct{}{}:
+		case slots <- struct{}{}:
 		default:
 			stream.Abort()
 			continue
 		}
 		running.Go(func() {
-			defer func() { <-places }()
+			defer func() { <-slots }()
 			serve(ctx, stream)
 		})
 	}
@@ -299,7 +297,7 @@ func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
 	_ = stream.Send(response)
 }
 
-// fetchErrorReason tells a passing trouble from a refusal.
+// fetchErrorReason is the reason of a refusal; any other error is temporary.
 func fetchErrorReason(err error) protocol.Nack_Reason {
 	if r, ok := errors.AsType[*protocol.RefusalError](err); ok {
 		return r.Reason
@@ -329,7 +327,7 @@ func (s *Server) Logs(ctx context.Context, nodeID, orgID string, logs *protocol.
 		free()
 		return nil, unreachable(err)
 	}
-	// From here on the caller's end ends the stream, whatever it is waiting in.
+	// From here on the end of ctx aborts the stream.
 	stop := context.AfterFunc(ctx, stream.Abort)
 	t := &tunnel{stream: stream, release: func() { stop(); free() }}
 	answer := &protocol.TunnelResponse{}
@@ -352,7 +350,7 @@ func (s *Server) Logs(ctx context.Context, nodeID, orgID string, logs *protocol.
 	return t, nil
 }
 
-// tunnel gives its place back when it is closed.
+// tunnel is an open tunnel stream; Close releases its slot.
 type tunnel struct {
 	stream  *link.Stream
 	release func()

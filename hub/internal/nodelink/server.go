@@ -26,11 +26,10 @@ import (
 )
 
 const (
-	// helloTimeout bounds how long a connection may stay without a hello, answerTimeout how long that may wait for its
-	// answer.
+	// helloTimeout bounds the wait for a hello, answerTimeout the wait for its answer.
 	helloTimeout  = 3 * time.Second
 	answerTimeout = 15 * time.Second
-	// writeTimeout bounds one message down the control stream: a node that does not read is dropped and dials again.
+	// writeTimeout bounds the sending of one message: a node that does not read is disconnected and reconnects.
 	writeTimeout = 60 * time.Second
 	// fetchTimeout bounds one fetch, from its request to the last byte of its answer.
 	fetchTimeout = 60 * time.Second
@@ -42,15 +41,15 @@ const (
 	maxFetches      = 16
 	maxTunnels      = 16
 	maxOrgTunnels   = 4
-	// maxParallelPushes spreads a fan-out: uncapped, a push to thousands takes longer for all of them. A writer that waits
-	// for its place longer than pushWait goes on without one, so that nodes that do not read cannot hold up the others.
+	// maxParallelPushes bounds concurrent pushes: unbounded, a push to thousands takes longer for all of them. A writer
+	// waits at most pushWait for its turn, so that nodes that do not read cannot delay the others.
 	maxParallelPushes = 64
 	pushWait          = time.Second
 	// messageRate and messageBurst bound the messages of one node's control stream; a node that sends more is read later.
 	messageRate  = 10 // a second
 	messageBurst = 100
-	// messagesPerState is how many messages do not count after a new state was sent: its acks and the reports that follow.
-	// However fast tenants act, their node's messages are read at once.
+	// messagesPerState is how many messages after a pushed state do not count: its acks and the next reports. So the rate
+	// does not slow down tenants.
 	messagesPerState = 4
 	// segmentEnvelopeBytes is what the envelope of a usage segment may add to its payload.
 	segmentEnvelopeBytes = 16 << 10
@@ -60,7 +59,7 @@ const (
 type Session struct {
 	SessionNo uint64
 	// Members is how many members the node has. It bounds the size of the session's reports; a node that gets many more
-	// dials again.
+	// members reconnects.
 	Members int
 	Welcome *protocol.Welcome
 }
@@ -183,14 +182,14 @@ func (s *Server) Serve(ctx context.Context, listener *link.Listener, handler Han
 		}
 		s.ended.Go(func() { s.serve(ctx, conn, handler) })
 	}
-	// First: nodes that dial again at once must reach the next hub process, not this one.
+	// First, so that nodes that reconnect at once reach the next hub process.
 	_ = listener.Stop()
 	for _, c := range s.connections() {
 		c.end(link.CodeShutdown, shuttingDown)
 	}
 	s.ended.Wait()
 	s.shutdown(context.WithoutCancel(ctx), handler)
-	// Last: the socket carries the last messages.
+	// Last, because the socket carries the last messages.
 	_ = listener.Close()
 	return failed
 }
@@ -266,7 +265,7 @@ func (s *Server) Acked(nodeID string) (acked AckedState, ok bool) {
 	return c.acked, true
 }
 
-// PushState sends a state, unless the node is gone.
+// PushState sends a state if the node is connected.
 func (s *Server) PushState(nodeID string, m *protocol.PushState, generation uint64, sha256 []byte) {
 	if c := s.find(nodeID); c != nil {
 		c.mu.Lock()
@@ -276,7 +275,7 @@ func (s *Server) PushState(nodeID string, m *protocol.PushState, generation uint
 	}
 }
 
-// PushLeases sends a batch of leases, unless the node is gone. sha256 is of its content without its time.
+// PushLeases sends a batch of leases if the node is connected. sha256 is of its content without its time.
 func (s *Server) PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte) {
 	if c := s.find(nodeID); c != nil {
 		c.mu.Lock()
@@ -286,7 +285,7 @@ func (s *Server) PushLeases(nodeID string, m *protocol.PushLeases, sha256 []byte
 	}
 }
 
-// PushBundle sends a trust bundle, unless the node is gone.
+// PushBundle sends a trust bundle if the node is connected.
 func (s *Server) PushBundle(nodeID string, m *protocol.PushBundle) {
 	if c := s.find(nodeID); c != nil {
 		c.out.put(&protocol.HubMessage{Message: &protocol.HubMessage_PushBundle{PushBundle: m}})
@@ -342,7 +341,7 @@ func (s *Server) serve(ctx context.Context, conn *link.Conn, handler Handler) {
 	} else {
 		handler.OnConnect(peer.NodeID)
 	}
-	// From here on the connection ends by itself: a hub that stops still sends GoAway and handles what it received.
+	// From here on ctx does not end the connection: a hub that stops still sends GoAway and handles what it received.
 	stopping := ctx.Done()
 	ctx = context.WithoutCancel(ctx)
 	err = c.run(ctx)

@@ -8,18 +8,17 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// tunnelRetryAfter is when a caller whose tunnel was refused may come back.
+// tunnelRetryAfter is when a caller whose tunnel was refused may try again.
 const tunnelRetryAfter = 10 * time.Second
 
-// tunnels counts the open tunnels of one connection by org: the node is shared, and one org must not shut out the
-// others.
+// tunnels counts the open tunnels of one connection by org: orgs share the node, and none may use all tunnels.
 type tunnels struct {
 	mu    sync.Mutex
 	open  map[string]int
 	total int
 }
 
-// acquire takes one of the org's places until free is called.
+// acquire reserves one of the org's tunnels until free is called.
 func (t *tunnels) acquire(orgID string) (free func(), err error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -28,16 +28,15 @@ type reportResult struct {
 	observed command.Observed
 	// quarantined: nothing of the report counts. noticed: the quarantine begins with it.
 	quarantined, newlyQuarantined bool
-	// split: the report was applied member by member; that is committed even where some of them failed.
+	// split: the report was applied in parts; they are committed even where some failed.
 	split bool
 
 	report    command.Report
 	memberIDs []string
 }
 
-// applyReport applies a report in one transaction. When that fails for good, the members are applied in smaller and
-// smaller groups until only those that fail by themselves are left: they are set aside with a finding, and the next
-// report tries them again.
+// applyReport applies a report in one transaction. When that fails permanently, the members are applied in smaller and
+// smaller groups, until only those that fail are left: they get a finding, and the next report retries them.
 func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportResult, error) {
 	out, err := runTx(ctx, svc, func(tx db.Tx) (reportResult, error) { return a.apply(ctx, tx, true) })
 	if !isUnpostable(ctx, err) {

@@ -31,8 +31,8 @@ const (
 	maxIncarnationBytes = 128
 	// maxNumber keeps numbers that a node names far from the end of a column.
 	maxNumber = 1 << 62
-	// maxTransactions is how many transactions for single nodes run at once; the others wait. However many nodes reconnect
-	// together, API requests get a database connection and a share of its processors.
+	// maxTransactions bounds the concurrent transactions for single nodes, so that API requests get a database connection
+	// and a share of its processors while many nodes reconnect.
 	maxTransactions = 6
 	actionContact   = "fleet.node.contact"
 	actionDocument  = "fleet.node.document"
@@ -68,7 +68,7 @@ type Config struct {
 	Dispatcher Dispatcher
 	Keys       Keys
 	Registry   Registry
-	// ReplicaID is of this hub process. Started is when it began to listen: silence before that says nothing of a node.
+	// ReplicaID is of this hub process. Started is when it began to listen: nodes could not report before.
 	ReplicaID string
 	Started   time.Time
 	// Disconnect ends a node's connection and sends it the reason.
@@ -133,8 +133,8 @@ func setReachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now tim
 	return nodeEvent(ctx, tx, nodeID, typ, actionContact, nil, now)
 }
 
-// quarantine takes a node out of use whose key two processes speak with. What runs there goes on under its leases; to
-// its tenants it is out of reach.
+// quarantine quarantines a node whose key two processes use. Its workloads continue under their leases; tenants see the
+// node as unreachable.
 func quarantine(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
 	_, quarantined, err := fleet.Quarantine(ctx, tx, nodeID, fleet.ReasonIdentityUsedTwice, now)
 	if err != nil || !quarantined {
@@ -170,7 +170,7 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	})
 }
 
-// requireSigned takes a refusal in an owner's name from every status whose signature does not bear it out.
+// requireSigned removes an owner's refusal without a valid signature from each status.
 func requireSigned(statuses []*protocol.WorkloadStatus, peer nodelink.Peer) {
 	for _, s := range statuses {
 		if s.GetReason() != protocol.WorkloadStatus_OWNER_REFUSED {
