@@ -44,7 +44,9 @@ type Row struct {
 // DueAllocations lists open allocations that are billed up to a moment before now and are not set aside, in order of
 // their ids, from the one after a given id on.
 func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
-	return dueAllocations(ctx, tx, after, now, limit)
+	return collect(ctx, tx, scanRow,
+		`SELECT id, org_id, node_id FROM subjects WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1
+			AND (retry_at IS NULL OR retry_at <= $1) AND id > $2 ORDER BY id LIMIT $3`, now, orFirst(after), limit)
 }
 
 // Accrued is what AccrueAllocation found.

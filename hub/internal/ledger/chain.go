@@ -180,52 +180,57 @@ func selectWatermarks(ctx context.Context, tx db.Tx, stores []billing.Store, loc
 // saveChains writes the watermarks of the chains that have new segments, also of one that only has new segments beyond
 // a gap: a serializable transaction that waited for the lock then starts afresh instead of missing them.
 func saveChains(ctx context.Context, tx db.Tx, chains map[billing.Store]*chain, now time.Time) error {
-	var stores, beyond []billing.Store
-	var numbers, lasts, aheadNumbers, aheadFirsts, aheadLasts []int64
-	var digests, aheadDigests, aheadPrevious [][]byte
+	type aheadRow struct {
+		billing.Store
+		usagechain.Link
+	}
+	var stores []billing.Store
+	var ahead []aheadRow
 	for s, c := range chains {
 		if len(c.added) == 0 {
 			continue
 		}
-		stores, digests = append(stores, s), append(digests, c.watermark.SHA256)
-		numbers, lasts = append(numbers, int64(c.watermark.Number)), append(lasts, int64(c.watermark.LastRecord))
+		stores = append(stores, s)
 		for _, l := range c.added {
-			if l.Number <= c.watermark.Number {
-				continue
+			if l.Number > c.watermark.Number {
+				ahead = append(ahead, aheadRow{s, l})
 			}
-			beyond, aheadNumbers = append(beyond, s), append(aheadNumbers, int64(l.Number))
-			aheadDigests, aheadPrevious = append(aheadDigests, l.SHA256), append(aheadPrevious, l.Previous)
-			aheadFirsts, aheadLasts = append(aheadFirsts, int64(l.First)), append(aheadLasts, int64(l.Last))
 		}
 	}
 	if len(stores) == 0 {
 		return nil
 	}
-	nodes, incarnations := storeColumns(stores)
+	columns := columnsOf(stores, func(s billing.Store) []any {
+		w := chains[s].watermark
+		return []any{id(s.NodeID), s.Incarnation, int64(w.Number), w.SHA256, int64(w.LastRecord)}
+	})
 	if err := tx.Queue(ctx, `UPDATE usage_watermarks AS w
 		SET number = x.number, sha256 = x.sha256, last_record = x.last, updated_at = $6
 		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::int8[])
 			AS x(node, incarnation, number, sha256, last)
-		WHERE w.node_id = x.node AND w.incarnation = x.incarnation`,
-		nodes, incarnations, numbers, digests, lasts, now); err != nil {
+		WHERE w.node_id = x.node AND w.incarnation = x.incarnation`, append(columns, now)...); err != nil {
 		return err
 	}
 	if err := tx.Queue(ctx,
 		`DELETE FROM usage_ahead WHERE (node_id, incarnation, number) IN (SELECT a.node_id, a.incarnation, a.number
 		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(node, incarnation, number)
 		JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation AND a.number <= x.number)`,
-		nodes, incarnations, numbers); err != nil {
+		columns[:3]...); err != nil {
 		return err
 	}
-	if len(beyond) == 0 {
+	if len(ahead) == 0 {
 		return nil
 	}
-	nodes, incarnations = storeColumns(beyond)
+	columns = columnsOf(ahead, func(a aheadRow) []any {
+		return []any{
+			id(a.NodeID), a.Incarnation, int64(a.Number), a.SHA256, a.Previous, int64(a.First), int64(a.Last),
+		}
+	})
 	return tx.Queue(ctx, `INSERT INTO usage_ahead
 			(node_id, incarnation, number, sha256, previous_sha256, first_record, last_record, posted_at)
 		SELECT x.*, $8::timestamptz
 		FROM unnest($1::uuid[], $2::text[], $3::int8[], $4::bytea[], $5::bytea[], $6::int8[], $7::int8[]) AS x`,
-		nodes, incarnations, aheadNumbers, aheadDigests, aheadPrevious, aheadFirsts, aheadLasts, now)
+		append(columns, now)...)
 }
 
 func storeColumns(stores []billing.Store) (nodes []pgtype.UUID, incarnations []string) {

@@ -153,15 +153,24 @@ func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]*pr
 }
 
 // LeasedUntil is when the member's latest lease ends; zero where it has none.
-func LeasedUntil(ctx context.Context, tx db.Tx, subjectID string) (time.Time, error) {
-	return lastLeaseEnd(ctx, tx, subjectID)
+func LeasedUntil(ctx context.Context, tx db.Tx, subjectID string) (end time.Time, err error) {
+	err = tx.QueryRow(ctx,
+		`SELECT l.expires_at FROM subjects s JOIN leases l ON l.node_id = s.node_id
+			AND l.subject_id = s.id AND l.lease_no = s.lease_no WHERE s.id = $1`, subjectID).Scan(&end)
+	if db.IsNoRows(err) {
+		return time.Time{}, nil
+	}
+	return end, err
 }
 
 // DueForRenewal are the open members whose lease is past its half-life, give or take a fifth, and that are not set
 // aside. One that has run out is due, too: with new credit its workload starts again. Those on the nodes except are
 // not. Each org has its turn, with those of its members first that are due longest.
 func DueForRenewal(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Row, error) {
-	return dueSubjects(ctx, tx, except, now, limit)
+	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM (
+			SELECT id, org_id, node_id, renew_at, row_number() OVER (PARTITION BY org_id ORDER BY renew_at, id) AS turn
+			FROM subjects WHERE closed_at IS NULL AND renew_at <= $1 AND node_id <> ALL($3::uuid[])) AS due
+		ORDER BY turn, renew_at, id LIMIT $2`, now, limit, append([]string{}, except...))
 }
 
 // Renewal is what came of RenewLease.
@@ -188,7 +197,7 @@ func RenewLease(ctx context.Context, tx db.Tx, r LeaseRequest) (out Renewal, err
 	if fault.As(err).Code != codeInsufficientFunds {
 		return out, err
 	}
-	leased, err := lastLeaseEnd(ctx, tx, s.ID)
+	leased, err := LeasedUntil(ctx, tx, s.ID)
 	if err != nil {
 		return out, err
 	}
@@ -232,7 +241,8 @@ func ReduceHold(ctx context.Context, tx db.Tx, subjectID string, now time.Time) 
 
 // ResumeRenewals makes members due that are to run again.
 func ResumeRenewals(ctx context.Context, tx db.Tx, subjectIDs []string, now time.Time) error {
-	return resumeRenewals(ctx, tx, subjectIDs, now)
+	return tx.Queue(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = ANY($1) AND closed_at IS NULL AND kind = 'member'
+		AND (renew_at IS NULL OR failures > 0)`, uuids(subjectIDs), now)
 }
 
 // NoteIdle takes over what a node says of its members at a moment: whether nothing of one runs. No usage is expected of

@@ -154,21 +154,32 @@ func SettleSubject(ctx context.Context, tx db.Tx, subjectID string, now time.Tim
 
 // Owing is how many members of a node have a bill that is not final: their claim is open, or their last record is not
 // here.
-func Owing(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
-	return countOwing(ctx, tx, nodeID)
+func Owing(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
+	err = tx.QueryRow(ctx, `SELECT count(*) FROM subjects WHERE node_id = $1 AND kind = 'member' AND settled_at IS NULL`,
+		nodeID).Scan(&n)
+	return n, err
 }
 
 // UnsettledMembers lists closed members that SettleDue may settle and that are not set aside, in order of their ids,
 // from the one after a given id on: those whose final record is known, and those whose node has said nothing final for
 // StaleAfter.
 func UnsettledMembers(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
-	return unsettledSubjects(ctx, tx, after, now.Add(-billing.StaleAfter), now, limit)
+	return collect(ctx, tx, scanRow,
+		`SELECT s.id, s.org_id, s.node_id FROM subjects s
+		LEFT JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.settled_at IS NULL AND s.closed_at IS NOT NULL
+			AND (s.final_incarnation IS NOT NULL OR s.closed_at < $1 AND l.expires_at < $1)
+			AND (s.retry_at IS NULL OR s.retry_at <= $2) AND s.id > $3 ORDER BY s.id LIMIT $4`,
+		now.Add(-billing.StaleAfter), now, orFirst(after), limit)
 }
 
 // FinalMembers lists those of the closed, unsettled members of nodes whose final record is known, in order of their
 // ids.
 func FinalMembers(ctx context.Context, tx db.Tx, nodeIDs []string, now time.Time) ([]Row, error) {
-	return finalSubjects(ctx, tx, nodeIDs, now)
+	return collect(ctx, tx, scanRow,
+		`SELECT id, org_id, node_id FROM subjects WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL
+			AND closed_at IS NOT NULL AND final_incarnation IS NOT NULL AND (retry_at IS NULL OR retry_at <= $2)
+		ORDER BY id`, nodeIDs, now)
 }
 
 // SettleDue gives the rest of a closed member's hold back once its node's records are here up to the final one, or its
@@ -179,7 +190,7 @@ func SettleDue(ctx context.Context, tx db.Tx, subjectID string, now time.Time) (
 	if err != nil || s.closedAt.IsZero() {
 		return false, err
 	}
-	leased, err := lastLeaseEnd(ctx, tx, s.ID)
+	leased, err := LeasedUntil(ctx, tx, s.ID)
 	if err != nil {
 		return false, err
 	}

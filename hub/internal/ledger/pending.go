@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -21,13 +22,8 @@ import (
 type pendingKey struct{ subjectID, meter, priceID string }
 
 func (k pendingKey) compare(o pendingKey) int {
-	if c := strings.Compare(k.subjectID, o.subjectID); c != 0 {
-		return c
-	}
-	if c := strings.Compare(k.meter, o.meter); c != 0 {
-		return c
-	}
-	return strings.Compare(k.priceID, o.priceID)
+	return cmp.Or(strings.Compare(k.subjectID, o.subjectID), strings.Compare(k.meter, o.meter),
+		strings.Compare(k.priceID, o.priceID))
 }
 
 // pendingPosting is what the journal does not have yet of one subject, meter and price.
@@ -119,7 +115,8 @@ func postPending(ctx context.Context, tx db.Tx, s subject, now time.Time) error 
 		}
 		postings = append(postings, made...)
 	}
-	if err := deletePending(ctx, tx, s); err != nil {
+	if err := tx.Queue(ctx, `DELETE FROM pending_postings WHERE node_id = $1 AND subject_id = $2`, s.NodeID,
+		s.ID); err != nil {
 		return err
 	}
 	return insertPostings(ctx, tx, postings...)
@@ -171,26 +168,18 @@ func pendingOf(ctx context.Context, tx db.Tx, subjects []*subject) (map[pendingK
 func savePending(ctx context.Context, tx db.Tx, of map[string]*subject,
 	all map[pendingKey]*pendingPosting,
 ) error {
-	var nodes, subjects, prices, postings []pgtype.UUID
-	var meters, currencies []string
-	var from, to, since []time.Time
-	var collected, writtenOff, host []int64
-	for _, k := range slices.SortedFunc(maps.Keys(all), pendingKey.compare) {
-		u := all[k]
-		if !u.changed {
-			continue
-		}
-		nodes = append(nodes, id(of[k.subjectID].NodeID))
-		subjects, prices, postings = append(subjects, id(k.subjectID)), append(prices, id(k.priceID)),
-			append(postings, u.posting)
-		meters, currencies = append(meters, k.meter), append(currencies, u.currency)
-		from, to, since = append(from, u.hours.From), append(to, u.hours.To), append(since, u.since)
-		collected, writtenOff = append(collected, u.CollectedNanos), append(writtenOff, u.WrittenOffNanos)
-		host = append(host, u.HostNanos)
-	}
-	if len(subjects) == 0 {
+	keys := slices.SortedFunc(maps.Keys(all), pendingKey.compare)
+	keys = slices.DeleteFunc(keys, func(k pendingKey) bool { return !all[k].changed })
+	if len(keys) == 0 {
 		return nil
 	}
+	columns := columnsOf(keys, func(k pendingKey) []any {
+		s, u := of[k.subjectID], all[k]
+		return []any{
+			id(s.NodeID), s.uuid(), k.meter, id(k.priceID), u.posting, u.currency, u.hours.From, u.hours.To,
+			u.CollectedNanos, u.WrittenOffNanos, u.HostNanos, u.since,
+		}
+	})
 	_, err := tx.Exec(ctx,
 		`INSERT INTO pending_postings (node_id, subject_id, meter, price_id, posting_id, currency, from_hour, to_hour,
 			collected_nanos, written_off_nanos, host_nanos, since)
@@ -200,11 +189,6 @@ func savePending(ctx context.Context, tx db.Tx, of map[string]*subject,
 		SET from_hour = excluded.from_hour, to_hour = excluded.to_hour,
 			collected_nanos = excluded.collected_nanos, written_off_nanos = excluded.written_off_nanos,
 			host_nanos = excluded.host_nanos`,
-		nodes, subjects, meters, prices, postings, currencies, from, to, collected, writtenOff, host, since)
-	return err
-}
-
-func deletePending(ctx context.Context, tx db.Tx, s subject) error {
-	_, err := tx.Exec(ctx, `DELETE FROM pending_postings WHERE node_id = $1 AND subject_id = $2`, s.NodeID, s.ID)
+		columns...)
 	return err
 }

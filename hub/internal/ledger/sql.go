@@ -126,39 +126,12 @@ func scanRow(row pgx.Row) (r Row, err error) {
 	return r, err
 }
 
-func finalSubjects(ctx context.Context, tx db.Tx, nodeIDs []string, now time.Time) ([]Row, error) {
-	return collect(ctx, tx, scanRow,
-		`SELECT id, org_id, node_id FROM subjects WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL
-			AND closed_at IS NOT NULL
-		AND final_incarnation IS NOT NULL AND (retry_at IS NULL OR retry_at <= $2) ORDER BY id`, nodeIDs, now)
-}
-
-func countOwing(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM subjects WHERE node_id = $1 AND kind = 'member' AND settled_at IS NULL`,
-		nodeID).Scan(&n)
-	return n, err
-}
-
-func dueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow,
-		`SELECT id, org_id, node_id FROM subjects WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1
-		AND (retry_at IS NULL OR retry_at <= $1) AND id > $2 ORDER BY id LIMIT $3`, now, orFirst(after), limit)
-}
-
 // orFirst is the id before all others, for a listing from its beginning.
 func orFirst(id string) string {
 	if id == "" {
 		return uuid.Nil.String()
 	}
 	return id
-}
-
-func dueSubjects(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM (
-			SELECT id, org_id, node_id, renew_at, row_number() OVER (PARTITION BY org_id ORDER BY renew_at, id) AS turn
-			FROM subjects
-			WHERE closed_at IS NULL AND renew_at <= $1 AND node_id <> ALL($3::uuid[])) AS due
-		ORDER BY turn, renew_at, id LIMIT $2`, now, limit, append([]string{}, except...))
 }
 
 // retryRenewals makes those members of an org due that were not renewed when they last were.
@@ -168,25 +141,9 @@ func retryRenewals(ctx context.Context, tx db.Tx, orgID string, now time.Time) e
 			AND renew_at > $2`, orgID, now)
 }
 
-func unsettledSubjects(ctx context.Context, tx db.Tx, after string, stale, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow,
-		`SELECT s.id, s.org_id, s.node_id FROM subjects s LEFT JOIN leases l ON l.node_id = s.node_id
-			AND l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.settled_at IS NULL AND s.closed_at IS NOT NULL AND (s.final_incarnation IS NOT NULL OR s.closed_at < $1
-		AND l.expires_at < $1)
-			AND (s.retry_at IS NULL OR s.retry_at <= $2) AND s.id > $3 ORDER BY s.id LIMIT $4`, stale, now, orFirst(after),
-		limit)
-}
-
 // setRenewal changes when a member is due; the zero time is never.
 func setRenewal(ctx context.Context, tx db.Tx, id string, at time.Time) error {
 	return tx.Queue(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = $1`, id, timeOrNull(at))
-}
-
-func resumeRenewals(ctx context.Context, tx db.Tx, ids []string, now time.Time) error {
-	return tx.Queue(ctx,
-		`UPDATE subjects SET renew_at = $2 WHERE id = ANY($1) AND closed_at IS NULL AND kind = 'member' AND (renew_at IS NULL
-			OR failures > 0)`, uuids(ids), now)
 }
 
 // noteIdle writes only what says something new: a report comes every half minute.
@@ -220,15 +177,11 @@ func setFinals(ctx context.Context, tx db.Tx, finals map[string]billing.Final) e
 	if len(finals) == 0 {
 		return nil
 	}
-	var ids, incarnations []string
-	var numbers []int64
-	for _, id := range slices.Sorted(maps.Keys(finals)) {
-		ids, incarnations, numbers = append(ids, id), append(incarnations, finals[id].Incarnation),
-			append(numbers, finals[id].Sequence)
-	}
+	columns := columnsOf(slices.Sorted(maps.Keys(finals)), func(memberID string) []any {
+		return []any{id(memberID), finals[memberID].Incarnation, finals[memberID].Sequence}
+	})
 	return tx.Queue(ctx, `UPDATE subjects SET final_incarnation = x.incarnation, final_sequence = x.number
-		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, uuids(ids),
-		incarnations, numbers)
+		FROM unnest($1::uuid[], $2::text[], $3::int8[]) AS x(id, incarnation, number) WHERE subjects.id = x.id`, columns...)
 }
 
 func setAccrued(ctx context.Context, tx db.Tx, s subject) error {

@@ -70,17 +70,6 @@ func oldestWallet(ctx context.Context, tx db.Tx, orgID string) (currency string,
 	return currency, err
 }
 
-func balances(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
-	return collect(ctx, tx, func(row pgx.Row) (b Balance, err error) {
-		err = row.Scan(&b.Currency, &b.AvailableNanos, &b.HeldNanos)
-		return b, err
-	},
-		`SELECT w.currency, w.balance_nanos, coalesce((SELECT sum(h.placed_nanos - h.posted_nanos - h.released_nanos)
-			FROM holds h
-			WHERE h.org_id = w.org_id AND h.currency = w.currency), 0)::int8
-		FROM wallets w WHERE w.org_id = $1 ORDER BY w.currency`, orgID)
-}
-
 func scanHold(row pgx.Row) (hold, error) {
 	var h hold
 	err := row.Scan(&h.id, &h.nodeID, &h.subjectID, &h.orgID, &h.currency, &h.Placed, &h.Posted, &h.Released)
@@ -172,24 +161,19 @@ func suspendedOf(ctx context.Context, tx db.Tx, s subject) (map[string]int64, er
 func addSuspended(ctx context.Context, tx db.Tx, of map[string]*subject,
 	added, most map[billing.SuspendedKey]int64,
 ) error {
-	var (
-		nodes, ids         []pgtype.UUID
-		meters             []string
-		quantities, limits []int64
-	)
-	for _, k := range slices.SortedFunc(maps.Keys(added), billing.SuspendedKey.Compare) {
-		nodes, ids, meters = append(nodes, id(of[k.MemberID].NodeID)), append(ids, id(k.MemberID)), append(meters, k.Meter)
-		quantities, limits = append(quantities, added[k]), append(limits, most[k])
-	}
+	keys := slices.SortedFunc(maps.Keys(added), billing.SuspendedKey.Compare)
+	columns := columnsOf(keys, func(k billing.SuspendedKey) []any {
+		return []any{id(of[k.MemberID].NodeID), id(k.MemberID), k.Meter, added[k], most[k]}
+	})
 	if err := tx.Queue(ctx, `INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, leased_quantity)
 		SELECT x.node, x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS x(node, id, meter)
-		ON CONFLICT (node_id, subject_id, meter) DO NOTHING`, nodes, ids, meters); err != nil {
+		ON CONFLICT (node_id, subject_id, meter) DO NOTHING`, columns[:3]...); err != nil {
 		return err
 	}
 	return tx.Queue(ctx, `UPDATE suspense_totals SET quantity = greatest(quantity, least(quantity + x.added, x.most))
 		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::int8[]) AS x(node, id, name, added, most)
 		WHERE suspense_totals.node_id = x.node AND suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`,
-		nodes, ids, meters, quantities, limits)
+		columns...)
 }
 
 // hastenRenewals makes the next lease of members due at once of whose running time more than billing.HoldMargin went
@@ -239,16 +223,6 @@ func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, 
 		LEFT JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 			AND s.closed_at IS NULL
 		WHERE s.id = ANY($1::uuid[]) ORDER BY s.id`, subjectIDs)
-}
-
-func lastLeaseEnd(ctx context.Context, tx db.Tx, subjectID string) (end time.Time, err error) {
-	err = tx.QueryRow(ctx,
-		`SELECT l.expires_at FROM subjects s JOIN leases l ON l.node_id = s.node_id
-			AND l.subject_id = s.id AND l.lease_no = s.lease_no WHERE s.id = $1`, subjectID).Scan(&end)
-	if db.IsNoRows(err) {
-		return time.Time{}, nil
-	}
-	return end, err
 }
 
 func latestLeases(ctx context.Context, tx db.Tx, nodeIDs []string) ([]billing.Lease, error) {

@@ -34,6 +34,48 @@ func uuids(all []string) []pgtype.UUID {
 	return out
 }
 
+// columnsOf turns rows into one array for each column, as unnest takes them; columns returns those of one row.
+func columnsOf[T any](rows []T, columns func(T) []any) []any {
+	var arrays [][]any
+	for _, r := range rows {
+		values := columns(r)
+		if arrays == nil {
+			arrays = make([][]any, len(values))
+		}
+		for n, v := range values {
+			arrays[n] = append(arrays[n], v)
+		}
+	}
+	out := make([]any, len(arrays))
+	for n, a := range arrays {
+		out[n] = arrayOf(a)
+	}
+	return out
+}
+
+// arrayOf gives values of one type as a slice of that type, which pgx encodes faster than one of any.
+func arrayOf(values []any) any {
+	switch values[0].(type) {
+	case pgtype.UUID:
+		return typed[pgtype.UUID](values)
+	case string:
+		return typed[string](values)
+	case int64:
+		return typed[int64](values)
+	case time.Time:
+		return typed[time.Time](values)
+	}
+	return values
+}
+
+func typed[T any](values []any) []T {
+	out := make([]T, len(values))
+	for n, v := range values {
+		out[n], _ = v.(T)
+	}
+	return out
+}
+
 // insertUsage writes raw usage to the current slot.
 func insertUsage(ctx context.Context, tx db.Tx, slot Slot, rows []usageRow) error {
 	if len(rows) == 0 {
@@ -88,33 +130,32 @@ func insertSuspense(ctx context.Context, tx db.Tx, rows []billing.Suspended, now
 	if err != nil || len(rows) == 0 {
 		return err
 	}
-	var c struct {
-		ids, nodes                             []pgtype.UUID
-		incarnations, members, meters, reasons []string
-		sequences, quantities                  []int64
-		from, to                               []time.Time
-	}
-	for _, r := range rows {
-		c.ids, c.nodes, c.incarnations = append(c.ids, id(db.NewID())), append(c.nodes, id(r.Store.NodeID)),
-			append(c.incarnations, r.Store.Incarnation)
-		c.members, c.meters, c.reasons = append(c.members, r.MemberID), append(c.meters, r.Meter),
-			append(c.reasons, r.Piece.Reason)
-		c.sequences, c.quantities = append(c.sequences, r.Sequence), append(c.quantities, r.Piece.Quantity)
-		c.from, c.to = append(c.from, r.Piece.Span.From), append(c.to, r.Piece.Span.To)
-	}
+	columns := columnsOf(rows, func(r billing.Suspended) []any {
+		return []any{
+			db.NewUUID(), id(r.Store.NodeID), r.Store.Incarnation, r.Sequence, r.MemberID, r.Meter, r.Piece.Quantity,
+			r.Piece.Span.From, r.Piece.Span.To, r.Piece.Reason,
+		}
+	})
 	_, err = tx.Exec(ctx,
 		`INSERT INTO suspense_records (id, node_id, incarnation, sequence, member_id, meter, quantity, started_at, ended_at,
 			reason, created_at)
 		SELECT x.*, $11::timestamptz FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::text[], $6::text[],
-		$7::int8[],
-			$8::timestamptz[], $9::timestamptz[], $10::text[]) AS x`,
-		c.ids, c.nodes, c.incarnations, c.sequences, c.members, c.meters, c.quantities, c.from, c.to, c.reasons, now)
+			$7::int8[], $8::timestamptz[], $9::timestamptz[], $10::text[]) AS x`, append(columns, now)...)
 	return err
 }
 
+// coverageRow is a billed interval of a key.
 type coverageRow struct {
 	key  billing.TimeKey
 	span rating.Interval
+}
+
+// coverageColumns are the columns of rows; of are the subjects by id.
+func coverageColumns(of map[string]*subject, rows []coverageRow) []any {
+	return columnsOf(rows, func(r coverageRow) []any {
+		s := of[r.key.MemberID]
+		return []any{id(s.NodeID), s.uuid(), r.key.Meter, r.key.RunID, r.span.From, r.span.To}
+	})
 }
 
 // loadCoverage reads the billed time of keys that ends at or after a moment, each key's own, at most billing.MaxSpans
@@ -122,11 +163,14 @@ type coverageRow struct {
 func loadCoverage(ctx context.Context, tx db.Tx, of map[string]*subject,
 	billed map[billing.TimeKey]*billing.BilledTime,
 ) (map[billing.TimeKey][]rating.Interval, error) {
-	var c coverageColumns
-	for key, b := range billed {
-		c.add(of, key, rating.Interval{From: b.Since})
-	}
 	stored := make(map[billing.TimeKey][]rating.Interval, len(billed))
+	if len(billed) == 0 {
+		return stored, nil
+	}
+	since := make([]coverageRow, 0, len(billed))
+	for key, b := range billed {
+		since = append(since, coverageRow{key, rating.Interval{From: b.Since}})
+	}
 	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
 		var r coverageRow
 		err = row.Scan(&r.key.MemberID, &r.key.Meter, &r.key.RunID, &r.span.From, &r.span.To)
@@ -140,7 +184,7 @@ func loadCoverage(ctx context.Context, tx db.Tx, of map[string]*subject,
 				WHERE p.node_id = x.node AND p.subject_id = x.subject AND p.meter = x.meter AND p.run_id = x.run
 					AND p.from_at <= x.since), x.since)
 			ORDER BY u.from_at LIMIT $6) AS c`,
-		c.nodes, c.subjects, c.meters, c.runs, c.from, billing.MaxSpans)
+		append(coverageColumns(of, since)[:5], billing.MaxSpans)...)
 	for key, b := range billed {
 		b.Coverage = rating.NewCoverage(slices.Clone(stored[key]))
 	}
@@ -161,45 +205,32 @@ func coveredUntil(ctx context.Context, tx db.Tx, s subject, meter string) (time.
 func saveCoverage(ctx context.Context, tx db.Tx, of map[string]*subject,
 	stored map[billing.TimeKey][]rating.Interval, billed map[billing.TimeKey]*billing.BilledTime,
 ) error {
-	var gone, kept coverageColumns
+	var gone, kept []coverageRow
 	for key, b := range billed {
 		removed, changed := rating.Changes(stored[key], b.Spans())
 		for _, i := range removed {
-			gone.add(of, key, i)
+			gone = append(gone, coverageRow{key, i})
 		}
 		for _, i := range changed {
-			kept.add(of, key, i)
+			kept = append(kept, coverageRow{key, i})
 		}
 	}
-	if len(gone.subjects) > 0 {
+	if len(gone) > 0 {
 		if _, err := tx.Exec(ctx, `DELETE FROM usage_coverage WHERE (node_id, subject_id, meter, run_id, from_at) IN (
 			SELECT x.node, x.subject, x.meter, x.run, x.started
 			FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::timestamptz[])
-				AS x(node, subject, meter, run, started))`,
-			gone.nodes, gone.subjects, gone.meters, gone.runs, gone.from); err != nil {
+				AS x(node, subject, meter, run, started))`, coverageColumns(of, gone)[:5]...); err != nil {
 			return err
 		}
 	}
-	if len(kept.subjects) == 0 {
+	if len(kept) == 0 {
 		return nil
 	}
 	_, err := tx.Exec(ctx, `INSERT INTO usage_coverage (node_id, subject_id, meter, run_id, from_at, to_at)
 		SELECT x.* FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::timestamptz[], $6::timestamptz[]) AS x
 		ON CONFLICT (node_id, subject_id, meter, run_id, from_at) DO UPDATE SET to_at = excluded.to_at`,
-		kept.nodes, kept.subjects, kept.meters, kept.runs, kept.from, kept.to)
+		coverageColumns(of, kept)...)
 	return err
-}
-
-type coverageColumns struct {
-	nodes, subjects []pgtype.UUID
-	meters, runs    []string
-	from, to        []time.Time
-}
-
-func (c *coverageColumns) add(of map[string]*subject, k billing.TimeKey, i rating.Interval) {
-	c.nodes, c.subjects = append(c.nodes, id(of[k.MemberID].NodeID)), append(c.subjects, id(k.MemberID))
-	c.meters, c.runs = append(c.meters, k.Meter), append(c.runs, k.RunID)
-	c.from, c.to = append(c.from, i.From), append(c.to, i.To)
 }
 
 // loadHours reads the hours of subjects that a stretch of each one's time touches into a book.
@@ -245,20 +276,14 @@ func upsertHours(ctx context.Context, tx db.Tx, of map[string]*subject,
 	if len(changed) == 0 {
 		return nil
 	}
-	var nodes, subjects, prices []pgtype.UUID
-	var meters []string
-	var hours []time.Time
-	var quantities, records, charged, collected, writtenOff, host []int64
-	for _, k := range slices.SortedFunc(maps.Keys(changed), billing.AccrualKey.Compare) {
-		a := changed[k]
-		nodes = append(nodes, id(of[k.MemberID].NodeID))
-		subjects, prices = append(subjects, id(k.MemberID)), append(prices, id(cmp.Or(k.PriceID, noPrice)))
-		meters, hours = append(meters, k.Meter), append(hours, k.Hour)
-		quantities, records, charged = append(quantities, a.Quantity), append(records, a.records),
-			append(charged, a.ChargedNanos)
-		collected, writtenOff, host = append(collected, a.CollectedNanos), append(writtenOff, a.WrittenOffNanos),
-			append(host, a.HostNanos)
-	}
+	keys := slices.SortedFunc(maps.Keys(changed), billing.AccrualKey.Compare)
+	columns := columnsOf(keys, func(k billing.AccrualKey) []any {
+		a, s := changed[k], of[k.MemberID]
+		return []any{
+			id(s.NodeID), s.uuid(), k.Hour, k.Meter, id(cmp.Or(k.PriceID, noPrice)), a.Quantity, a.records, a.ChargedNanos,
+			a.CollectedNanos, a.WrittenOffNanos, a.HostNanos,
+		}
+	})
 	_, err := tx.Exec(ctx,
 		`INSERT INTO usage_hours (node_id, subject_id, hour, meter, price_id, quantity, records, charged_nanos,
 			collected_nanos, written_off_nanos, host_nanos)
@@ -269,7 +294,7 @@ func upsertHours(ctx context.Context, tx db.Tx, of map[string]*subject,
 			charged_nanos = excluded.charged_nanos, collected_nanos = excluded.collected_nanos, written_off_nanos =
 			excluded.written_off_nanos,
 			host_nanos = excluded.host_nanos`,
-		nodes, subjects, hours, meters, prices, quantities, records, charged, collected, writtenOff, host)
+		columns...)
 	return err
 }
 
@@ -278,15 +303,12 @@ func drawHolds(ctx context.Context, tx db.Tx, drawn map[string]hold) error {
 	if len(drawn) == 0 {
 		return nil
 	}
-	var nodes, ids []pgtype.UUID
-	var posted []int64
-	for _, subjectID := range slices.Sorted(maps.Keys(drawn)) {
-		h := drawn[subjectID]
-		nodes, ids, posted = append(nodes, id(h.nodeID)), append(ids, id(subjectID)), append(posted, h.Posted)
-	}
+	columns := columnsOf(slices.Sorted(maps.Keys(drawn)), func(subjectID string) []any {
+		return []any{id(drawn[subjectID].nodeID), id(subjectID), drawn[subjectID].Posted}
+	})
 	_, err := tx.Exec(ctx,
 		`UPDATE holds SET posted_nanos = x.posted FROM unnest($1::uuid[], $2::uuid[], $3::int8[]) AS x(node, id, posted)
-		WHERE holds.node_id = x.node AND holds.subject_id = x.id`, nodes, ids, posted)
+		WHERE holds.node_id = x.node AND holds.subject_id = x.id`, columns...)
 	return err
 }
 
@@ -294,47 +316,34 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 	if len(postings) == 0 {
 		return nil
 	}
-	var c struct {
-		ids, subjects, orgs, projects, instances, prices, corrects    []pgtype.UUID
-		keys, kinds, subjectKinds, meters, descriptions, correlations []string
-		from, to                                                      []*time.Time
-		created                                                       []time.Time
+	type entry struct {
+		posting pgtype.UUID
+		leg     int64
+		Leg
 	}
-	var e struct {
-		postings             []pgtype.UUID
-		accounts, currencies []string
-		legs, nanos          []int64
-	}
-	for _, p := range postings {
+	var entries []entry
+	columns := columnsOf(postings, func(p Posting) []any {
 		own := id(p.ID)
-		c.ids, c.keys, c.kinds, c.subjectKinds = append(c.ids, own), append(c.keys, p.Key), append(c.kinds, p.Kind),
-			append(c.subjectKinds, p.SubjectKind)
-		c.subjects, c.orgs, c.projects, c.instances = append(c.subjects, id(p.SubjectID)), append(c.orgs, id(p.OrgID)),
-			append(c.projects, id(p.ProjectID)), append(c.instances, id(p.AppInstanceID))
-		c.meters, c.prices, c.corrects = append(c.meters, p.Meter), append(c.prices, id(p.PriceID)),
-			append(c.corrects, id(p.Corrects))
-		c.descriptions, c.correlations = append(c.descriptions, p.Description), append(c.correlations, p.CorrelationID)
-		c.from, c.to, c.created = append(c.from, timeOrNull(p.PeriodFrom)), append(c.to, timeOrNull(p.PeriodTo)),
-			append(c.created, p.CreatedAt)
-		for i, l := range p.Legs {
-			e.postings, e.accounts, e.currencies = append(e.postings, own), append(e.accounts, l.Account),
-				append(e.currencies, l.Currency)
-			e.legs, e.nanos = append(e.legs, int64(i)), append(e.nanos, l.Nanos)
+		for n, l := range p.Legs {
+			entries = append(entries, entry{own, int64(n), l})
 		}
-	}
+		return []any{
+			own, p.Key, p.Kind, p.SubjectKind, id(p.SubjectID), id(p.OrgID), id(p.ProjectID), id(p.AppInstanceID), p.Meter,
+			id(p.PriceID), timeOrNull(p.PeriodFrom), timeOrNull(p.PeriodTo), id(p.Corrects), p.Description, p.CorrelationID,
+			p.CreatedAt,
+		}
+	})
 	if err := tx.Queue(ctx,
 		`INSERT INTO postings (id, key, kind, subject_kind, subject_id, org_id, project_id, app_instance_id, meter, price_id,
 			period_from, period_to, corrects, description, correlation_id, created_at)
 		SELECT x.* FROM unnest($1::uuid[], $2::text[], $3::text[], $4::text[], $5::uuid[], $6::uuid[], $7::uuid[], $8::uuid[],
-		$9::text[], $10::uuid[],
-			$11::timestamptz[], $12::timestamptz[], $13::uuid[], $14::text[], $15::text[], $16::timestamptz[]) AS x`,
-		c.ids, c.keys, c.kinds, c.subjectKinds, c.subjects, c.orgs, c.projects, c.instances, c.meters, c.prices,
-		c.from, c.to, c.corrects, c.descriptions, c.correlations, c.created); err != nil {
+			$9::text[], $10::uuid[], $11::timestamptz[], $12::timestamptz[], $13::uuid[], $14::text[], $15::text[],
+			$16::timestamptz[]) AS x`, columns...); err != nil {
 		return err
 	}
 	return tx.Queue(ctx, `INSERT INTO entries (posting_id, leg, account, currency, amount_nanos)
 		SELECT x.* FROM unnest($1::uuid[], $2::int8[], $3::text[], $4::text[], $5::int8[]) AS x`,
-		e.postings, e.legs, e.accounts, e.currencies, e.nanos)
+		columnsOf(entries, func(e entry) []any { return []any{e.posting, e.leg, e.Account, e.Currency, e.Nanos} })...)
 }
 
 func timeOrNull(t time.Time) *time.Time {

@@ -5,6 +5,8 @@ import (
 	"math"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -55,7 +57,13 @@ type Balance struct {
 
 // Wallet says what the org can still spend, and what its open holds keep. Currencies come in order.
 func Wallet(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
-	return balances(ctx, tx, orgID)
+	return collect(ctx, tx, func(row pgx.Row) (b Balance, err error) {
+		err = row.Scan(&b.Currency, &b.AvailableNanos, &b.HeldNanos)
+		return b, err
+	},
+		`SELECT w.currency, w.balance_nanos, coalesce((SELECT sum(h.placed_nanos - h.posted_nanos - h.released_nanos)
+			FROM holds h WHERE h.org_id = w.org_id AND h.currency = w.currency), 0)::int8
+		FROM wallets w WHERE w.org_id = $1 ORDER BY w.currency`, orgID)
 }
 
 // hold keeps money of a wallet for one subject.
