@@ -28,6 +28,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/imagesign"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // pusher sends single requests with the token of an intent.
@@ -302,33 +303,14 @@ func TestABrokenRepositoryIsKeptAndHoldsUpNoOther(t *testing.T) {
 // garbage is collected without a pause and time leaps past the grace: what was registered is whole at the end, and all
 // else is gone.
 func TestCollectingWhilePushesGoOnLosesNothing(t *testing.T) {
-	const pushers, pushesEach, contents = 3, 8, 4
+	const pushers, contents = 3, 4
 	for seed := range uint64(2) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			b := newBench(t)
-			signer, _ := newSigner(t)
-			images := make([]v1.Image, contents)
-			for i := range images {
-				images[i] = image(t, fmt.Sprint("content ", i))
-			}
-			var mu sync.Mutex
-			// No leap during a push: its token would end.
-			var leaping sync.RWMutex
-			open, registered := map[string]int{}, map[artifact.Ref]bool{}
-			publish := func(change func()) {
-				mu.Lock()
-				defer mu.Unlock()
-				change()
-				roots := artifact.Roots{}
-				for repo, n := range open {
-					if n > 0 {
-						roots.Repositories = append(roots.Repositories, repo)
-					}
-				}
-				for ref := range registered {
-					roots.Images = append(roots.Images, ref)
-				}
-				b.roots.Store(&roots)
+			p := pushes{b: b, open: map[string]int{}, registered: map[artifact.Ref]bool{}}
+			p.signer, _ = newSigner(t)
+			for i := range contents {
+				p.images = append(p.images, image(t, fmt.Sprint("content ", i)))
 			}
 			var pushing, collecting sync.WaitGroup
 			done := make(chan struct{})
@@ -344,37 +326,14 @@ func TestCollectingWhilePushesGoOnLosesNothing(t *testing.T) {
 				}
 			})
 			for n := range pushers {
-				random := rand.New(rand.NewPCG(seed, uint64(n)))
-				pushing.Go(func() {
-					for range pushesEach {
-						repo := fmt.Sprintf("org/acme/app-%d/runtime", random.IntN(2))
-						img, keep, leap := images[random.IntN(contents)], random.IntN(3) == 0, random.IntN(2) == 0
-						leaping.RLock()
-						publish(func() { open[repo]++ })
-						target := b.intent(t, repo)
-						pushed, err := appkit.Push(t.Context(), img, target, signer, nil)
-						assertNoError(t, err)
-						if err == nil && keep {
-							_, err := b.registry.Inspect(t.Context(), repo, pushed.Digest)
-							assertNoError(t, err)
-							publish(func() { registered[artifact.Ref{Repository: repo, Digest: pushed.Digest}] = true })
-						}
-						publish(func() { open[repo]-- })
-						leaping.RUnlock()
-						if leap {
-							leaping.Lock()
-							b.later()
-							leaping.Unlock()
-						}
-					}
-				})
+				pushing.Go(func() { p.run(t, rand.New(rand.NewPCG(seed, uint64(n)))) })
 			}
 			pushing.Wait()
 			close(done)
 			collecting.Wait()
 			b.later()
 			b.collect(t)
-			for ref := range registered {
+			for ref := range p.registered {
 				require.True(t, b.pullable(t, ref.Repository, ref.Digest), "%v", ref)
 			}
 			kept := b.files(t, "/data")
@@ -384,6 +343,62 @@ func TestCollectingWhilePushesGoOnLosesNothing(t *testing.T) {
 			require.Equal(t, kept, gone.Blobs, "nothing but what was registered had stayed")
 			require.Zero(t, b.files(t, "/data"))
 		})
+	}
+}
+
+// pushes are concurrent pushes of images, some of which are registered, and the roots that follow from them.
+type pushes struct {
+	b      *bench
+	signer protocol.Signer
+	images []v1.Image
+	// leaping excludes leaps of the clock from pushes, whose tokens would end.
+	leaping sync.RWMutex
+
+	mu         sync.Mutex
+	open       map[string]int
+	registered map[artifact.Ref]bool
+}
+
+// publish changes what is open or registered, and gives the registry the new roots.
+func (p *pushes) publish(change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+	roots := artifact.Roots{}
+	for repo, n := range p.open {
+		if n > 0 {
+			roots.Repositories = append(roots.Repositories, repo)
+		}
+	}
+	for ref := range p.registered {
+		roots.Images = append(roots.Images, ref)
+	}
+	p.b.roots.Store(&roots)
+}
+
+// run pushes images at random, registers a third of them, and lets the clock leap between pushes.
+func (p *pushes) run(t *testing.T, random *rand.Rand) {
+	t.Helper()
+	const pushesEach = 8
+	for range pushesEach {
+		repo := fmt.Sprintf("org/acme/app-%d/runtime", random.IntN(2))
+		img, keep, leap := p.images[random.IntN(len(p.images))], random.IntN(3) == 0, random.IntN(2) == 0
+		p.leaping.RLock()
+		p.publish(func() { p.open[repo]++ })
+		pushed, err := appkit.Push(t.Context(), img, p.b.intent(t, repo), p.signer, nil)
+		assertNoError(t, err)
+		if err == nil && keep {
+			_, err := p.b.registry.Inspect(t.Context(), repo, pushed.Digest)
+			assertNoError(t, err)
+			p.publish(func() { p.registered[artifact.Ref{Repository: repo, Digest: pushed.Digest}] = true })
+		}
+		p.publish(func() { p.open[repo]-- })
+		p.leaping.RUnlock()
+		if leap {
+			p.leaping.Lock()
+			p.b.later()
+			p.leaping.Unlock()
+		}
 	}
 }
 
