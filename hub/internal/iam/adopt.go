@@ -17,20 +17,13 @@ func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string,
 		if !fault.Is(err, fault.NotFound) {
 			return false, false, err
 		}
-		if madeOrg, err = insertOrg(ctx, tx, Org{
-			ID: orgID, Slug: orgSlug, DisplayName: orgSlug,
-			CreatedAt: now,
-		}); err != nil {
-			return false, false, err
+		org := Org{ID: orgID, Slug: orgSlug, DisplayName: orgSlug, CreatedAt: now}
+		if madeOrg, err = insertOrg(ctx, tx, org); err == nil && !madeOrg {
+			org.Slug = recoveredSlug(orgID) // another org has taken the name since the restore
+			madeOrg, err = insertOrg(ctx, tx, org)
 		}
-		if !madeOrg {
-			// Another org has taken the name since the restore.
-			if madeOrg, err = insertOrg(ctx, tx, Org{
-				ID: orgID, Slug: recoveredSlug(orgID), DisplayName: orgSlug,
-				CreatedAt: now,
-			}); err != nil {
-				return false, false, err
-			}
+		if err != nil {
+			return false, false, err
 		}
 	}
 	if _, err := GetProject(ctx, tx, projectID); err != nil {
@@ -39,8 +32,7 @@ func Adopt(ctx context.Context, tx db.Tx, orgID, orgSlug, projectID string,
 		}
 		slug := recoveredSlug(projectID)
 		madeProject, err = insertProject(ctx, tx, Project{
-			ID: projectID, OrgID: orgID, Slug: slug, DisplayName: slug,
-			CreatedAt: now,
+			ID: projectID, OrgID: orgID, Slug: slug, DisplayName: slug, CreatedAt: now,
 		})
 		return madeOrg, madeProject, err
 	}

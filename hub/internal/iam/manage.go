@@ -60,9 +60,7 @@ func SetUserDisabled(ctx context.Context, tx db.Tx, u User, disabled bool, now t
 		}
 	}
 	u.Disabled = disabled
-	version, err := updateUser(ctx, tx, u, now)
-	u.ResourceVersion = version
-	return u, err
+	return updateUser(ctx, tx, u, now)
 }
 
 // SetUserRoles replaces the roles that the user holds in the whole org. It changes nothing where they are the same.
@@ -88,15 +86,11 @@ func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformA
 	if err := deleteBindings(ctx, tx, u.ID, orgWide); err != nil {
 		return u, err
 	}
-	for _, r := range roles {
-		if err := insertBinding(ctx, tx, u.ID, r, "", now); err != nil {
-			return u, err
-		}
+	if err := insertBindings(ctx, tx, u.ID, roles, "", now); err != nil {
+		return u, err
 	}
 	u.Roles, u.PlatformAdmin = roles, platformAdmin
-	version, err := updateUser(ctx, tx, u, now)
-	u.ResourceVersion = version
-	return u, err
+	return updateUser(ctx, tx, u, now)
 }
 
 // RemoveFromOrg takes the user's roles and ends the account with its tokens; its address may be used again. A platform
@@ -117,9 +111,7 @@ func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, 
 		}
 		u.Email, u.Disabled = "removed-"+u.ID, true
 	}
-	version, err := updateUser(ctx, tx, u, now)
-	u.ResourceVersion = version
-	return u, err
+	return updateUser(ctx, tx, u, now)
 }
 
 // SetProjectRoles replaces the roles that a user of the project's org holds in this project only, and returns those
@@ -147,13 +139,11 @@ func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID stri
 	if err := deleteBindings(ctx, tx, u.ID, project.ID); err != nil {
 		return nil, User{}, err
 	}
-	for _, r := range roles {
-		if err := insertBinding(ctx, tx, u.ID, r, project.ID, now); err != nil {
-			return nil, User{}, err
-		}
+	if err := insertBindings(ctx, tx, u.ID, roles, project.ID, now); err != nil {
+		return nil, User{}, err
 	}
-	u.ResourceVersion, err = updateUser(ctx, tx, u, now)
-	return before, u, err
+	after, err = updateUser(ctx, tx, u, now)
+	return before, after, err
 }
 
 // RevokeUserToken ends one token of the user. One that does not count any more is NotFound.
@@ -174,7 +164,7 @@ func RevokeUserTokens(ctx context.Context, tx db.Tx, u User, now time.Time) (Use
 	if err != nil || revoked == 0 {
 		return u, 0, err
 	}
-	u.ResourceVersion, err = updateUser(ctx, tx, u, now)
+	u, err = updateUser(ctx, tx, u, now)
 	return u, revoked, err
 }
 

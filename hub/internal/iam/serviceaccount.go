@@ -110,9 +110,8 @@ func DisableServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now
 	if sa.Status == StatusDisabled {
 		return sa, nil
 	}
-	version, err := updateServiceAccount(ctx, tx, sa.ID, StatusDisabled, now)
-	sa.Status, sa.ResourceVersion = StatusDisabled, version
-	return sa, err
+	sa.Status = StatusDisabled
+	return updateServiceAccount(ctx, tx, sa, false, now)
 }
 
 // RotateKey gives the account a new key and revokes every older one at once, with the tokens minted by them: a key is
@@ -127,9 +126,7 @@ func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) (Servi
 	if err := insertKey(ctx, tx, sa.ID, key); err != nil {
 		return sa, err
 	}
-	version, err := updateServiceAccount(ctx, tx, sa.ID, sa.Status, key.CreatedAt)
-	sa.ResourceVersion = version
-	return sa, err
+	return updateServiceAccount(ctx, tx, sa, false, key.CreatedAt)
 }
 
 // DeleteServiceAccount removes the account; its slug is free again.
@@ -137,7 +134,6 @@ func DeleteServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now 
 	if err := revokeKeys(ctx, tx, sa.ID, now); err != nil {
 		return sa, err
 	}
-	version, err := markDeleted(ctx, tx, sa.ID, now)
-	sa.Status, sa.ResourceVersion = StatusDisabled, version
-	return sa, err
+	sa.Status = StatusDisabled
+	return updateServiceAccount(ctx, tx, sa, true, now)
 }

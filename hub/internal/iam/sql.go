@@ -121,19 +121,16 @@ func countServiceAccounts(ctx context.Context, tx db.Tx, projectID string) (n in
 	return n, err
 }
 
-func updateServiceAccount(ctx context.Context, tx db.Tx, id, status string, now time.Time) (version int64, err error) {
-	err = tx.QueryRow(ctx, `
-		UPDATE service_accounts SET status = $2, updated_at = $3, resource_version = resource_version + 1
-		WHERE id = $1 RETURNING resource_version`, id, status, now).Scan(&version)
-	return version, err
-}
-
-func markDeleted(ctx context.Context, tx db.Tx, id string, now time.Time) (version int64, err error) {
-	err = tx.QueryRow(ctx, `
-		UPDATE service_accounts SET status = 'disabled', deleted_at = $2, updated_at = $2, resource_version = resource_version
-		+ 1
-		WHERE id = $1 RETURNING resource_version`, id, now).Scan(&version)
-	return version, err
+// updateServiceAccount saves the account's status, also that it is deleted, and returns it with its new resource
+// version.
+func updateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, deleted bool,
+	now time.Time,
+) (ServiceAccount, error) {
+	err := tx.QueryRow(ctx, `
+		UPDATE service_accounts SET status = $2, updated_at = $3, resource_version = resource_version + 1,
+		       deleted_at = CASE WHEN $4::BOOL THEN $3 ELSE deleted_at END
+		WHERE id = $1 RETURNING resource_version`, sa.ID, sa.Status, now, deleted).Scan(&sa.ResourceVersion)
+	return sa, err
 }
 
 func insertKey(ctx context.Context, tx db.Tx, serviceAccountID string, key Key) error {

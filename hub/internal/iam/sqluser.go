@@ -1,6 +1,7 @@
 package iam
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -20,14 +21,14 @@ func insertUser(ctx context.Context, tx db.Tx, u User) (made bool, err error) {
 // orgWide is the scope of a role held in every project of the org.
 const orgWide = "org"
 
-func insertBinding(ctx context.Context, tx db.Tx, userID string, role Role, projectID string, now time.Time) error {
-	scope := projectID
-	if scope == "" {
-		scope = orgWide
-	}
+// insertBindings gives the user the roles in the project, or in the whole org where projectID is empty.
+func insertBindings(ctx context.Context, tx db.Tx, userID string, roles []Role, projectID string,
+	now time.Time,
+) error {
 	_, err := tx.Exec(ctx, `
-		INSERT INTO role_bindings (user_id, role, scope, created_at) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (user_id, role, scope) DO NOTHING`, userID, string(role), scope, now)
+		INSERT INTO role_bindings (user_id, role, scope, created_at)
+		SELECT $1::UUID, unnest($2::TEXT[]), $3::TEXT, $4::TIMESTAMPTZ
+		ON CONFLICT (user_id, role, scope) DO NOTHING`, userID, roles, cmp.Or(projectID, orgWide), now)
 	return err
 }
 
@@ -155,14 +156,15 @@ func otherAdminExists(ctx context.Context, tx db.Tx, userID string) (exists bool
 	return exists, err
 }
 
-func updateUser(ctx context.Context, tx db.Tx, u User, now time.Time) (version int64, err error) {
-	err = tx.QueryRow(ctx, `
+// updateUser saves u and returns it with its new resource version.
+func updateUser(ctx context.Context, tx db.Tx, u User, now time.Time) (User, error) {
+	err := tx.QueryRow(ctx, `
 		UPDATE users SET org_id = $2, email = $3, platform_admin = $4, updated_at = $6, resource_version = resource_version +
 		1,
 		       disabled_at = CASE WHEN $5::BOOL THEN COALESCE(disabled_at, $6) END
 		WHERE id = $1 RETURNING resource_version`, u.ID, null(u.OrgID), u.Email, u.PlatformAdmin, u.Disabled,
-		now).Scan(&version)
-	return version, err
+		now).Scan(&u.ResourceVersion)
+	return u, err
 }
 
 func markUserRemoved(ctx context.Context, tx db.Tx, userID string, now time.Time) error {

@@ -90,12 +90,7 @@ func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
 	if !made {
 		return User{}, taken("user", "/email")
 	}
-	for _, r := range u.Roles {
-		if err := insertBinding(ctx, tx, u.ID, r, "", u.CreatedAt); err != nil {
-			return User{}, err
-		}
-	}
-	return u, nil
+	return u, insertBindings(ctx, tx, u.ID, u.Roles, "", u.CreatedAt)
 }
 
 // GetUser finds a user.
