@@ -77,7 +77,6 @@ hub/create/funded
 hub/command/done
 hub/command/kept
 hub/command/committed
-hub/command/enqueued
 hub/events/numbered
 hub/dispatch/compiled
 hub/dispatch/signed

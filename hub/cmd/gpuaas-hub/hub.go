@@ -24,8 +24,10 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/httpapi"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
@@ -76,7 +78,6 @@ type hub struct {
 	registry       *artifact.Registry
 	dispatcher     *dispatch.Dispatcher
 	nodes          *nodes.Service
-	commands       *command.Service
 	handler        http.Handler
 	reloadDenyList *loop.Loop
 }
@@ -259,7 +260,7 @@ func bootstrap(ctx context.Context, c config, d *db.DB, stdout io.Writer) (*secr
 // wire connects the parts in one direction: nodelink carries, dispatch pushes through it, nodes handles what comes back
 // and enqueues; commands and queries serve the REST API. nodelink gets its handler when it serves.
 func wire(ctx context.Context, b base) (*hub, error) {
-	access := &command.RegistryAccess{DB: b.db, Now: time.Now}
+	access := &query.RegistryAccess{DB: b.db, Now: time.Now}
 	registry, err := artifact.OpenRegistry(ctx, artifact.RegistryConfig{
 		Dir: b.conf.registryPath(), Host: b.apiAddr, SigningKey: b.keys.Token(), TrustDomain: b.keys.TrustDomain(),
 		IntentOpen: access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: time.Now, Log: b.log,
@@ -280,7 +281,7 @@ func wire(ctx context.Context, b base) (*hub, error) {
 	reload := loop.New("deny list", b.conf.resync, func(ctx context.Context) error {
 		return b.denied.Load(ctx, b.db)
 	}, b.log)
-	commands := newCommands(b, registry, dispatcher, reload)
+	commands := newCommands(b, registry, reload)
 	server := &httpapi.Server{
 		Version:      daemon.Version(),
 		Ready:        b.db.Ping,
@@ -292,7 +293,7 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		Logs:         b.nodelink,
 	}
 	handler, err := httpapi.NewHandler(server, httpapi.Config{ //nolint:contextcheck // each request has its own
-		Authenticator: httpapi.TokenAuthenticator{DB: b.db, Proofs: &iam.Proofs{}}, Auditor: &command.FailureAudit{DB: b.db},
+		Authenticator: httpapi.TokenAuthenticator{DB: b.db, Proofs: &iam.Proofs{}}, Auditor: commands,
 		Registry: registry, RegistryCaller: registry.Caller, NodeKey: (&fleet.PublicKeys{DB: b.db}).Of, Log: b.log,
 		Now: time.Now,
 	})
@@ -311,14 +312,12 @@ func wire(ctx context.Context, b base) (*hub, error) {
 			Now:        time.Now,
 			Log:        b.log,
 		}),
-		commands:       commands,
 		handler:        handler,
 		reloadDenyList: reload,
 	}, err
 }
 
-func newCommands(b base, registry *artifact.Registry, dispatcher *dispatch.Dispatcher, reload *loop.Loop,
-) *command.Service {
+func newCommands(b base, registry *artifact.Registry, reload *loop.Loop) *command.Service {
 	return &command.Service{
 		DB:             b.db,
 		Sealer:         b.sealer,
@@ -327,14 +326,12 @@ func newCommands(b base, registry *artifact.Registry, dispatcher *dispatch.Dispa
 		Registry:       registry,
 		LeaseDuration:  b.conf.leaseDuration,
 		CertificateTTL: b.conf.certificateLifetime,
-		EnqueueNode:    dispatcher.Enqueue,
 		Disconnect:     b.nodelink.Disconnect,
 		// A node that was banned or removed loses its connection and has its next handshake refused.
 		ShutOut: func(nodeID, reason string) {
 			b.nodelink.Disconnect(nodeID, reason)
 			reload.Wake()
 		},
-		Log: b.log,
 	}
 }
 
@@ -344,19 +341,26 @@ func (h *hub) loops() []*loop.Loop {
 	every := func(name string, interval time.Duration, pass func(context.Context, time.Time) error) *loop.Loop {
 		return loop.New(name, interval, func(ctx context.Context) error { return pass(ctx, time.Now()) }, h.log)
 	}
-	post := &command.PostPending{DB: h.db, Interval: h.conf.postingInterval, Log: h.log}
+	passes := periodic.Passes{DB: h.db, Log: h.log}
+	post := func(ctx context.Context, now time.Time) error {
+		return passes.PostPending(ctx, h.conf.postingInterval, now)
+	}
+	settle := func(ctx context.Context, now time.Time) error {
+		_, err := passes.SettleMembers(ctx, now)
+		return err
+	}
 	return append(h.dispatcher.Loops(), h.reloadDenyList,
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.nodes.Sweep, h.log),
 		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err },
 			h.log),
-		every("accrue", accrueEvery, h.commands.AccrueAllocations),
-		every("post", min(postEvery, h.conf.postingInterval), post.Do),
-		every("settle", settleEvery, h.settle),
+		every("accrue", accrueEvery, passes.AccrueAllocations),
+		every("post", min(postEvery, h.conf.postingInterval), post),
+		every("settle", settleEvery, settle),
 		every("purge", purgeEvery, h.purge),
 		every("bundle", bundleCheckEvery, h.checkBundle),
 		loop.New("collect", collectEvery, h.collect, h.log),
-		every("usage slots", rotateEvery, (&command.RotateUsage{DB: h.db, Log: h.log}).Do),
-		every("retention", deleteEvery, (&command.DeleteOld{DB: h.db, Retention: h.conf.retention, Log: h.log}).Do),
+		every("usage slots", rotateEvery, passes.RotateUsage),
+		every("retention", deleteEvery, (&periodic.DeleteOld{Passes: passes, Retention: h.conf.retention}).Do),
 	)
 }
 
@@ -376,14 +380,9 @@ func (h *hub) collect(ctx context.Context) error {
 	return err
 }
 
-func (h *hub) settle(ctx context.Context, now time.Time) error {
-	_, err := (&command.SettleMembers{DB: h.db, Log: h.log}).Do(ctx, now)
-	return err
-}
-
 // purge deletes expired idempotency keys and unfinished uploads.
 func (h *hub) purge(ctx context.Context, now time.Time) error {
-	_, keysErr := command.PurgeIdempotency(ctx, h.db, now)
+	_, keysErr := idempotency.Purge(ctx, h.db, now)
 	_, uploadErr := h.registry.PurgeUploads(ctx, now.Add(-uploadsKept))
 	return errors.Join(keysErr, uploadErr)
 }

@@ -17,8 +17,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/e2e/release"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 )
 
 // lastRecording is what e2e/release/record recorded with the programs of the last release.
@@ -51,7 +51,7 @@ func TestTheLastReleasesHubIsTakenOver(t *testing.T) {
 
 	forever := 100 * 365 * 24 * time.Hour
 	hub := start(t, h, func(c *config) {
-		c.retention = command.Retention{
+		c.retention = periodic.Retention{
 			Events: forever, Audit: forever, Suspense: forever, Leases: forever, History: forever, Credentials: forever,
 			Segments: forever,
 		}

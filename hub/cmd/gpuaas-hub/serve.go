@@ -17,8 +17,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
@@ -39,7 +39,7 @@ type config struct {
 	certificateLifetime time.Duration
 	serverLifetime      time.Duration
 	resync              time.Duration
-	retention           command.Retention
+	retention           periodic.Retention
 	postingInterval     time.Duration
 	metricsListen       string
 	otlpEndpoint        string
@@ -48,7 +48,7 @@ type config struct {
 }
 
 func newServe() *cobra.Command {
-	c := config{registryMinFree: defaultRegistryMinFree, retention: command.DefaultRetention()}
+	c := config{registryMinFree: defaultRegistryMinFree, retention: periodic.DefaultRetention()}
 	cmd := &cobra.Command{
 		Use:   "serve",
 		Short: "Run the hub (the default)",
@@ -106,7 +106,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often the hub checks everything again without a cause, "+
 		"100ms to 1h")
 	retentionFlags(f, &c.retention)
-	f.DurationVar(&c.postingInterval, "posting-interval", command.DefaultPostingInterval,
+	f.DurationVar(&c.postingInterval, "posting-interval", periodic.DefaultPostingInterval,
 		"how often a member's usage is written to the journal, 1s to 24h; it is charged at once")
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
 	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
@@ -140,11 +140,11 @@ func (c config) check() error {
 	case c.resync < 100*time.Millisecond || c.resync > time.Hour:
 		return bad("resync", "must be between 100ms and 1h")
 	}
-	if c.postingInterval < command.MinPostingInterval || c.postingInterval > command.MaxPostingInterval {
+	if c.postingInterval < periodic.MinPostingInterval || c.postingInterval > periodic.MaxPostingInterval {
 		return bad("posting-interval", "must be between 1s and 24h")
 	}
 	for flag, d := range c.retentions() {
-		if d < command.MinRetention {
+		if d < periodic.MinRetention {
 			return bad(flag, "must be 24h or longer")
 		}
 	}
@@ -157,7 +157,7 @@ func (c config) check() error {
 	return nil
 }
 
-func retentionFlags(f *pflag.FlagSet, r *command.Retention) {
+func retentionFlags(f *pflag.FlagSet, r *periodic.Retention) {
 	f.DurationVar(&r.Events, "retention-events", r.Events, "how long events stay, 24h or longer")
 	f.DurationVar(&r.Audit, "retention-audit", r.Audit, "how long rows of the audit trail stay, 24h or longer")
 	f.DurationVar(&r.Leases, "retention-leases", r.Leases, "how long a lease stays after its end, and the last ones "+

@@ -8,9 +8,9 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -61,7 +61,7 @@ kept by slots of four hours or more, those of the whole first and last slot are 
 			}
 			out := bufio.NewWriter(cmd.OutOrStdout())
 			lines := json.NewEncoder(out)
-			export := command.ExportSegments{DB: d, Emit: func(s ledger.SignedSegment) error {
+			export := query.ExportSegments{DB: d, Emit: func(s ledger.SignedSegment) error {
 				return lines.Encode(exportedSegment{node, s.Incarnation, s.Number, s.Envelope})
 			}}
 			return errors.Join(export.Do(cmd.Context(), node, earliest, latest), out.Flush())

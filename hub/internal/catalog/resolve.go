@@ -77,10 +77,10 @@ func Resolve(ctx context.Context, tx db.Tx, w Want) (Resolved, error) {
 	return out, out.decideModes(w, e.Policy)
 }
 
-// Again decides whether a version that an instance has been running may start once more: the project must still be
-// entitled to it, and a deprecated one is good enough. It returns the delegation to run it under, which may be newer
-// than the one before.
-func Again(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope []byte, err error) {
+// CheckRestartable decides whether a version that an instance has been running may start once more: the project must
+// still be entitled to it, and a deprecated one is good enough. It returns the delegation to run it under, which may be
+// newer than the one before.
+func CheckRestartable(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope []byte, err error) {
 	_, v, _, err := entitled(ctx, tx, w)
 	if err != nil {
 		return nil, err

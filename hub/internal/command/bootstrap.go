@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
@@ -13,7 +15,7 @@ import (
 // in between loses no token that counts; made says whether it counts.
 func (s *Service) Bootstrap(ctx context.Context, text string, now time.Time) (made bool, err error) {
 	keyID, userID, tokenID := db.NewID(), db.NewID(), db.NewID()
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (bool, error) {
+	return run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (bool, error) {
 		if err := iam.EnsureSigningKey(ctx, tx, s.Sealer, keyID, now); err != nil {
 			return false, err
 		}
@@ -21,32 +23,27 @@ func (s *Service) Bootstrap(ctx context.Context, text string, now time.Time) (ma
 		if err != nil || !made {
 			return false, err
 		}
-		return true, bySystem(tokenID, now).recordIAM(ctx, tx, iamChange{
-			event: "iam.user.created", action: "iam.bootstrap", resourceType: resourceUser, resourceID: admin.ID, version: 1,
-			after: map[string]any{"email": admin.Email, "platform_admin": true, "user_token_id": tokenID},
+		return true, change.Record(ctx, tx, change.BySystem(tokenID, now), change.Entry{
+			Event: "iam.user.created", Action: "iam.bootstrap", ResourceType: resourceUser, ResourceID: admin.ID, Version: 1,
+			After: map[string]any{"email": admin.Email, "platform_admin": true, "user_token_id": tokenID},
 		})
 	})
 }
 
-// RecoverAdmin gives the first platform admin a new token; for whoever runs the hub's program on its own machine. It
-// makes text the only token that counts for the first platform admin.
+// RecoverAdmin makes text the only token that counts for the first platform admin. It is for the operator, on the hub's
+// own machine.
 func (s *Service) RecoverAdmin(ctx context.Context, text string, now time.Time) error {
 	tokenID := db.NewID()
-	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
+	_, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (struct{}, error) {
 		admin, err := iam.RecoverAdmin(ctx, tx, tokenID, text, now)
 		if err != nil {
 			return struct{}{}, err
 		}
-		return struct{}{}, bySystem(tokenID, now).recordIAM(ctx, tx, iamChange{
-			event: "iam.user_token.created", action: "iam.recover_admin", resourceType: resourceUserToken, resourceID: tokenID,
-			version: 1,
-			after:   map[string]any{"user_id": admin.ID, "email": admin.Email},
+		return struct{}{}, change.Record(ctx, tx, change.BySystem(tokenID, now), change.Entry{
+			Event: "iam.user_token.created", Action: "iam.recover_admin", ResourceType: resourceUserToken, ResourceID: tokenID,
+			Version: 1,
+			After:   map[string]any{"user_id": admin.ID, "email": admin.Email},
 		})
 	})
 	return err
-}
-
-// bySystem is the Meta of what no request asked for.
-func bySystem(correlationID string, now time.Time) Meta {
-	return Meta{CorrelationID: correlationID, Now: now}
 }

@@ -1,4 +1,4 @@
-package command
+package command_test
 
 import (
 	"context"
@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
@@ -15,25 +16,25 @@ import (
 func TestADraftChangesNothingVisible(t *testing.T) {
 	w := newWorld(t)
 	app := func() (a catalog.App) {
-		w.tx(func(ctx context.Context, tx db.Tx) (err error) {
+		w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
 			a, err = catalog.GetApp(ctx, tx, "demo")
 			return err
 		})
 		return a
 	}
 	before := app()
-	verified, env := w.sign(strings.NewReplacer("version: 1.0.0", "version: 2.0.0", "display_name: Demo",
-		"display_name: Changed").Replace(demoManifest))
-	w.tx(func(ctx context.Context, tx db.Tx) error {
+	verified, env := w.Sign(strings.NewReplacer("version: 1.0.0", "version: 2.0.0", "display_name: Demo",
+		"display_name: Changed").Replace(commandtest.Manifest))
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		_, err := catalog.Register(ctx, tx, catalog.Registration{
 			ID: db.NewID(), Verified: verified, Envelope: env,
-			Now: w.now,
+			Now: w.Now,
 		})
 		return err
 	})
 	require.Equal(t, before, app())
-	w.tx(func(ctx context.Context, tx db.Tx) error {
-		_, _, err := catalog.SetStatus(ctx, tx, "demo", "2.0.0", catalog.Active, w.now)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		_, _, err := catalog.SetStatus(ctx, tx, "demo", "2.0.0", catalog.Active, w.Now)
 		return err
 	})
 	require.Equal(t, "Changed", app().DisplayName)

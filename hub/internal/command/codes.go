@@ -8,8 +8,6 @@ const (
 	codeAppSlugInUse fault.Code = "app_slug_in_use"
 	// codeDelegationRefused: the signed delegation does not verify.
 	codeDelegationRefused fault.Code = "delegation_refused"
-	// codeIdempotencyKeyReused: the idempotency key was used for another request.
-	codeIdempotencyKeyReused fault.Code = "idempotency_key_reused"
 	// codeManifestRefused: the signed manifest does not verify.
 	codeManifestRefused fault.Code = "manifest_refused"
 	// codeMemberLimitExceeded: what a node would hold of the app instance exceeds a limit.

@@ -6,10 +6,12 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/quota"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -21,7 +23,7 @@ type CreateInstanceInput struct {
 	DisplayName       string
 	OperatingMode     string
 	ControlPlaneScope string
-	// AllocationIDs where the request names a place.
+	// AllocationIDs are those that the request names for placement; empty where the hub chooses.
 	AllocationIDs []string
 	Parameters    map[string]any
 	Config        map[string]any
@@ -30,56 +32,44 @@ type CreateInstanceInput struct {
 // CreateInstance deploys an app: it decides what runs, where, and that it can be paid, and asks the node for it. It
 // creates the instance in status requested; the node's reports move it on.
 func (s *Service) CreateInstance(ctx context.Context, m Meta, in CreateInstanceInput) (instance.Instance, error) {
-	out, err := s.withProjectLock(ctx, in.ProjectID, func(tx db.Tx) (instanceResult, error) {
-		return s.createInstance(ctx, tx, m, in)
+	return inProject(ctx, s, m, iam.InstanceCreate, in.ProjectID, func(tx db.Tx,
+		project iam.Project,
+	) (instance.Instance, error) {
+		return s.createInstance(ctx, tx, m, project, in)
 	})
+}
+
+func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
+	in CreateInstanceInput,
+) (instance.Instance, error) {
+	if err := quota.CheckInstance(ctx, tx, project.OrgID); err != nil {
+		return instance.Instance{}, err
+	}
+	version, err := s.resolve(ctx, tx, m, project, in)
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	return s.enqueueNodes(out), nil
-}
-
-func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta,
-	in CreateInstanceInput,
-) (instanceResult, error) {
-	project, err := iam.InProject(ctx, tx, m.Principal, iam.InstanceCreate, in.ProjectID)
+	member, err := placeMember(ctx, tx, m, project, in, version)
 	if err != nil {
-		return instanceResult{}, err
+		return instance.Instance{}, err
 	}
-	return Idempotent(ctx, tx, m, func() (instanceResult, error) {
-		if err := checkInstanceQuota(ctx, tx, project.OrgID); err != nil {
-			return instanceResult{}, err
-		}
-		wanted, err := s.resolve(ctx, tx, m, project, in)
-		if err != nil {
-			return instanceResult{}, err
-		}
-		member, err := placeMember(ctx, tx, m, project, in, wanted)
-		if err != nil {
-			return instanceResult{}, err
-		}
-		id := db.NewID()
-		if err := s.fund(ctx, tx, m, project, id, member, wanted); err != nil {
-			return instanceResult{}, err
-		}
-		failpoint.Hit("hub/create/funded")
-		change, err := instance.Create(ctx, tx, newInstance(id, m, project, in, wanted, member), m.Now)
-		if err != nil {
-			return instanceResult{}, err
-		}
-		if err := checkMembers(ctx, tx, change, "/parameters"); err != nil {
-			return instanceResult{}, err
-		}
-		nodes, err := bumpIntents(ctx, tx, change, m.Now)
-		if err != nil {
-			return instanceResult{}, err
-		}
-		return instanceResult{change.Instance, nodes}, m.RecordInstance(ctx, tx, iam.InstanceCreate, change)
-	})
+	id := db.NewID()
+	if err := s.fund(ctx, tx, m, project, id, member, version); err != nil {
+		return instance.Instance{}, err
+	}
+	failpoint.Hit("hub/create/funded")
+	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), m.Now)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	if err := checkMembers(ctx, tx, c, "/parameters"); err != nil {
+		return instance.Instance{}, err
+	}
+	return c.Instance, change.CompleteInstance(ctx, tx, m.by(), iam.InstanceCreate, c)
 }
 
-// wanted is the version that was decided on, with the documents as they are stored.
-type wanted struct {
+// resolvedVersion is the version that was decided on, with the documents as they are stored.
+type resolvedVersion struct {
 	catalog.Resolved
 	parametersJSON string
 	configJSON     string
@@ -87,21 +77,21 @@ type wanted struct {
 
 func (s *Service) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
 	in CreateInstanceInput,
-) (wanted, error) {
+) (resolvedVersion, error) {
 	parameters, err := object(in.Parameters)
 	if err != nil {
-		return wanted{}, err
+		return resolvedVersion{}, err
 	}
 	config, err := object(in.Config)
 	if err != nil {
-		return wanted{}, err
+		return resolvedVersion{}, err
 	}
 	resolved, err := catalog.Resolve(ctx, tx, catalog.Want{
 		AppSlug: in.AppSlug, Version: in.Version, OrgID: project.OrgID, ProjectID: project.ID,
 		OperatingMode: in.OperatingMode, ControlPlaneScope: in.ControlPlaneScope,
 		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: s.revoked, MinVersion: s.minVersion,
 	})
-	return wanted{resolved, string(parameters), string(config)}, err
+	return resolvedVersion{resolved, string(parameters), string(config)}, err
 }
 
 // object encodes what the contract calls an object; an absent one is an empty one.
@@ -114,7 +104,7 @@ func object(v map[string]any) ([]byte, error) {
 
 // fund opens what is billed and gives the member its first lease: no money, no instance.
 func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Project, instanceID string,
-	member placement, w wanted,
+	member placement, w resolvedVersion,
 ) error {
 	need := member.choice.Need
 	_, err := ledger.OpenMember(ctx, tx, ledger.Subject{
@@ -126,7 +116,7 @@ func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Projec
 	return err
 }
 
-func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput, w wanted,
+func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput, w resolvedVersion,
 	member placement,
 ) instance.NewInstance {
 	n := instance.NewInstance{

@@ -4,10 +4,13 @@ import (
 	"context"
 	"crypto/ed25519"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/quota"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -36,50 +39,62 @@ func (s *Service) CreatePublishIntent(ctx context.Context, m Meta,
 		return CreatedPublishIntent{}, err
 	}
 	id := db.NewID()
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (CreatedPublishIntent, error) {
-		project, err := iam.InProject(ctx, tx, m.Principal, iam.ArtifactPublish, in.ProjectID)
+	check := access.Project(m.Principal, iam.ArtifactPublish, in.ProjectID)
+	return onceSealed(ctx, s, m, s.Sealer, check, func(tx db.Tx, project iam.Project) (CreatedPublishIntent, error) {
+		orgSlug, reserved, err := publisherOrg(ctx, tx, m, project, in.AppSlug)
 		if err != nil {
 			return CreatedPublishIntent{}, err
 		}
-		return IdempotentSealed(ctx, tx, m, s.Sealer, func() (CreatedPublishIntent, error) {
-			orgSlug, reserved, err := publisherOrg(ctx, tx, m, project, in.AppSlug)
-			if err != nil {
-				return CreatedPublishIntent{}, err
-			}
-			if err := checkIntentQuota(ctx, tx, m, project.OrgID, reserved); err != nil {
-				return CreatedPublishIntent{}, err
-			}
-			intent := artifact.NewIntent(artifact.Intent{
-				ID: id, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug, AppVersion: in.AppVersion,
-				ArtifactName: in.ArtifactName,
-				ArtifactKind: artifact.KindOCI, Channel: in.Channel, Repository: artifact.Repository(orgSlug, in.AppSlug,
-					in.ArtifactName),
-				CreatedBy: m.Principal.Actor(),
-			}, m.Now)
-			if err := artifact.AddIntent(ctx, tx, intent); err != nil {
-				return CreatedPublishIntent{}, err
-			}
-			out := CreatedPublishIntent{Intent: intent}
-			if out.Username, out.Password, err = s.Registry.IntentCredential(intent); err != nil {
-				return CreatedPublishIntent{}, err
-			}
-			keys, err := signersOf(ctx, tx, intent.Repository, s.Bundle(), m)
-			if err != nil {
-				return CreatedPublishIntent{}, err
-			}
-			if len(keys) == 1 {
-				out.SigningKeyID = keys[0].KeyID
-			}
-			told := map[string]any{
-				"app_slug": intent.AppSlug, "app_version": intent.AppVersion, "artifact_name": intent.ArtifactName,
-				"repository": intent.Repository, "expires_at": intent.ExpiresAt,
-			}
-			return out, m.recordShipping(ctx, tx, shipChange{
-				event: "apps.artifact.publish_requested", action: iam.ArtifactPublish, resourceType: resourcePublishIntent,
-				resourceID: intent.ID,
-				version:    1, orgID: project.OrgID, projectID: project.ID, data: told, after: told,
-			})
-		})
+		if err := quota.CheckIntent(ctx, tx, project.OrgID, reserved, m.Now); err != nil {
+			return CreatedPublishIntent{}, err
+		}
+		intent := artifact.NewIntent(artifact.Intent{
+			ID:           id,
+			OrgID:        project.OrgID,
+			ProjectID:    project.ID,
+			AppSlug:      in.AppSlug,
+			AppVersion:   in.AppVersion,
+			ArtifactName: in.ArtifactName,
+			ArtifactKind: artifact.KindOCI,
+			Channel:      in.Channel,
+			Repository:   artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName),
+			CreatedBy:    m.Principal.Actor(),
+		}, m.Now)
+		if err := artifact.AddIntent(ctx, tx, intent); err != nil {
+			return CreatedPublishIntent{}, err
+		}
+		out := CreatedPublishIntent{Intent: intent}
+		if out.Username, out.Password, err = s.Registry.IntentCredential(intent); err != nil {
+			return CreatedPublishIntent{}, err
+		}
+		keys, err := signersOf(ctx, tx, intent.Repository, s.Bundle(), m)
+		if err != nil {
+			return CreatedPublishIntent{}, err
+		}
+		if len(keys) == 1 {
+			out.SigningKeyID = keys[0].KeyID
+		}
+		return out, m.recordIntent(ctx, tx, intent)
+	})
+}
+
+func (m Meta) recordIntent(ctx context.Context, tx db.Tx, i artifact.Intent) error {
+	data := map[string]any{
+		"app_slug":      i.AppSlug,
+		"app_version":   i.AppVersion,
+		"artifact_name": i.ArtifactName,
+		"repository":    i.Repository,
+		"expires_at":    i.ExpiresAt,
+	}
+	return change.Record(ctx, tx, m.by(), change.Entry{
+		Event:        "apps.artifact.publish_requested",
+		Action:       iam.ArtifactPublish,
+		ResourceType: resourcePublishIntent,
+		ResourceID:   i.ID,
+		OrgID:        i.OrgID,
+		ProjectID:    i.ProjectID,
+		Data:         data,
+		After:        data,
 	})
 }
 

@@ -2,7 +2,11 @@ package command
 
 import (
 	"context"
+	"crypto/x509"
+	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
@@ -32,34 +36,38 @@ func (s *Service) EnrolNode(ctx context.Context, m Meta, in EnrolNodeInput) (Nod
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	enrolment := fleet.Enrollment{
+	enrollment := fleet.Enrollment{
 		NodeID: db.NewID(), Secret: in.JoinToken, Hostname: in.Hostname, PublicKey: pub,
 		CertificateExpiresAt: m.Now.Add(s.CertificateTTL),
 	}
-	node, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (fleet.Node, error) { return s.enrolNode(ctx, tx, m, enrolment) })
+	node, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (fleet.Node, error) {
+		node, enrolled, err := fleet.Enroll(ctx, tx, enrollment, m.Now)
+		if err != nil {
+			return fleet.Node{}, err
+		}
+		eventType, action := "fleet.node.enrolled", "fleet.node.enrol"
+		if !enrolled {
+			eventType, action = eventRenewed, actionRenew
+		}
+		return node, change.RecordNode(ctx, tx, m.by(), eventType, action, node, "")
+	})
 	if err != nil {
 		return NodeCredentials{}, err
 	}
 	failpoint.Hit("hub/enroll/committed")
-	// After the commit: a certificate is of no use to a node that is not in the books.
-	certificate, err := s.Keys.IssueNodeCertificate(csr, node.ID, s.CertificateTTL, m.Now)
+	return s.credentials(csr, node.ID, m.Now)
+}
+
+// credentials issues a certificate, after the commit: to a node without a row it would be of no use.
+func (s *Service) credentials(csr *x509.CertificateRequest, nodeID string, now time.Time) (NodeCredentials, error) {
+	certificate, err := s.Keys.IssueNodeCertificate(csr, nodeID, s.CertificateTTL, now)
 	if err != nil {
 		return NodeCredentials{}, err
 	}
 	return NodeCredentials{
-		NodeID: node.ID, Certificate: certificate, Bundle: s.Keys.Bundle().Envelope(),
-		HubID: s.Keys.HubID(),
+		NodeID:      nodeID,
+		Certificate: certificate,
+		Bundle:      s.Keys.Bundle().Envelope(),
+		HubID:       s.Keys.HubID(),
 	}, nil
-}
-
-func (s *Service) enrolNode(ctx context.Context, tx db.Tx, m Meta, in fleet.Enrollment) (fleet.Node, error) {
-	node, enrolled, err := fleet.Enroll(ctx, tx, in, m.Now)
-	if err != nil {
-		return fleet.Node{}, err
-	}
-	change := nodeChange{event: "fleet.node.enrolled", action: "fleet.node.enrol", node: node}
-	if !enrolled {
-		change.event, change.action = eventRenewed, actionRenew
-	}
-	return node, m.recordNode(ctx, tx, change)
 }

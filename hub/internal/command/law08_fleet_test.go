@@ -1,139 +1,136 @@
-package command
+package command_test
 
 import (
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 )
+
+// nodeStep is a change of the node by an admin.
+func nodeStep(name string, prepare func(w *world), run func(ctx context.Context, s *command.Service, m command.Meta,
+	nodeID string) error,
+) atomicStep {
+	return atomicStep{name, "nodes", func(w *world) func(commandtest.Around) error {
+		prepare(w)
+		m := w.Admin("k")
+		return w.command(func(ctx context.Context, s *command.Service) error { return run(ctx, s, m, w.Node) })
+	}}
+}
 
 // TestLaw08FleetCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for the commands on nodes.
 func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
-	type run = func(ctx context.Context, tx db.Tx) error
-	admin := func(w *world) Meta {
-		m := w.meta("k")
-		m.Principal = iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}
-		return m
-	}
-	steps := map[string]struct {
-		table   string
-		prepare func(w *world) run
-	}{
-		"create join token": {"join_tokens", func(w *world) run {
-			m := admin(w)
-			in := fleet.NewToken{ID: db.NewID(), Secret: "secret", CreatedBy: m.Principal.ID}
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{Sealer: plain{}}).createJoinToken(ctx, tx, m, in)
-				return err
-			}
-		}},
-		"enrol node": {"nodes", func(w *world) run {
-			m := Meta{CorrelationID: "c", Now: w.now}
-			pub, _, err := ed25519.GenerateKey(rand.Reader)
-			require.NoError(w.t, err)
-			_, err = db.RunTx(w.t.Context(), w.d, func(tx db.Tx) (fleet.JoinToken, error) {
-				return fleet.CreateToken(w.t.Context(), tx, fleet.NewToken{ID: db.NewID(), Secret: "secret", CreatedBy: "admin"},
-					w.now)
-			})
-			require.NoError(w.t, err)
-			in := fleet.Enrollment{
-				NodeID: db.NewID(), Secret: "secret", Hostname: "n2", PublicKey: pub,
-				CertificateExpiresAt: w.now.Add(time.Hour),
-			}
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{}).enrolNode(ctx, tx, m, in)
-				return err
-			}
-		}},
-		"renew node": {"nodes", func(w *world) run {
-			m := Meta{CorrelationID: "c", Now: w.now}
-			pub, key, err := ed25519.GenerateKey(rand.Reader)
-			require.NoError(w.t, err)
-			w.tx(func(ctx context.Context, tx db.Tx) error {
-				_, err := tx.Exec(ctx, `UPDATE nodes SET public_key = $2 WHERE id = $1`, w.node, []byte(pub))
+	asItIs := func(*world) {}
+	lost := nodeStep("remove lost node", func(w *world) {
+		w.Running()
+		w.silent()
+	}, func(ctx context.Context, s *command.Service, m command.Meta, nodeID string) error {
+		return s.RemoveNode(ctx, m, nodeID, command.RemoveNodeInput{Lost: true, Reason: "burnt"})
+	})
+	lost.table = "app_instances"
+	requireAtomic(t, []atomicStep{
+		nodeStep("drain node", asItIs, func(ctx context.Context, s *command.Service, m command.Meta, nodeID string) error {
+			return s.DrainNode(ctx, m, nodeID)
+		}),
+		nodeStep("undrain node", (*world).drained, func(ctx context.Context, s *command.Service, m command.Meta,
+			nodeID string,
+		) error {
+			return s.UndrainNode(ctx, m, nodeID)
+		}),
+		nodeStep("remove node", (*world).drained, func(ctx context.Context, s *command.Service, m command.Meta,
+			nodeID string,
+		) error {
+			return s.RemoveNode(ctx, m, nodeID, command.RemoveNodeInput{Reason: "sold"})
+		}),
+		lost,
+		nodeStep("release node", func(w *world) {
+			w.Tx(func(ctx context.Context, tx db.Tx) error {
+				_, _, err := fleet.Quarantine(ctx, tx, w.Node, fleet.ReasonIdentityUsedTwice, w.Now)
 				return err
 			})
-			in := RenewNodeInput{NodeID: w.node, CSRPEM: "csr", IssuedAt: "now", Signature: ed25519.Sign(key,
-				fleet.RenewalMessage(w.node, "csr", "now"))}
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{CertificateTTL: 2 * time.Hour}).renewNode(ctx, tx, m, in, pub)
-				return err
-			}
+		}, func(ctx context.Context, s *command.Service, m command.Meta, nodeID string) error {
+			return s.ReleaseNode(ctx, m, nodeID)
+		}),
+		nodeStep("ban node", asItIs, func(ctx context.Context, s *command.Service, m command.Meta, nodeID string) error {
+			return s.BanNode(ctx, m, nodeID, "stolen")
+		}),
+	})
+}
+
+// TestLaw08CredentialsAreOneTransaction does so for the commands that let nodes in.
+func TestLaw08CredentialsAreOneTransaction(t *testing.T) {
+	requireAtomic(t, []atomicStep{
+		{"create join token", "join_tokens", func(w *world) func(commandtest.Around) error {
+			m := w.Admin("k")
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				s.Sealer = idempotency.Plain{}
+				return second(s.CreateJoinToken(ctx, m, command.CreateJoinTokenInput{}))
+			})
 		}},
-		"drain node": {"nodes", func(w *world) run {
-			m := admin(w)
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{}).drainNode(ctx, tx, m, w.node)
-				return err
-			}
-		}},
-		"undrain node": {"nodes", func(w *world) run {
-			m := admin(w)
-			w.drained()
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{}).undrainNode(ctx, tx, m, w.node)
-				return err
-			}
-		}},
-		"remove node": {"nodes", func(w *world) run {
-			m := admin(w)
-			w.drained()
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{}).removeNode(ctx, tx, m, w.node, RemoveNodeInput{Reason: "sold"})
-				return err
-			}
-		}},
-		"remove lost node": {"app_instances", func(w *world) run {
-			w.running()
-			w.silent()
-			m := admin(w)
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{}).removeNode(ctx, tx, m, w.node, RemoveNodeInput{Lost: true, Reason: "burnt"})
-				return err
-			}
-		}},
-		"release node": {"nodes", func(w *world) run {
-			m := admin(w)
-			w.tx(func(ctx context.Context, tx db.Tx) error {
-				_, _, err := fleet.Quarantine(ctx, tx, w.node, fleet.ReasonIdentityUsedTwice, m.Now)
+		{"enroll node", "nodes", func(w *world) func(commandtest.Around) error {
+			w.Tx(func(ctx context.Context, tx db.Tx) error {
+				_, err := fleet.CreateToken(ctx, tx, fleet.NewToken{ID: db.NewID(), Secret: "secret", CreatedBy: "admin"}, w.Now)
 				return err
 			})
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{}).releaseNode(ctx, tx, m, w.node)
-				return err
-			}
+			keys, key := w.keys(), w.key()
+			in := command.EnrolNodeInput{JoinToken: "secret", Hostname: "n2", CSRPEM: hubtest.CSR(w.T, key)}
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				s.Keys, s.CertificateTTL = keys, time.Hour
+				return second(s.EnrolNode(ctx, command.Meta{CorrelationID: "c", Now: w.Now}, in))
+			})
 		}},
-		"ban node": {"nodes", func(w *world) run {
-			m := admin(w)
-			return func(ctx context.Context, tx db.Tx) error {
-				_, err := (&Service{}).banNode(ctx, tx, m, w.node, "stolen")
-				return err
+		{"renew node", "nodes", func(w *world) func(commandtest.Around) error {
+			keys, key := w.keys(), w.key()
+			w.Exec(`UPDATE nodes SET public_key = $2 WHERE id = $1`, w.Node, []byte(key.Public().(ed25519.PublicKey)))
+			csr := hubtest.CSR(w.T, key)
+			in := command.RenewNodeInput{
+				NodeID:    w.Node,
+				CSRPEM:    csr,
+				IssuedAt:  "now",
+				Signature: ed25519.Sign(key, fleet.RenewalMessage(w.Node, csr, "now")),
 			}
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				s.Keys, s.CertificateTTL = keys, 2*time.Hour
+				return second(s.RenewNode(ctx, command.Meta{CorrelationID: "c", Now: w.Now}, in))
+			})
 		}},
+	})
+}
+
+// key is a node's.
+func (w *world) key() ed25519.PrivateKey {
+	w.T.Helper()
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(w.T, err)
+	return key
+}
+
+// keys are the hub's.
+func (w *world) keys() *trust.Keys {
+	w.T.Helper()
+	options := trust.InitOptions{
+		DataDir:          filepath.Join(w.T.TempDir(), "data"),
+		OfflineDir:       filepath.Join(w.T.TempDir(), "keys"),
+		TrustDomain:      "gpuaas.test",
+		Passphrase:       hubtest.Passphrase,
+		Now:              w.Now,
+		ScryptWorkFactor: 8,
 	}
-	for name, s := range steps {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			run := s.prepare(w)
-			before := w.contents()
-			statements := w.brokenAt(0, run, false)
-			for n := 1; n <= statements; n++ {
-				w.brokenAt(n, run, false)
-			}
-			require.Equal(t, before, w.contents(), "nothing is left of %d broken attempts", statements)
-			w.brokenAt(0, run, true)
-			after := w.contents()
-			for _, table := range []string{s.table, "events", "audit_rows"} {
-				require.NotEqual(t, before[table], after[table], table)
-			}
-		})
-	}
+	_, err := trust.Init(options)
+	require.NoError(w.T, err)
+	keys, err := trust.Open(options.DataDir)
+	require.NoError(w.T, err)
+	return keys
 }

@@ -1,106 +1,94 @@
-package command
+package command_test
 
 import (
 	"context"
 	"testing"
 
-	"github.com/stretchr/testify/require"
-
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
+
+// person is a user with a token, of an org with a reserved app slug.
+type person struct {
+	*world
+	user    iam.User
+	tokenID string
+}
+
+func newPerson(w *world) *person {
+	p := &person{world: w, tokenID: db.NewID()}
+	w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+		p.user, err = iam.CreateUser(ctx, tx, iam.User{
+			ID: db.NewID(), OrgID: w.Project.OrgID, Email: "ada@acme.example", DisplayName: "Ada", CreatedAt: w.Now,
+		})
+		if err != nil {
+			return err
+		}
+		if _, _, err := catalog.Reserve(ctx, tx, "spare", w.Project.OrgID, w.Now); err != nil {
+			return err
+		}
+		return iam.CreateUserToken(ctx, tx, iam.UserToken{
+			ID: p.tokenID, UserID: p.user.ID, CreatedAt: w.Now, ExpiresAt: w.Now.Add(iam.DefaultTokenLifetime),
+		}, iam.NewUserToken())
+	})
+	return p
+}
+
+// disabled disables the user.
+func (p *person) disabled() {
+	p.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+		p.user, err = iam.SetUserDisabled(ctx, tx, p.user, true, p.Now)
+		return err
+	})
+}
 
 // TestLaw08PeopleCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for the commands on users.
 func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
-	type run = func(ctx context.Context, tx db.Tx, m Meta, user iam.User, tokenID string, w *world) error
-	steps := map[string]struct {
-		table string
-		run   run
-	}{
-		"disable user": {"users", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
-			_, err := (&Service{}).disableUser(ctx, tx, m, u.ID)
-			return err
-		}},
-		"enable user": {"users", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
-			_, err := (&Service{}).enableUser(ctx, tx, m, u.ID)
-			return err
-		}},
-		"put user roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string,
-			_ *world,
-		) error {
-			_, err := (&Service{}).putUserRoles(ctx, tx, m, u.ID, []iam.Role{iam.OrgBilling}, nil)
-			return err
-		}},
-		"remove user": {"users", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, w *world) error {
-			return (&Service{}).removeOrgUser(ctx, tx, m, w.project.OrgID, u.ID)
-		}},
-		"revoke token": {"user_tokens", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, tokenID string,
-			_ *world,
-		) error {
-			return (&Service{}).revokeUserToken(ctx, tx, m, u.ID, tokenID)
-		}},
-		"revoke tokens": {"user_tokens", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string, _ *world) error {
-			return (&Service{}).revokeUserTokens(ctx, tx, m, u.ID)
-		}},
-		"put project roles": {"role_bindings", func(ctx context.Context, tx db.Tx, m Meta, u iam.User, _ string,
-			w *world,
-		) error {
-			_, err := (&Service{}).putProjectRoles(ctx, tx, m, w.project.ID, u.ID, []iam.Role{iam.ProjectAdmin})
-			return err
-		}},
-		"put quota": {"org_quotas", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, w *world) error {
-			m.Principal = iam.Principal{Type: principal.User, ID: m.Principal.ID, PlatformAdmin: true}
-			_, err := (&Service{}).putOrgQuota(ctx, tx, m, w.project.OrgID, iam.Limits{iam.QuotaUsers: 3})
-			return err
-		}},
-		"release slug": {"apps", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, w *world) error {
-			return (&Service{}).releaseAppSlug(ctx, tx, m, w.project.OrgID, "spare")
-		}},
-		"transfer slug": {"apps", func(ctx context.Context, tx db.Tx, m Meta, _ iam.User, _ string, _ *world) error {
-			m.Principal = iam.Principal{Type: principal.User, ID: m.Principal.ID, PlatformAdmin: true}
-			_, err := (&Service{}).transferAppSlug(ctx, tx, m, "spare", "")
-			return err
-		}},
-	}
-	for name, s := range steps {
-		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			var user iam.User
-			tokenID := db.NewID()
-			w.tx(func(ctx context.Context, tx db.Tx) (err error) {
-				user, err = iam.CreateUser(ctx, tx, iam.User{
-					ID: db.NewID(), OrgID: w.project.OrgID, Email: "ada@acme.example", DisplayName: "Ada", CreatedAt: w.now,
-				})
-				if err != nil {
-					return err
-				}
-				if name == "enable user" {
-					if user, err = iam.SetUserDisabled(ctx, tx, user, true, w.now); err != nil {
-						return err
-					}
-				}
-				if _, _, err := catalog.Reserve(ctx, tx, "spare", w.project.OrgID, w.now); err != nil {
-					return err
-				}
-				return iam.CreateUserToken(ctx, tx, iam.UserToken{
-					ID: tokenID, UserID: user.ID, CreatedAt: w.now, ExpiresAt: w.now.Add(iam.DefaultTokenLifetime),
-				}, iam.NewUserToken())
-			})
-			m := w.meta("k")
-			run := func(ctx context.Context, tx db.Tx) error { return s.run(ctx, tx, m, user, tokenID, w) }
-			before := w.contents()
-			statements := w.brokenAt(0, run, false)
-			for n := 1; n <= statements; n++ {
-				w.brokenAt(n, run, false)
+	type run = func(ctx context.Context, s *command.Service, m command.Meta, p *person) error
+	var steps []atomicStep
+	add := func(name, table string, do run) {
+		steps = append(steps, atomicStep{name, table, func(w *world) func(commandtest.Around) error {
+			p, m := newPerson(w), w.Meta("k")
+			if name == "enable user" {
+				p.disabled()
 			}
-			require.Equal(t, before, w.contents(), "nothing is left of %d broken attempts", statements)
-			w.brokenAt(0, run, true)
-			after := w.contents()
-			for _, table := range []string{s.table, "events", "audit_rows"} {
-				require.NotEqual(t, before[table], after[table], table)
-			}
-		})
+			return w.command(func(ctx context.Context, s *command.Service) error { return do(ctx, s, m, p) })
+		}})
 	}
+	add("disable user", "users", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return second(s.DisableUser(ctx, m, p.user.ID))
+	})
+	add("enable user", "users", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return second(s.EnableUser(ctx, m, p.user.ID))
+	})
+	add("put user roles", "role_bindings", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return second(s.PutUserRoles(ctx, m, p.user.ID, []iam.Role{iam.OrgBilling}, nil))
+	})
+	add("remove user", "users", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return s.RemoveOrgUser(ctx, m, p.Project.OrgID, p.user.ID)
+	})
+	add("revoke token", "user_tokens", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return s.RevokeUserToken(ctx, m, p.user.ID, p.tokenID)
+	})
+	add("revoke tokens", "user_tokens", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return s.RevokeUserTokens(ctx, m, p.user.ID)
+	})
+	add("put project roles", "role_bindings", func(ctx context.Context, s *command.Service, m command.Meta,
+		p *person,
+	) error {
+		return second(s.PutProjectRoles(ctx, m, p.Project.ID, p.user.ID, []iam.Role{iam.ProjectAdmin}))
+	})
+	add("put quota", "org_quotas", func(ctx context.Context, s *command.Service, _ command.Meta, p *person) error {
+		return second(s.PutOrgQuota(ctx, p.Admin("k"), p.Project.OrgID, iam.Limits{iam.QuotaUsers: 3}))
+	})
+	add("release slug", "apps", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return s.ReleaseAppSlug(ctx, m, p.Project.OrgID, "spare")
+	})
+	add("transfer slug", "apps", func(ctx context.Context, s *command.Service, _ command.Meta, p *person) error {
+		return second(s.TransferAppSlug(ctx, p.Admin("k"), "spare", ""))
+	})
+	requireAtomic(t, steps)
 }

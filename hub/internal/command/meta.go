@@ -5,11 +5,30 @@ package command
 import (
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
 )
 
-// Meta is what every command is told beside its input: who asks, how the request is traced, and what makes it
-// repeatable.
+// The resource types of events and audit rows, beside those of package change.
+const (
+	resourceApp            = "app"
+	resourceAppVersion     = "app_version"
+	resourceArtifact       = "artifact"
+	resourceEntitlement    = "entitlement"
+	resourceJoinToken      = "join_token"
+	resourceOrg            = "org"
+	resourcePosting        = "posting"
+	resourcePrice          = "price"
+	resourceProject        = "project"
+	resourcePublisher      = "publisher"
+	resourcePublishIntent  = "publish_intent"
+	resourceServiceAccount = "service_account"
+	resourceUser           = "user"
+	resourceUserToken      = "user_token"
+)
+
+// Meta is what every command gets beside its input: who asks, how the request is traced, and what makes it repeatable.
 type Meta struct {
 	Principal iam.Principal
 	// CorrelationID is the request id; events, audit rows and the node's reports repeat it.
@@ -25,4 +44,26 @@ type Meta struct {
 	Now      time.Time
 	// OnReplay is called when the answer is an earlier one; may be nil.
 	OnReplay func()
+}
+
+// by is who makes the command's change.
+func (m Meta) by() change.By {
+	return change.By{
+		Actor:         m.Principal.Actor(),
+		CorrelationID: m.CorrelationID,
+		TraceID:       m.TraceID,
+		Now:           m.Now,
+	}
+}
+
+// request is what idempotency knows the request by.
+func (m Meta) request() idempotency.Request {
+	return idempotency.Request{
+		Caller:   m.Principal.Actor(),
+		Route:    m.Route,
+		Key:      m.IdempotencyKey,
+		BodyHash: m.BodyHash,
+		Now:      m.Now,
+		OnReplay: m.OnReplay,
+	}
 }

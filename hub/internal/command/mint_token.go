@@ -3,8 +3,9 @@ package command
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
@@ -16,16 +17,20 @@ const actionMint = "iam.service_account.mint_token"
 // row but no event.
 func (s *Service) MintToken(ctx context.Context, m Meta, proof iam.Proof) (iam.AccessToken, error) {
 	id := db.NewID()
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (iam.AccessToken, error) {
+	return run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (iam.AccessToken, error) {
 		token, err := iam.Mint(ctx, tx, proof, s.Sealer, id, m.Now)
 		if err != nil {
 			return iam.AccessToken{}, err
 		}
-		return token, event.Audit(ctx, tx, event.AuditRow{
-			Actor: principal.Actor{Type: principal.ServiceAccount, ID: token.Account.ID}, Action: actionMint,
-			ResourceType: resourceServiceAccount, ResourceID: token.Account.ID,
-			OrgID: token.Account.OrgID, ProjectID: token.Account.ProjectID, CorrelationID: m.CorrelationID,
-			After: map[string]any{"key_id": token.KeyID, "jti": id, "expires_at": token.ExpiresAt}, At: m.Now,
+		by := m.by()
+		by.Actor = principal.Actor{Type: principal.ServiceAccount, ID: token.Account.ID}
+		return token, change.Audit(ctx, tx, by, change.Entry{
+			Action:       actionMint,
+			ResourceType: resourceServiceAccount,
+			ResourceID:   token.Account.ID,
+			OrgID:        token.Account.OrgID,
+			ProjectID:    token.Account.ProjectID,
+			After:        map[string]any{"key_id": token.KeyID, "jti": id, "expires_at": token.ExpiresAt},
 		})
 	})
 }

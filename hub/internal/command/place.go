@@ -30,7 +30,7 @@ type placement struct {
 
 // placeMember reserves free capacity for one member and lowers the manifest to it.
 func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput,
-	w wanted,
+	w resolvedVersion,
 ) (placement, error) {
 	needs := plan.Needs(w.Version.Manifest, w.MaxAccelerators)
 	if len(needs) == 0 {

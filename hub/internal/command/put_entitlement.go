@@ -3,7 +3,9 @@ package command
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
@@ -17,30 +19,33 @@ type PutEntitlementInput struct {
 
 // PutEntitlement grants, narrows or withdraws an app for a project. No role of a service account allows it.
 func (s *Service) PutEntitlement(ctx context.Context, m Meta, in PutEntitlementInput) (catalog.Entitlement, error) {
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Entitlement, error) {
-		project, err := iam.InProject(ctx, tx, m.Principal, iam.EntitlementWrite, in.ProjectID)
-		if err != nil {
-			return catalog.Entitlement{}, err
-		}
+	check := access.Project(m.Principal, iam.EntitlementWrite, in.ProjectID)
+	return run(ctx, s, check, func(tx db.Tx, project iam.Project) (catalog.Entitlement, error) {
 		before, after, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
-			ProjectID: project.ID, OrgID: project.OrgID, AppSlug: in.AppSlug, Enabled: in.Enabled, Policy: in.Policy,
+			ProjectID: project.ID,
+			OrgID:     project.OrgID,
+			AppSlug:   in.AppSlug,
+			Enabled:   in.Enabled,
+			Policy:    in.Policy,
 			UpdatedBy: m.Principal.ID,
 		}, m.Now)
 		if err != nil {
 			return catalog.Entitlement{}, err
 		}
-		change := shipChange{
-			event: "apps.entitlement.updated", action: iam.EntitlementWrite, resourceType: resourceEntitlement,
-			resourceID: project.ID + "/" + in.AppSlug,
-			version:    after.ResourceVersion, orgID: project.OrgID, projectID: project.ID,
-			data: map[string]any{"app_slug": in.AppSlug, "enabled": in.Enabled}, after: map[string]any{
-				"enabled":          after.Enabled,
-				"policy_overrides": after.Policy,
-			},
+		e := change.Entry{
+			Event:        "apps.entitlement.updated",
+			Action:       iam.EntitlementWrite,
+			ResourceType: resourceEntitlement,
+			ResourceID:   project.ID + "/" + in.AppSlug,
+			Version:      after.ResourceVersion,
+			OrgID:        project.OrgID,
+			ProjectID:    project.ID,
+			Data:         map[string]any{"app_slug": in.AppSlug, "enabled": in.Enabled},
+			After:        map[string]any{"enabled": after.Enabled, "policy_overrides": after.Policy},
 		}
 		if before != nil {
-			change.before = map[string]any{"enabled": before.Enabled, "policy_overrides": before.Policy}
+			e.Before = map[string]any{"enabled": before.Enabled, "policy_overrides": before.Policy}
 		}
-		return after, m.recordShipping(ctx, tx, change)
+		return after, change.Record(ctx, tx, m.by(), e)
 	})
 }

@@ -1,4 +1,4 @@
-package command
+package command_test
 
 import (
 	"context"
@@ -13,23 +13,29 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/hub/internal/quota"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func (w *world) limit(name iam.Quota, limit int64) {
-	w.t.Helper()
-	_, err := (&Service{DB: w.d}).PutOrgQuota(w.t.Context(), w.admin(db.NewID()), w.project.OrgID, iam.Limits{name: limit})
-	require.NoError(w.t, err)
+	w.T.Helper()
+	_, err := (&command.Service{DB: w.DB}).PutOrgQuota(w.T.Context(), w.Admin(db.NewID()), w.Project.OrgID,
+		iam.Limits{name: limit})
+	require.NoError(w.T, err)
 }
 
 func (w *world) used(name iam.Quota) (n int64) {
-	w.t.Helper()
-	w.tx(func(ctx context.Context, tx db.Tx) error {
-		used, err := QuotaUsage(ctx, tx, w.project.OrgID, w.now)
+	w.T.Helper()
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		used, err := quota.Usage(ctx, tx, w.Project.OrgID, w.Now)
 		n = used[name]
 		return err
 	})
@@ -37,19 +43,19 @@ func (w *world) used(name iam.Quota) (n int64) {
 }
 
 // publishing is a command that makes publish intents, with a registry that nothing is pushed to.
-func (w *world) publishing() *Service {
-	w.t.Helper()
+func (w *world) publishing() *command.Service {
+	w.T.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(w.t, err)
-	registry, err := artifact.OpenRegistry(w.t.Context(), artifact.RegistryConfig{
-		Dir: w.t.TempDir(), Host: "hub.test", SigningKey: key, TrustDomain: "gpuaas.test", Now: func() time.Time {
-			return w.now
+	require.NoError(w.T, err)
+	registry, err := artifact.OpenRegistry(w.T.Context(), artifact.RegistryConfig{
+		Dir: w.T.TempDir(), Host: "hub.test", SigningKey: key, TrustDomain: "gpuaas.test", Now: func() time.Time {
+			return w.Now
 		},
 	})
-	require.NoError(w.t, err)
-	return &Service{
-		DB: w.d, Registry: registry, Bundle: func() protocol.Bundle { return protocol.Bundle{} },
-		Sealer: plain{},
+	require.NoError(w.T, err)
+	return &command.Service{
+		DB: w.DB, Registry: registry, Bundle: func() protocol.Bundle { return protocol.Bundle{} },
+		Sealer: idempotency.Plain{},
 	}
 }
 
@@ -57,57 +63,59 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 	const shape = "H200"
 	ada := db.NewID()
 	prepare := map[iam.Quota]func(w *world){
-		iam.QuotaInstances: func(w *world) { w.allocation() },
+		iam.QuotaInstances: func(w *world) { w.Allocation() },
 		iam.QuotaAccelerators: func(w *world) {
-			w.tx(func(ctx context.Context, tx db.Tx) error {
-				return capacity.ApplyInventory(ctx, tx, w.node, []*protocol.Accelerator{
+			w.Tx(func(ctx context.Context, tx db.Tx) error {
+				return capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{
 					{Id: "GPU-0", Vendor: "nvidia", Model: shape, MemoryBytes: 141 << 30, Health: "ok"},
-				}, w.now)
+				}, w.Now)
 			})
 		},
 		iam.QuotaUserTokens: func(w *world) {
-			w.exec(
+			w.Exec(
 				`INSERT INTO users (id, org_id, email, name, platform_admin, created_at, updated_at)
 					VALUES ($1, $2, 'ada@acme', 'Ada', false, $3, $3)`,
-				ada, w.project.OrgID, w.now)
+				ada, w.Project.OrgID, w.Now)
 		},
 	}
 	attempts := map[iam.Quota]func(w *world) error{
 		iam.QuotaAccelerators: func(w *world) error {
-			in := w.allocationInput()
+			in := w.AllocationInput()
 			in.AcceleratorCount, in.AcceleratorModel = 1, shape
-			return second((&Service{DB: w.d}).CreateAllocation(w.t.Context(), w.meta(db.NewID()), in))
+			return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), in))
 		},
 		iam.QuotaPublishIntents: func(w *world) error {
-			return second(w.publishing().CreatePublishIntent(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
-				ProjectID: w.project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
+			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), command.PublishIntentInput{
+				ProjectID: w.Project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
 			}))
 		},
 		iam.QuotaAppSlugs: func(w *world) error {
-			return second(w.publishing().CreatePublishIntent(w.t.Context(), w.meta(db.NewID()), PublishIntentInput{
-				ProjectID: w.project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
+			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), command.PublishIntentInput{
+				ProjectID: w.Project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
 			}))
 		},
 		iam.QuotaUserTokens: func(w *world) error {
-			return second((&Service{DB: w.d, Sealer: plain{}}).CreateUserToken(w.t.Context(), w.admin(db.NewID()),
-				CreateUserTokenInput{UserID: ada}))
+			return second((&command.Service{DB: w.DB, Sealer: idempotency.Plain{}}).CreateUserToken(w.T.Context(),
+				w.Admin(db.NewID()),
+				command.CreateUserTokenInput{UserID: ada}))
 		},
 		iam.QuotaAllocations: func(w *world) error {
-			return second((&Service{DB: w.d}).CreateAllocation(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
+			return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), w.AllocationInput()))
 		},
 		iam.QuotaCPUCores: func(w *world) error {
-			return second((&Service{DB: w.d}).CreateAllocation(w.t.Context(), w.meta(db.NewID()), w.allocationInput()))
+			return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), w.AllocationInput()))
 		},
 		iam.QuotaInstances: func(w *world) error {
-			return second(w.commands().CreateInstance(w.t.Context(), w.meta(db.NewID()), w.instanceInput()))
+			return second(w.Commands().CreateInstance(w.T.Context(), w.Meta(db.NewID()), w.InstanceInput()))
 		},
 		iam.QuotaServiceAccounts: func(w *world) error {
-			return second((&Service{DB: w.d, Sealer: plain{}}).CreateServiceAccount(w.t.Context(), w.meta(db.NewID()),
-				CreateServiceAccountInput{ProjectID: w.project.ID, Name: "CI", Slug: "ci"}))
+			return second((&command.Service{DB: w.DB, Sealer: idempotency.Plain{}}).CreateServiceAccount(w.T.Context(),
+				w.Meta(db.NewID()),
+				command.CreateServiceAccountInput{ProjectID: w.Project.ID, Name: "CI", Slug: "ci"}))
 		},
 		iam.QuotaUsers: func(w *world) error {
-			return second((&Service{DB: w.d}).CreateUser(w.t.Context(), w.admin(db.NewID()),
-				CreateUserInput{OrgID: w.project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
+			return second((&command.Service{DB: w.DB}).CreateUser(w.T.Context(), w.Admin(db.NewID()),
+				command.CreateUserInput{OrgID: w.Project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
 		},
 	}
 	for _, name := range iam.QuotaNames() {
@@ -123,13 +131,13 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 			}
 			used := w.used(name)
 			w.limit(name, used)
-			before := w.contents()
+			before := w.Contents()
 			err := attempt(w)
 			require.True(t, fault.Is(err, fault.Conflict), "%v", err)
 			f := fault.As(err)
 			require.Equal(t, fault.CodeQuotaExceeded, f.Code)
 			require.Equal(t, "quota/"+string(name), f.Fields[0].Pointer)
-			require.Equal(t, before, w.contents())
+			require.Equal(t, before, w.Contents())
 
 			w.limit(name, used+100)
 			require.NoError(t, attempt(w))
@@ -140,8 +148,8 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 
 func TestEveryQuotaIsCounted(t *testing.T) {
 	w := newWorld(t)
-	w.tx(func(ctx context.Context, tx db.Tx) error {
-		used, err := QuotaUsage(ctx, tx, w.project.OrgID, w.now)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		used, err := quota.Usage(ctx, tx, w.Project.OrgID, w.Now)
 		for _, name := range iam.QuotaNames() {
 			if name != iam.QuotaRegistryBytes {
 				require.Contains(t, used, name)
@@ -155,14 +163,14 @@ func TestEveryQuotaIsCounted(t *testing.T) {
 // TestReservedSlugsAreLimitedGivenBackAndTransferred: a name that is only reserved does not stay with its org for ever.
 func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	w := newWorld(t)
-	m := w.meta("k")
+	m := w.Meta("k")
 	reserve := func(slug string) error {
-		_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (struct{}, error) {
-			_, reserved, err := publisherOrg(t.Context(), tx, m, w.project, slug)
+		_, err := db.RunTx(t.Context(), w.DB, func(tx db.Tx) (struct{}, error) {
+			reserved, err := command.PublisherOrg(t.Context(), tx, m, w.Project, slug)
 			if err != nil {
 				return struct{}{}, err
 			}
-			return struct{}{}, checkIntentQuota(t.Context(), tx, m, w.project.OrgID, reserved)
+			return struct{}{}, quota.CheckIntent(t.Context(), tx, w.Project.OrgID, reserved, m.Now)
 		})
 		return err
 	}
@@ -171,28 +179,28 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 	require.NoError(t, reserve("vllm"), "the same again")
 	require.Equal(t, fault.CodeQuotaExceeded, fault.As(reserve("ollama")).Code)
 
-	other, stranger := w.tenant("other")
+	other, stranger := w.NewTenant("other")
 	asStranger := m
 	asStranger.Principal = stranger
-	release := &Service{DB: w.d}
-	for _, orgID := range []string{w.project.OrgID, other.OrgID} {
+	release := &command.Service{DB: w.DB}
+	for _, orgID := range []string{w.Project.OrgID, other.OrgID} {
 		require.True(t, fault.Is(release.ReleaseAppSlug(t.Context(), asStranger, orgID, "vllm"), fault.NotFound))
 	}
 	intent := artifact.NewIntent(artifact.Intent{
-		ID: db.NewID(), OrgID: w.project.OrgID, ProjectID: w.project.ID, AppSlug: "vllm", Repository: "org/acme/vllm/runtime",
+		ID: db.NewID(), OrgID: w.Project.OrgID, ProjectID: w.Project.ID, AppSlug: "vllm", Repository: "org/acme/vllm/runtime",
 		CreatedBy: principal.Actor{Type: principal.User, ID: db.NewID()},
-	}, w.now)
-	w.tx(func(ctx context.Context, tx db.Tx) error { return artifact.AddIntent(ctx, tx, intent) })
-	require.EqualValues(t, "app_slug_in_use", fault.As(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm")).
+	}, w.Now)
+	w.Tx(func(ctx context.Context, tx db.Tx) error { return artifact.AddIntent(ctx, tx, intent) })
+	require.EqualValues(t, "app_slug_in_use", fault.As(release.ReleaseAppSlug(t.Context(), m, w.Project.OrgID, "vllm")).
 		Code)
 	m.Now = intent.ExpiresAt.Add(1)
-	require.NoError(t, release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm"))
-	require.True(t, fault.Is(release.ReleaseAppSlug(t.Context(), m, w.project.OrgID, "vllm"), fault.NotFound))
+	require.NoError(t, release.ReleaseAppSlug(t.Context(), m, w.Project.OrgID, "vllm"))
+	require.True(t, fault.Is(release.ReleaseAppSlug(t.Context(), m, w.Project.OrgID, "vllm"), fault.NotFound))
 
 	require.NoError(t, reserve("vllm"))
-	admin := w.admin(db.NewID())
+	admin := w.Admin(db.NewID())
 	admin.Now = m.Now
-	transfer := &Service{DB: w.d}
+	transfer := &command.Service{DB: w.DB}
 	require.True(t, fault.Is(second(transfer.TransferAppSlug(t.Context(), m, "vllm", other.OrgID)), fault.Forbidden))
 	moved, err := transfer.TransferAppSlug(t.Context(), admin, "vllm", other.OrgID)
 	require.NoError(t, err)
@@ -205,26 +213,26 @@ func TestReservedSlugsAreLimitedGivenBackAndTransferred(t *testing.T) {
 
 func TestTheRegistryKeepsWhatVersionsAndInstancesNameAndAsksTheOrgsQuota(t *testing.T) {
 	w := newWorld(t)
-	w.allocation()
-	w.instance()
-	access := &RegistryAccess{DB: w.d, Now: func() time.Time { return w.now }}
-	repository, digest, _ := strings.Cut(demoImage, "@")
+	w.Allocation()
+	w.Instance()
+	registry := &query.RegistryAccess{DB: w.DB, Now: func() time.Time { return w.Now }}
+	repository, digest, _ := strings.Cut(commandtest.Image, "@")
 	ref := artifact.Ref{Repository: repository, Digest: digest}
 	for _, gone := range []string{"artifacts", "app_versions"} {
-		roots, err := access.Roots(t.Context())
+		roots, err := registry.Roots(t.Context())
 		require.NoError(t, err)
 		require.Contains(t, roots.Images, ref)
-		w.tx(func(ctx context.Context, tx db.Tx) error {
+		w.Tx(func(ctx context.Context, tx db.Tx) error {
 			_, err := tx.Exec(ctx, `DELETE FROM `+gone)
 			return err
 		})
 	}
-	roots, err := access.Roots(t.Context())
+	roots, err := registry.Roots(t.Context())
 	require.NoError(t, err)
 	require.Contains(t, roots.Images, ref, "a restored hub knows the instance only")
 
 	w.limit(iam.QuotaRegistryBytes, 5)
-	limit, err := access.Quota(t.Context(), "acme")
+	limit, err := registry.Quota(t.Context(), "acme")
 	require.NoError(t, err)
 	require.EqualValues(t, 5, limit)
 }

@@ -7,6 +7,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -21,32 +22,33 @@ const manifestPointer = "/manifest_envelope"
 // RegisterManifest takes a publisher-signed manifest into the catalogue, as draft. It checks who signed and what, and
 // keeps the very envelope: nodes check it again.
 func (s *Service) RegisterManifest(ctx context.Context, m Meta, envelope *protocol.Envelope) (catalog.Version, error) {
-	if err := iam.Authorize(m.Principal, iam.CatalogManage, "", ""); err != nil {
-		return catalog.Version{}, err
-	}
 	bundle, id := s.Bundle(), db.NewID()
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Version, error) {
-		return Idempotent(ctx, tx, m, func() (catalog.Version, error) {
-			verified, delegated, err := verifyManifest(ctx, tx, envelope, bundle, m)
-			if err != nil {
-				return catalog.Version{}, err
-			}
-			orgID, err := ownerOf(ctx, tx, verified)
-			if err != nil {
-				return catalog.Version{}, err
-			}
-			v, err := catalog.Register(ctx, tx, catalog.Registration{
-				ID: id, Verified: verified, Envelope: envelope, Delegated: delegated, OrgID: orgID, Now: m.Now,
-			})
-			if err != nil {
-				return catalog.Version{}, err
-			}
-			return v, m.recordVersion(ctx, tx, "apps.version.registered", iam.CatalogManage, orgID, nil, v)
+	check := access.Platform(m.Principal, iam.CatalogManage)
+	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (catalog.Version, error) {
+		verified, delegated, err := verifyManifest(ctx, tx, envelope, bundle, m)
+		if err != nil {
+			return catalog.Version{}, err
+		}
+		orgID, err := ownerOf(ctx, tx, verified)
+		if err != nil {
+			return catalog.Version{}, err
+		}
+		v, err := catalog.Register(ctx, tx, catalog.Registration{
+			ID:        id,
+			Verified:  verified,
+			Envelope:  envelope,
+			Delegated: delegated,
+			OrgID:     orgID,
+			Now:       m.Now,
 		})
+		if err != nil {
+			return catalog.Version{}, err
+		}
+		return v, m.recordVersion(ctx, tx, "apps.version.registered", iam.CatalogManage, orgID, nil, v)
 	})
 }
 
-// verifyManifest tries the delegations of whoever signed; a catalog key may sign without one.
+// verifyManifest tries the delegations of the keys that signed; a catalog key may sign without one.
 func verifyManifest(ctx context.Context, tx db.Tx, env *protocol.Envelope, b protocol.Bundle,
 	m Meta,
 ) (v manifest.Verified, delegated bool, err error) {

@@ -3,56 +3,46 @@ package command
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-const resourceApp = "app"
-
 // ReleaseAppSlug gives back an app slug under which nothing was published. The next org that asks may have it.
 func (s *Service) ReleaseAppSlug(ctx context.Context, m Meta, orgID, slug string) error {
-	_, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, s.releaseAppSlug(ctx, tx, m, orgID, slug)
+	check := access.Org(m.Principal, iam.ArtifactManage, orgID)
+	_, err := run(ctx, s, check, func(tx db.Tx, org iam.Org) (struct{}, error) {
+		app, err := catalog.GetApp(ctx, tx, slug)
+		if err == nil && app.OrgID != org.ID {
+			err = iam.ErrNotFound()
+		}
+		if err == nil {
+			err = checkUnpublished(ctx, tx, m, app)
+		}
+		if err == nil {
+			err = catalog.Release(ctx, tx, slug)
+		}
+		if err != nil {
+			return struct{}{}, err
+		}
+		return struct{}{}, m.recordAppSlug(ctx, tx, "apps.slug.released", iam.ArtifactManage, app, app.ResourceVersion+1, nil)
 	})
 	return err
 }
 
-func (s *Service) releaseAppSlug(ctx context.Context, tx db.Tx, m Meta, orgID, slug string) error {
-	org, err := iam.GetOrg(ctx, tx, orgID)
-	if err != nil {
-		return err
-	}
-	if err := iam.Authorize(m.Principal, iam.ArtifactManage, org.ID, ""); err != nil {
-		return err
-	}
-	app, err := catalog.GetApp(ctx, tx, slug)
-	if err != nil {
-		return err
-	}
-	if app.OrgID != org.ID {
-		return iam.ErrNotFound()
-	}
-	if err := checkUnpublished(ctx, tx, m, app); err != nil {
-		return err
-	}
-	if err := catalog.Release(ctx, tx, slug); err != nil {
-		return err
-	}
-	return m.recordAppSlug(ctx, tx, "apps.slug.released", iam.ArtifactManage, app, app.ResourceVersion+1, nil)
-}
-
 // TransferAppSlug gives such a slug to another org, or to the platform. An empty org is the platform.
 func (s *Service) TransferAppSlug(ctx context.Context, m Meta, slug, orgID string) (catalog.Slug, error) {
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Slug, error) { return s.transferAppSlug(ctx, tx, m, slug, orgID) })
+	check := access.Platform(m.Principal, iam.CatalogManage)
+	return run(ctx, s, check, func(tx db.Tx, _ access.Nothing) (catalog.Slug, error) {
+		return m.transferAppSlug(ctx, tx, slug, orgID)
+	})
 }
 
-func (s *Service) transferAppSlug(ctx context.Context, tx db.Tx, m Meta, slug, orgID string) (catalog.Slug, error) {
-	if err := iam.Authorize(m.Principal, iam.CatalogManage, "", ""); err != nil {
-		return catalog.Slug{}, err
-	}
+func (m Meta) transferAppSlug(ctx context.Context, tx db.Tx, slug, orgID string) (catalog.Slug, error) {
 	if orgID != "" {
 		if _, err := iam.GetOrg(ctx, tx, orgID); err != nil {
 			return catalog.Slug{}, fault.New(fault.Unprocessable, codeOrgUnknown, "There is no such org.", err).WithField(
@@ -98,12 +88,18 @@ func checkUnpublished(ctx context.Context, tx db.Tx, m Meta, app catalog.App) er
 	return nil
 }
 
-func (m Meta) recordAppSlug(ctx context.Context, tx db.Tx, event, action string, before catalog.App, version int64,
+func (m Meta) recordAppSlug(ctx context.Context, tx db.Tx, eventType, action string, before catalog.App, version int64,
 	after any,
 ) error {
-	return m.recordShipping(ctx, tx, shipChange{
-		event: event, action: action, resourceType: resourceApp, resourceID: before.Slug, version: version,
-		orgID: before.OrgID,
-		data:  map[string]any{"app_slug": before.Slug}, before: map[string]any{"org_id": before.OrgID}, after: after,
+	return change.Record(ctx, tx, m.by(), change.Entry{
+		Event:        eventType,
+		Action:       action,
+		ResourceType: resourceApp,
+		ResourceID:   before.Slug,
+		Version:      version,
+		OrgID:        before.OrgID,
+		Data:         map[string]any{"app_slug": before.Slug},
+		Before:       map[string]any{"org_id": before.OrgID},
+		After:        after,
 	})
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -22,55 +23,31 @@ type RemoveNodeInput struct {
 // RemoveNode takes a node out of the mesh for good: one that is drained and empty, or one that is lost with whatever
 // it ran. Removing a removed node changes nothing; its first outcome stays.
 func (s *Service) RemoveNode(ctx context.Context, m Meta, nodeID string, in RemoveNodeInput) error {
-	if err := iam.Authorize(m.Principal, iam.NodeWrite, "", ""); err != nil {
-		return err
+	eventType, empty := "fleet.node.removed", checkEmpty
+	if in.Lost {
+		eventType, empty = "fleet.node.lost", m.loseNode
 	}
-	touched, err := db.RunTx(ctx, s.DB, func(tx db.Tx) ([]string, error) { return s.removeNode(ctx, tx, m, nodeID, in) })
-	if err != nil {
-		return err
-	}
-	if !in.Lost {
-		s.ShutOut(nodeID, "node_removed")
-	}
-	for _, id := range touched {
-		s.EnqueueNode(id)
-	}
-	return nil
-}
-
-// do answers with the nodes that are to hold something else now.
-func (s *Service) removeNode(ctx context.Context, tx db.Tx, m Meta, nodeID string,
-	in RemoveNodeInput,
-) ([]string, error) {
-	return Idempotent(ctx, tx, m, func() ([]string, error) {
+	_, err := s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
 		before, err := fleet.Get(ctx, tx, nodeID)
 		if err != nil || before.IsRemoved() {
-			return nil, err
+			return before, false, err
 		}
 		if err := fleet.CheckRemoval(before, in.Lost, m.Now); err != nil {
-			return nil, err
+			return before, false, err
 		}
-		var touched []string
-		typ := "fleet.node.removed"
-		if in.Lost {
-			typ = "fleet.node.lost"
-			touched, err = m.loseNode(ctx, tx, nodeID)
-		} else {
-			err = checkEmpty(ctx, tx, nodeID)
+		if err := empty(ctx, tx, nodeID); err != nil {
+			return before, false, err
 		}
-		if err != nil {
-			return nil, err
-		}
-		node, _, err := fleet.Remove(ctx, tx, nodeID, in.Lost, in.Reason, m.Now)
-		if err != nil {
-			return nil, err
-		}
-		// A state that was compiled before must not be saved after it; a lost node that comes back is told to hold nothing.
+		// A state that was compiled before must not be saved after it; a lost node that comes back is to hold nothing.
 		if err := fleet.BumpIntent(ctx, tx, nodeID); err != nil {
-			return nil, err
+			return before, false, err
 		}
-		return touched, m.recordNode(ctx, tx, nodeChange{event: typ, action: iam.NodeWrite, node: node, reason: in.Reason})
-	})
+		return fleet.Remove(ctx, tx, nodeID, in.Lost, in.Reason, m.Now)
+	}, eventType, in.Reason)
+	if err == nil && !in.Lost {
+		s.ShutOut(nodeID, string(fleet.CodeNodeRemoved))
+	}
+	return err
 }
 
 // checkEmpty refuses while the node still has something to serve, or to hand over.
@@ -94,32 +71,28 @@ func checkEmpty(ctx context.Context, tx db.Tx, nodeID string) error {
 	return nil
 }
 
-// loseNode ends everything on a node that is gone for good: capacity, members, bills. It returns the nodes that other
-// members of the instances are on.
-func (m Meta) loseNode(ctx context.Context, tx db.Tx, nodeID string) ([]string, error) {
+// loseNode ends everything on a node that is gone for good: capacity, members, bills.
+func (m Meta) loseNode(ctx context.Context, tx db.Tx, nodeID string) error {
 	losses, err := capacity.Lose(ctx, tx, nodeID, m.Now)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, l := range losses {
 		if err := ledger.CloseSubject(ctx, tx, l.Allocation.ID, m.Now, m.Now); err != nil {
-			return nil, err
+			return err
 		}
-		if err := m.RecordAllocation(ctx, tx, iam.NodeWrite, l.Before, l.Allocation); err != nil {
-			return nil, err
+		if err := change.RecordAllocation(ctx, tx, m.by(), iam.NodeWrite, l.Before, l.Allocation); err != nil {
+			return err
 		}
 	}
 	changes, err := instance.MarkLost(ctx, tx, nodeID, m.Now)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var touched []string
 	for _, c := range changes {
-		nodes, err := m.followChange(ctx, tx, iam.NodeWrite, c)
-		if err != nil {
-			return nil, err
+		if err := change.CompleteInstance(ctx, tx, m.by(), iam.NodeWrite, c); err != nil {
+			return err
 		}
-		touched = append(touched, nodes...)
 	}
-	return touched, nil
+	return nil
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/ed25519"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
@@ -31,19 +33,12 @@ func (s *Service) RenewNode(ctx context.Context, m Meta, in RenewNodeInput) (Nod
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	if _, err = db.RunTx(ctx, s.DB, func(tx db.Tx) (fleet.Node, error) {
+	if _, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (fleet.Node, error) {
 		return s.renewNode(ctx, tx, m, in, pub)
 	}); err != nil {
 		return NodeCredentials{}, err
 	}
-	certificate, err := s.Keys.IssueNodeCertificate(csr, in.NodeID, s.CertificateTTL, m.Now)
-	if err != nil {
-		return NodeCredentials{}, err
-	}
-	return NodeCredentials{
-		NodeID: in.NodeID, Certificate: certificate, Bundle: s.Keys.Bundle().Envelope(),
-		HubID: s.Keys.HubID(),
-	}, nil
+	return s.credentials(csr, in.NodeID, m.Now)
 }
 
 func (s *Service) renewNode(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput,
@@ -64,5 +59,5 @@ func (s *Service) renewNode(ctx context.Context, tx db.Tx, m Meta, in RenewNodeI
 	if err != nil {
 		return fleet.Node{}, err
 	}
-	return node, m.recordNode(ctx, tx, nodeChange{event: eventRenewed, action: actionRenew, node: node})
+	return node, change.RecordNode(ctx, tx, m.by(), eventRenewed, actionRenew, node, "")
 }

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
@@ -15,13 +16,8 @@ import (
 func (s *Service) RollbackInstance(ctx context.Context, m Meta, projectID, instanceID,
 	version string,
 ) (instance.Instance, error) {
-	i, err := s.act(ctx, m, projectID, instanceID, s.rollbackAction(m, version))
-	return i, targetVersion(err)
-}
-
-func (s *Service) rollbackAction(m Meta, version string) instanceAction {
-	return instanceAction{iam.InstanceRollback, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Request,
+	i, err := s.act(ctx, m, iam.InstanceRollback, projectID, instanceID, func(ctx context.Context, tx db.Tx,
+		i instance.Instance, r instance.Request, now time.Time,
 	) (instance.Change, error) {
 		target, err := instance.RollbackTarget(ctx, tx, i, version)
 		if err != nil {
@@ -31,15 +27,16 @@ func (s *Service) rollbackAction(m Meta, version string) instanceAction {
 		if err != nil {
 			return instance.Change{}, err
 		}
-		return instance.RequestRollback(ctx, tx, i, ask, target, delegation, m.Now)
-	}}
+		return instance.RequestRollback(ctx, tx, i, r, target, delegation, now)
+	})
+	return i, targetVersion(err)
 }
 
 // checkRestartable checks that the content of a revision may start once more, and returns the delegation for it.
 func (s *Service) checkRestartable(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, revision int64,
 	version string,
 ) ([]byte, error) {
-	delegation, err := catalog.Again(ctx, tx, catalog.Want{
+	delegation, err := catalog.CheckRestartable(ctx, tx, catalog.Want{
 		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: s.revoked,
 		MinVersion: s.minVersion,
 	})

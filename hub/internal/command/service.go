@@ -2,23 +2,27 @@ package command
 
 import (
 	"context"
-	"log/slog"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/keylock"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Service runs the commands, one method each. A method checks who may call it, opens the transaction, and calls the
-// slices inside it. A command needs only the fields that its method reads.
+// Service runs the commands, one method each. A method says who may call it and calls the slices inside one transaction
+// (run, once). It needs only the fields that it reads.
 type Service struct {
 	DB *db.DB
 	// Sealer encrypts answers that hold a secret, so that they can be replayed.
-	Sealer Sealer
+	Sealer idempotency.Sealer
 	Keys   *trust.Keys
 	// Bundle returns the newest trust bundle.
 	Bundle   func() protocol.Bundle
@@ -28,30 +32,72 @@ type Service struct {
 	// CertificateTTL of each node certificate.
 	CertificateTTL time.Duration
 
-	// EnqueueNode tells the dispatcher that a node's desired state has changed. It is called after the commit.
-	EnqueueNode func(nodeID string)
 	// Disconnect ends a node's connection; ShutOut also refuses its next handshakes. Both are called after the commit.
 	Disconnect, ShutOut func(nodeID, reason string)
-	Log                 *slog.Logger
 
+	// around is what a test puts around each transaction; it may be nil.
+	around func(tx db.Tx, body func(db.Tx) error) error
 	// minVersionOf replaces the bundle's lowest versions in tests.
 	minVersionOf func(appSlug string) string
 
 	projects keylock.Map
 }
 
-// withProjectLock runs transactions on the same project one at a time: the instances of a project share its wallet,
-// the capacity of its allocations and the intents of its nodes, so that in parallel they would only conflict and retry.
-func (s *Service) withProjectLock(ctx context.Context, projectID string,
-	fn func(tx db.Tx) (instanceResult, error),
-) (instanceResult, error) {
+// run runs a command: check and fn share one transaction, which may start afresh.
+func run[G, T any](ctx context.Context, s *Service, check access.Check[G],
+	fn func(tx db.Tx, granted G) (T, error),
+) (T, error) {
+	return db.RunTx(ctx, s.DB, func(tx db.Tx) (out T, err error) {
+		body := func(tx db.Tx) error {
+			granted, err := check(ctx, tx)
+			if err != nil {
+				return err
+			}
+			out, err = fn(tx, granted)
+			return err
+		}
+		if s.around != nil {
+			err = s.around(tx, body)
+		} else {
+			err = body(tx)
+		}
+		return out, err
+	})
+}
+
+// once is run for commands that happen once for each idempotency key: a repeated request gets the first answer.
+func once[G, T any](ctx context.Context, s *Service, m Meta, check access.Check[G],
+	fn func(tx db.Tx, granted G) (T, error),
+) (T, error) {
+	return onceSealed(ctx, s, m, idempotency.Plain{}, check, fn)
+}
+
+// onceSealed is once for answers that hold a secret; seal encrypts them.
+func onceSealed[G, T any](ctx context.Context, s *Service, m Meta, seal idempotency.Sealer, check access.Check[G],
+	fn func(tx db.Tx, granted G) (T, error),
+) (T, error) {
+	return run(ctx, s, check, func(tx db.Tx, granted G) (T, error) {
+		return idempotency.Do(ctx, tx, m.request(), seal, func() (T, error) { return fn(tx, granted) })
+	})
+}
+
+// inProject is once under the project's lock: the instances of a project share its wallet, the capacity of its
+// allocations and the intents of its nodes, so that in parallel their transactions would only conflict and retry.
+func inProject(ctx context.Context, s *Service, m Meta, permission iam.Permission, projectID string,
+	fn func(tx db.Tx, project iam.Project) (instance.Instance, error),
+) (instance.Instance, error) {
 	unlock, err := s.projects.Lock(ctx, projectID)
 	if err != nil {
-		return instanceResult{}, fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be done.",
+		return instance.Instance{}, fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be "+
+			"done.",
 			err)
 	}
 	defer unlock()
-	return db.RunTx(ctx, s.DB, fn)
+	i, err := once(ctx, s, m, access.Project(m.Principal, permission, projectID), fn)
+	if err == nil {
+		failpoint.Hit("hub/command/committed")
+	}
+	return i, err
 }
 
 // revoked reports whether the trust bundle has revoked a key.

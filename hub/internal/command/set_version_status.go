@@ -3,6 +3,7 @@ package command
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -11,39 +12,34 @@ import (
 
 // PublishAppVersion makes a version launchable: its images must be registered and verified, and become active with it.
 func (s *Service) PublishAppVersion(ctx context.Context, m Meta, slug, version string) (catalog.Version, error) {
-	return s.setVersionStatus(ctx, m, slug, version, catalog.Active, "apps.version.published", m.activateImages)
+	return s.setVersionStatus(ctx, m, slug, version, catalog.Active, "apps.version.published")
 }
 
 // DeprecateAppVersion closes a version for new instances; those that run go on.
 func (s *Service) DeprecateAppVersion(ctx context.Context, m Meta, slug, version string) (catalog.Version, error) {
-	return s.setVersionStatus(ctx, m, slug, version, catalog.Deprecated, "apps.version.deprecated", nil)
+	return s.setVersionStatus(ctx, m, slug, version, catalog.Deprecated, "apps.version.deprecated")
 }
 
-// setVersionStatus moves a version to a status. follow, which may be nil, runs in the same transaction.
+// setVersionStatus moves a version to a status. The images of an active version become active with it.
 func (s *Service) setVersionStatus(ctx context.Context, m Meta, slug, version string, status catalog.Status,
 	eventType string,
-	follow func(context.Context, db.Tx, catalog.Version) error,
 ) (catalog.Version, error) {
-	if err := iam.Authorize(m.Principal, iam.CatalogManage, "", ""); err != nil {
-		return catalog.Version{}, err
-	}
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (catalog.Version, error) {
-		return Idempotent(ctx, tx, m, func() (catalog.Version, error) {
-			app, err := catalog.GetApp(ctx, tx, slug)
-			if err != nil {
+	check := access.Platform(m.Principal, iam.CatalogManage)
+	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (catalog.Version, error) {
+		app, err := catalog.GetApp(ctx, tx, slug)
+		if err != nil {
+			return catalog.Version{}, err
+		}
+		before, after, err := catalog.SetStatus(ctx, tx, slug, version, status, m.Now)
+		if err != nil {
+			return catalog.Version{}, err
+		}
+		if status == catalog.Active {
+			if err := m.activateImages(ctx, tx, after); err != nil {
 				return catalog.Version{}, err
 			}
-			before, after, err := catalog.SetStatus(ctx, tx, slug, version, status, m.Now)
-			if err != nil {
-				return catalog.Version{}, err
-			}
-			if follow != nil {
-				if err := follow(ctx, tx, after); err != nil {
-					return catalog.Version{}, err
-				}
-			}
-			return after, m.recordVersion(ctx, tx, eventType, iam.CatalogManage, app.OrgID, &before, after)
-		})
+		}
+		return after, m.recordVersion(ctx, tx, eventType, iam.CatalogManage, app.OrgID, &before, after)
 	})
 }
 

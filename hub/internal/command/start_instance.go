@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -13,12 +14,8 @@ import (
 // StartInstance runs a stopped or failed app instance again, where it was, and answers with it in status deploying. A
 // member whose lease has run out needs a new one: without money there is no start.
 func (s *Service) StartInstance(ctx context.Context, m Meta, projectID, instanceID string) (instance.Instance, error) {
-	return s.act(ctx, m, projectID, instanceID, s.startAction(m))
-}
-
-func (s *Service) startAction(m Meta) instanceAction {
-	return instanceAction{iam.InstanceStart, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Request,
+	return s.act(ctx, m, iam.InstanceStart, projectID, instanceID, func(ctx context.Context, tx db.Tx,
+		i instance.Instance, r instance.Request, now time.Time,
 	) (instance.Change, error) {
 		if _, _, err := instance.Start(i.Lifecycle, i.History()); err != nil {
 			return instance.Change{}, err
@@ -30,8 +27,8 @@ func (s *Service) startAction(m Meta) instanceAction {
 		if err := s.coverMembers(ctx, tx, m, i); err != nil {
 			return instance.Change{}, err
 		}
-		return instance.RequestStart(ctx, tx, i, ask, delegation, m.Now)
-	}}
+		return instance.RequestStart(ctx, tx, i, r, delegation, now)
+	})
 }
 
 // coverMembers issues a lease to each member whose last one ended while the instance was stopped.

@@ -22,19 +22,15 @@ import (
 func (s *Service) UpgradeInstance(ctx context.Context, m Meta, projectID, instanceID,
 	version string,
 ) (instance.Instance, error) {
-	i, err := s.act(ctx, m, projectID, instanceID, s.upgradeAction(m, version))
+	i, err := s.act(ctx, m, iam.InstanceUpgrade, projectID, instanceID, func(ctx context.Context, tx db.Tx,
+		i instance.Instance, r instance.Request, _ time.Time,
+	) (instance.Change, error) {
+		return s.upgrade(ctx, tx, m, i, r, version)
+	})
 	return i, targetVersion(err)
 }
 
-func (s *Service) upgradeAction(m Meta, version string) instanceAction {
-	return instanceAction{iam.InstanceUpgrade, func(ctx context.Context, tx db.Tx, i instance.Instance,
-		ask instance.Request,
-	) (instance.Change, error) {
-		return s.upgrade(ctx, tx, m, i, ask, version)
-	}}
-}
-
-func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, ask instance.Request,
+func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, r instance.Request,
 	version string,
 ) (instance.Change, error) {
 	next, err := catalog.Resolve(ctx, tx, catalog.Want{
@@ -61,7 +57,7 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err != nil {
 		return instance.Change{}, err
 	}
-	return instance.RequestUpgrade(ctx, tx, i, ask, instance.Upgraded{
+	return instance.RequestUpgrade(ctx, tx, i, r, instance.Upgraded{
 		NewRevision: instance.NewRevision{
 			AppVersion: next.Version.Version, ParametersJSON: i.ParametersJSON,
 			ManifestEnvelope: next.ManifestEnvelope, DelegationEnvelope: next.DelegationEnvelope,
@@ -81,7 +77,7 @@ func (s *Service) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta,
 	if err != nil || back.No == 0 {
 		return nil, err
 	}
-	delegation, err := catalog.Again(ctx, tx, catalog.Want{
+	delegation, err := catalog.CheckRestartable(ctx, tx, catalog.Want{
 		AppSlug: i.AppSlug, Version: back.AppVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: s.revoked,
 		MinVersion: s.minVersion,
 	})

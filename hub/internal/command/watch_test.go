@@ -1,4 +1,4 @@
-package command
+package command_test
 
 import (
 	"context"
@@ -8,8 +8,10 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -17,38 +19,38 @@ import (
 func TestEveryChangeOfAnInstanceSignalsItsWatchers(t *testing.T) {
 	for name, change := range map[string]func(w *world, i instance.Instance){
 		"a command": func(w *world, i instance.Instance) {
-			_, err := w.commands().StopInstance(w.t.Context(), w.meta("stop"), w.project.ID, i.ID)
-			require.NoError(w.t, err)
+			_, err := w.Commands().StopInstance(w.T.Context(), w.Meta("stop"), w.Project.ID, i.ID)
+			require.NoError(w.T, err)
 		},
 		"its settings": func(w *world, i instance.Instance) {
 			name := "renamed"
-			_, err := w.commands().ChangeInstance(w.t.Context(), w.meta(""), w.project.ID, i.ID,
-				ChangeInstanceInput{DisplayName: &name})
-			require.NoError(w.t, err)
+			_, err := w.Commands().ChangeInstance(w.T.Context(), w.Meta(""), w.Project.ID, i.ID,
+				command.ChangeInstanceInput{DisplayName: &name})
+			require.NoError(w.T, err)
 		},
-		"a report": func(w *world, i instance.Instance) { w.report(1, w.says(i, protocol.WorkloadStatus_FAILED)) },
+		"a report": func(w *world, i instance.Instance) { w.Report(1, w.Says(i, protocol.WorkloadStatus_FAILED)) },
 		"a report of a member alone": func(w *world, i instance.Instance) {
-			s := w.says(i, protocol.WorkloadStatus_READY)
+			s := w.Says(i, protocol.WorkloadStatus_READY)
 			s.Restarts = 3
-			w.report(1, s)
-			require.Equal(w.t, i.Lifecycle, w.get(i.ID).Lifecycle)
+			w.Report(1, s)
+			require.Equal(w.T, i.Lifecycle, w.Get(i.ID).Lifecycle)
 		},
 		"lost contact": func(w *world, i instance.Instance) {
-			w.tx(func(ctx context.Context, tx db.Tx) error { return NodeReachable(ctx, tx, w.node, false, w.now) })
+			w.Tx(func(ctx context.Context, tx db.Tx) error { return nodes.SetReachable(ctx, tx, w.Node, false, w.Now) })
 		},
 		"a lost node": func(w *world, i instance.Instance) {
 			w.silent()
-			require.NoError(w.t, w.commands().RemoveNode(w.t.Context(), w.admin("lost"), w.node,
-				RemoveNodeInput{Lost: true, Reason: "burnt"}))
+			require.NoError(w.T, w.Commands().RemoveNode(w.T.Context(), w.Admin("lost"), w.Node,
+				command.RemoveNodeInput{Lost: true, Reason: "burnt"}))
 		},
 		"an unpaid allocation": func(w *world, i instance.Instance) {
-			require.NoError(w.t, w.commands().ReleaseUnpaid(w.t.Context(), i.Members[0].AllocationID, "corr", w.now))
+			require.NoError(w.T, w.passes().ReleaseUnpaid(w.T.Context(), i.Members[0].AllocationID, "corr", w.Now))
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t)
-			i := w.running()
-			changed, cancel := w.d.Changes().Subscribe(i.ID)
+			i := w.Running()
+			changed, cancel := w.DB.Changes().Subscribe(i.ID)
 			defer cancel()
 			change(w, i)
 			select {
@@ -56,18 +58,18 @@ func TestEveryChangeOfAnInstanceSignalsItsWatchers(t *testing.T) {
 			case <-time.After(time.Minute):
 				require.FailNow(t, "no signal")
 			}
-			require.Greater(t, w.get(i.ID).ResourceVersion, i.ResourceVersion)
+			require.Greater(t, w.Get(i.ID).ResourceVersion, i.ResourceVersion)
 		})
 	}
 }
 
 func TestATransactionThatEndsWithoutACommitSignalsNothing(t *testing.T) {
 	w := newWorld(t)
-	i := w.running()
-	changed, cancel := w.d.Changes().Subscribe(i.ID)
+	i := w.Running()
+	changed, cancel := w.DB.Changes().Subscribe(i.ID)
 	defer cancel()
 	refused := errors.New("refused")
-	_, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (struct{}, error) {
+	_, err := db.RunTx(t.Context(), w.DB, func(tx db.Tx) (struct{}, error) {
 		tx.Changed(i.ID)
 		return struct{}{}, refused
 	})

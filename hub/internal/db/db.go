@@ -31,6 +31,8 @@ type Tx interface {
 	Queue(ctx context.Context, sql string, args ...any) error
 	// Changed names resources that the transaction changes: after the commit, DB.Changes signals their subscribers.
 	Changed(resourceIDs ...string)
+	// Enqueue names items of a work queue that are due after the commit: DB.OnCommit says who processes them.
+	Enqueue(queue string, items ...string)
 	// CopyIn sends rows in the form that a COPY … FROM STDIN names; CopyRows writes them.
 	CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error)
 }
@@ -69,6 +71,8 @@ type DB struct {
 	afterSnapshot func()
 	// changes has the subscribers of the resources that transactions change.
 	changes notify.Topics
+	// queues has who processes the items that transactions enqueue.
+	queues workQueues
 }
 
 // Changes is signalled with the ids of the resources that a transaction named as changed, once it has committed.

@@ -31,6 +31,8 @@ type retryingTx struct {
 	conflict error
 	// changed are the resources that Changed named.
 	changed []string
+	// enqueued are the items that Enqueue named, by queue.
+	enqueued map[string][]string
 	// dead is set once a batch has failed: what of it was sent, and with it whether there is a transaction, is not known
 	// any more.
 	dead error

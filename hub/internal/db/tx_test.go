@@ -462,3 +462,24 @@ func TestConflictInWhatWaitedIsTriedAgain(t *testing.T) {
 	require.Equal(t, 2, attempts)
 	require.Equal(t, 2, number(t, d, `SELECT n FROM counters`))
 }
+
+func TestACommitEnqueuesWhatTheTransactionNamedAndARollbackNothing(t *testing.T) {
+	d := dbtest.New(t)
+	var first, second []string
+	d.OnCommit("q", func(item string) { first = append(first, item) })
+	d.OnCommit("q", func(item string) { second = append(second, item) })
+	refused := errors.New("refused")
+	for _, outcome := range []error{refused, nil} {
+		_, err := db.RunTx(t.Context(), d, func(tx db.Tx) (struct{}, error) {
+			_, err := tx.Exec(t.Context(), `SELECT 1`)
+			require.NoError(t, err)
+			tx.Enqueue("q", "a", "b")
+			tx.Enqueue("other", "c")
+			require.Empty(t, first, "nothing follows before the commit")
+			return struct{}{}, outcome
+		})
+		require.ErrorIs(t, err, outcome)
+	}
+	require.Equal(t, []string{"a", "b"}, first)
+	require.Equal(t, first, second)
+}

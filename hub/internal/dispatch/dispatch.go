@@ -16,10 +16,11 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -70,12 +71,14 @@ type Dispatcher struct {
 	signed, renewed, notRenewed metric.Int64Counter
 }
 
-// New makes a dispatcher with an empty queue. Its Loops do the work.
+// New makes a dispatcher with an empty queue, which the commits of transactions that change intents fill. Its Loops do
+// the work.
 func New(c Config) *Dispatcher {
 	d := &Dispatcher{Config: c}
 	d.process = loop.New("dispatch", c.SyncEvery, d.processQueue, c.Log)
 	d.all = loop.New("resync", c.SyncEvery, d.SyncAll, c.Log)
 	d.renewal = loop.New("renew", c.SyncEvery, d.Renew, c.Log)
+	c.DB.OnCommit(fleet.IntentQueue, d.Enqueue)
 	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
 	meter := otel.Meter("gpuaas/dispatch")
 	d.signed, _ = meter.Int64Counter("gpuaas.states.signed", metric.WithDescription("Desired states that were signed "+
@@ -91,10 +94,9 @@ func (d *Dispatcher) Loops() []*loop.Loop { return []*loop.Loop{d.process, d.all
 
 // Renew renews the leases of members that are due and enqueues their nodes.
 func (d *Dispatcher) Renew(ctx context.Context) error {
-	return (&command.RenewLeases{
-		DB:            d.DB,
+	return (&periodic.RenewLeases{
+		Passes:        periodic.Passes{DB: d.DB, Log: d.Log},
 		LeaseDuration: d.LeaseDuration,
-		Log:           d.Log,
 		Renewed: func(r ledger.Row) {
 			d.renewed.Add(ctx, 1)
 			d.Enqueue(r.NodeID)

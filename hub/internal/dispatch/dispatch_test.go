@@ -190,7 +190,7 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 	require.Empty(t, hubtest.Upload(t, l.OpenUsage(),
 		n.Seal("i1", []*protocol.UsageRecord{hubtest.SessionSeconds(member, lease, start, 60)})[0]).
 		GetNackReason())
-	_, err := (&command.Service{DB: h.DB, EnqueueNode: h.Dispatcher.Enqueue}).StopInstance(t.Context(), h.Tenant("stop"),
+	_, err := (&command.Service{DB: h.DB}).StopInstance(t.Context(), h.Tenant("stop"),
 		h.Project.ID,
 		i.ID)
 	require.NoError(t, err)
@@ -212,7 +212,6 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 
 	_, err = (&command.Service{
 		DB: h.DB, LeaseDuration: time.Hour, Bundle: h.Keys.Bundle,
-		EnqueueNode: h.Dispatcher.Enqueue,
 	}).
 		StartInstance(t.Context(), h.Tenant("start"), h.Project.ID, i.ID)
 	require.NoError(t, err)

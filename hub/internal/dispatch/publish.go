@@ -12,7 +12,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -167,7 +166,7 @@ func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.Le
 		if err := checkUnchanged(ctx, tx, s); err != nil {
 			return stateHeader{}, err
 		}
-		if err := command.ReportLeftOut(ctx, tx, s.node.ID, left, d.Now()); err != nil {
+		if err := reportLeftOut(ctx, tx, s.node.ID, left, d.Now()); err != nil {
 			return stateHeader{}, err
 		}
 		h := s.header
@@ -237,7 +236,7 @@ func (d *Dispatcher) sign(ctx context.Context, s nodeSnapshot, state plan.NodeSt
 		if err := insertState(ctx, tx, next, s.header, s.parts, encoded, state, now); err != nil {
 			return stateHeader{}, err
 		}
-		if err := command.ReportLeftOut(ctx, tx, next.nodeID, left, now); err != nil {
+		if err := reportLeftOut(ctx, tx, next.nodeID, left, now); err != nil {
 			return stateHeader{}, err
 		}
 		err := instance.RecordAbsentFrom(ctx, tx, next.nodeID, next.epoch, next.generation, members, now)

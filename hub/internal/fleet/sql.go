@@ -130,8 +130,13 @@ func ForPlacement(ctx context.Context, tx db.Tx, now time.Time) ([]Node, error) 
 		AND n.resync <> 'awaiting' AND s.disconnected_at IS NULL AND s.seen_at > $1 ORDER BY n.id`, now.Add(-OnlineWindow))
 }
 
-// BumpIntent increments the revision of the node's intent: its desired state has changed.
+// IntentQueue is the work queue of nodes whose intent has changed: the dispatcher processes it.
+const IntentQueue = "node_intents"
+
+// BumpIntent records that the desired state of the node has changed: its intent gets the next revision, and the node is
+// enqueued after the commit.
 func BumpIntent(ctx context.Context, tx db.Tx, nodeID string) error {
+	tx.Enqueue(IntentQueue, nodeID)
 	return tx.Queue(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
 		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1`, nodeID)
 }

@@ -10,9 +10,9 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -90,8 +90,8 @@ func TestBillFromPriceToPosting(t *testing.T) {
 
 	journal := h.must(t, boss, "GET", "/billing/ledger?kind=usage&app_instance_id="+instance, "", "", 200)
 	require.Empty(t, journal.body["items"], "the journal follows later")
-	post := command.PostPending{DB: h.d, Interval: time.Hour, Log: slog.New(slog.DiscardHandler)}
-	require.NoError(t, post.Do(t.Context(), h.clock().Add(time.Hour+time.Second)))
+	passes := periodic.Passes{DB: h.d, Log: slog.New(slog.DiscardHandler)}
+	require.NoError(t, passes.PostPending(t.Context(), time.Hour, h.clock().Add(time.Hour+time.Second)))
 	journal = h.must(t, boss, "GET", "/billing/ledger?kind=usage&app_instance_id="+instance, "", "", 200)
 	require.Len(t, journal.body["items"], 1)
 	posting, _ := journal.body["items"].([]any)[0].(map[string]any)

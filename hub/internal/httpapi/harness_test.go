@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
@@ -93,7 +94,7 @@ func newTestAPI(t *testing.T, s StrictServerInterface, change ...func(*Config)) 
 }
 
 // serverOn is a server whose commands and queries work on the database; keys may be nil.
-func serverOn(d *db.DB, sealer command.Sealer, keys *trust.Keys) *Server {
+func serverOn(d *db.DB, sealer idempotency.Sealer, keys *trust.Keys) *Server {
 	bundle := func() protocol.Bundle { return protocol.Bundle{} }
 	if keys != nil {
 		bundle = keys.Bundle
@@ -106,10 +107,8 @@ func serverOn(d *db.DB, sealer command.Sealer, keys *trust.Keys) *Server {
 			Bundle:         bundle,
 			LeaseDuration:  time.Hour,
 			CertificateTTL: time.Hour,
-			EnqueueNode:    func(string) {},
 			Disconnect:     func(string, string) {},
 			ShutOut:        func(string, string) {},
-			Log:            slog.New(slog.DiscardHandler),
 		},
 		Queries: &query.Service{
 			DB:         d,

@@ -65,7 +65,7 @@ func newHouse(t *testing.T) *house {
 	require.NoError(t, err)
 	require.True(t, made)
 	h.Handler, err = NewHandler(serverOn(h.d, sealer, nil), Config{
-		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.FailureAudit{DB: h.d},
+		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.Service{DB: h.d},
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)

@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -78,7 +79,7 @@ func (s *theater) open(t *testing.T) {
 	api := serverOn(s.d, nil, nil)
 	api.Logs, api.logCheckEvery = s, s.logCheckEvery
 	s.Handler, err = NewHandler(api, Config{
-		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.FailureAudit{DB: s.d},
+		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
@@ -126,7 +127,7 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 		}); err != nil {
 			return err
 		}
-		_, err := command.Observe(ctx, tx, command.Report{
+		err := nodes.ApplyReport(ctx, tx, nodes.Report{
 			NodeID: s.node, SessionNo: 1, Counter: 1,
 			Statuses: []*protocol.WorkloadStatus{{
 				MemberId: member, Revision: 1, Status: protocol.WorkloadStatus_READY, Endpoints: []*protocol.PublishedEndpoint{

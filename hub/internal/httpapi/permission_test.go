@@ -44,7 +44,7 @@ func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 	api.Logs = s
 	var err error
 	s.Handler, err = NewHandler(api, Config{
-		Authenticator: powerless{orgID, projectID}, Auditor: &command.FailureAudit{DB: s.d},
+		Authenticator: powerless{orgID, projectID}, Auditor: &command.Service{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)

@@ -73,7 +73,7 @@ func TestARenewalSucceedsFromAnAddressWhoseBudgetIsUsedUp(t *testing.T) {
 	keys := &fleet.PublicKeys{DB: y.d}
 	lookups := 0
 	y.Handler, err = NewHandler(serverOn(y.d, nil, y.keys), Config{
-		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d},
+		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.Service{DB: y.d},
 		Log: slog.New(slog.DiscardHandler), Now: y.clock,
 		NodeKey: func(ctx context.Context, id string, now time.Time) (ed25519.PublicKey, error) {
 			lookups++
@@ -144,7 +144,7 @@ func TestARenewalGetsAConnectionFromACrowdedAddress(t *testing.T) {
 	id, key := y.enrolled(t)
 	handler, err := NewHandler(serverOn(y.d, nil, y.keys), Config{
 		Authenticator: TokenAuthenticator{DB: y.d},
-		Auditor:       &command.FailureAudit{DB: y.d},
+		Auditor:       &command.Service{DB: y.d},
 		Log:           slog.New(slog.DiscardHandler),
 		Now:           y.clock,
 	})

@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
@@ -58,7 +59,7 @@ func newYard(t *testing.T) *yard {
 	require.NoError(t, err)
 
 	server := httptest.NewUnstartedServer(nil)
-	access := &command.RegistryAccess{DB: y.d, Now: y.clock}
+	access := &query.RegistryAccess{DB: y.d, Now: y.clock}
 	ctx, cancel := context.WithCancel(t.Context())
 	registry, err := artifact.OpenRegistry(ctx, artifact.RegistryConfig{
 		Dir: filepath.Join(dir, "registry"), Host: server.Listener.Addr().String(), SigningKey: y.keys.Token(),
@@ -72,7 +73,7 @@ func newYard(t *testing.T) *yard {
 	api := serverOn(y.d, sealer, y.keys)
 	api.Queries.Registry, api.Commands.Registry, api.RegistryHost = registry, registry, registry.Host()
 	y.Handler, err = NewHandler(api, Config{
-		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.FailureAudit{DB: y.d}, Registry: registry,
+		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.Service{DB: y.d}, Registry: registry,
 		Log: slog.New(slog.NewJSONHandler(y.log, nil)), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)

@@ -184,7 +184,6 @@ func (h *Hub) Launch() instance.Instance {
 	}
 	i, err := (&command.Service{
 		DB: h.DB, LeaseDuration: time.Hour, Bundle: h.Keys.Bundle,
-		EnqueueNode: h.Dispatcher.Enqueue,
 	}).CreateInstance(h.T.Context(), h.Tenant("instance"+db.NewID()), command.CreateInstanceInput{
 		ProjectID: h.Project.ID,
 		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first",
@@ -196,7 +195,7 @@ func (h *Hub) Launch() instance.Instance {
 // Decommission requests the end of an instance.
 func (h *Hub) Decommission(id string) {
 	h.T.Helper()
-	_, err := (&command.Service{DB: h.DB, EnqueueNode: h.Dispatcher.Enqueue}).DecommissionInstance(h.T.Context(),
+	_, err := (&command.Service{DB: h.DB}).DecommissionInstance(h.T.Context(),
 		h.Tenant("decommission"+id), h.Project.ID, id)
 	require.NoError(h.T, err)
 }

@@ -33,7 +33,7 @@ import (
 
 // RemoveNode removes a node as an admin.
 func (h *Hub) RemoveNode(nodeID string, in command.RemoveNodeInput) error {
-	return (&command.Service{DB: h.DB, ShutOut: h.Link.Disconnect, EnqueueNode: h.Dispatcher.Enqueue}).RemoveNode(
+	return (&command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}).RemoveNode(
 		h.T.Context(),
 		h.Admin("remove"+db.NewID()), nodeID, in)
 }
@@ -229,8 +229,8 @@ func (h *Hub) Enroll() *Node {
 // PlainSealer seals nothing.
 type PlainSealer struct{}
 
-// Seal implements command.Sealer.
+// Seal implements idempotency.Sealer.
 func (PlainSealer) Seal(text, _ []byte) ([]byte, error) { return text, nil }
 
-// Open implements command.Sealer.
+// Open implements idempotency.Sealer.
 func (PlainSealer) Open(sealed, _ []byte) ([]byte, error) { return sealed, nil }

@@ -11,10 +11,11 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -22,7 +23,7 @@ import (
 func exported(h *hubtest.Hub, n *hubtest.Node, from, to time.Time) map[uint64]*protocol.Envelope {
 	h.T.Helper()
 	out := map[uint64]*protocol.Envelope{}
-	export := command.ExportSegments{DB: h.DB, Emit: func(s ledger.SignedSegment) error {
+	export := query.ExportSegments{DB: h.DB, Emit: func(s ledger.SignedSegment) error {
 		require.Equal(h.T, "i1", s.Incarnation)
 		require.NotContains(h.T, out, s.Number, "each segment once")
 		env := &protocol.Envelope{}
@@ -35,14 +36,14 @@ func exported(h *hubtest.Hub, n *hubtest.Node, from, to time.Time) map[uint64]*p
 
 func rotate(h *hubtest.Hub) {
 	h.T.Helper()
-	require.NoError(h.T, (&command.RotateUsage{DB: h.DB, Log: slog.New(slog.DiscardHandler)}).Do(h.T.Context(), h.Now()))
+	require.NoError(h.T, periodic.Passes{DB: h.DB, Log: slog.New(slog.DiscardHandler)}.RotateUsage(h.T.Context(), h.Now()))
 }
 
 func deleteOld(h *hubtest.Hub) {
 	h.T.Helper()
-	require.NoError(h.T, (&command.DeleteOld{
-		DB: h.DB, Retention: command.DefaultRetention(),
-		Log: slog.New(slog.DiscardHandler),
+	require.NoError(h.T, (&periodic.DeleteOld{
+		Passes:    periodic.Passes{DB: h.DB, Log: slog.New(slog.DiscardHandler)},
+		Retention: periodic.DefaultRetention(),
 	}).Do(h.T.Context(), h.Now()))
 }
 
@@ -144,9 +145,9 @@ func TestSlotIsNotEmptiedBeforeAllOfItIsArchived(t *testing.T) {
 				slots[0].No, slots[0].No))
 		return 0, err
 	})
-	pass := &command.RotateUsage{DB: h.DB, Log: slog.New(slog.DiscardHandler)}
-	require.Error(t, pass.Do(t.Context(), h.Now()))
+	pass := periodic.Passes{DB: h.DB, Log: slog.New(slog.DiscardHandler)}
+	require.Error(t, pass.RotateUsage(t.Context(), h.Now()))
 	require.Equal(t, 3, hubtest.Count(h, fmt.Sprintf(`SELECT count(*) FROM usage_segments_%d`, slots[0].No)))
-	require.NoError(t, pass.Do(t.Context(), h.Now()))
+	require.NoError(t, pass.RotateUsage(t.Context(), h.Now()))
 	require.Equal(t, 3, hubtest.Count(h, `SELECT sum(segments)::INT8 FROM usage_archive`))
 }

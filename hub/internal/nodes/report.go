@@ -6,7 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -25,13 +25,12 @@ type incomingReport struct {
 
 // reportResult is the result of a report.
 type reportResult struct {
-	observed command.Observed
 	// quarantined: nothing of the report counts. noticed: the quarantine begins with it.
 	quarantined, newlyQuarantined bool
 	// split: the report was applied in parts; they are committed even where some failed.
 	split bool
 
-	report    command.Report
+	report    Report
 	memberIDs []string
 }
 
@@ -88,7 +87,7 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 		return reportResult{}, err
 	}
 	r := a.report
-	out.report = command.Report{
+	out.report = Report{
 		NodeID:       a.nodeID,
 		SessionNo:    a.sessionNo,
 		Counter:      r.GetCounter(),
@@ -100,9 +99,9 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 		UsageOwed:    owes,
 	}
 	if whole {
-		out.observed, err = command.Observe(ctx, tx, out.report, a.now)
+		err = ApplyReport(ctx, tx, out.report, a.now)
 	} else {
-		out.memberIDs, err = command.BeginObserve(ctx, tx, out.report, a.now)
+		out.memberIDs, err = beginReport(ctx, tx, out.report, a.now)
 	}
 	failpoint.Hit("hub/report/written")
 	return out, err
@@ -116,18 +115,22 @@ func (svc *Service) applyMembers(ctx context.Context, out *reportResult, now tim
 		if temporary != nil {
 			return temporary
 		}
-		part, err := runTx(ctx, svc, func(tx db.Tx) (command.Observed, error) {
-			return command.ObserveMembers(ctx, tx, out.report, members, now)
+		_, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
+			return struct{}{}, applyReportMembers(ctx, tx, out.report, members, now)
 		})
 		switch {
 		case err == nil:
-			out.observed.Add(part)
 		case !isUnpostable(ctx, err):
 			temporary = err
 		case len(members) == 1:
 			failed = append(failed, members[0])
-			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (finding.Finding, error) {
-				return command.ReportFailed(out.report, members[0]), nil
+			_ = change.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (finding.Finding, error) {
+				return finding.Finding{
+					NodeID:       out.report.NodeID,
+					Kind:         finding.Report,
+					ResourceType: change.Member,
+					ResourceID:   members[0],
+				}, nil
 			})
 		}
 		return err

@@ -11,13 +11,14 @@ import (
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 
-	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -84,7 +85,7 @@ type Service struct {
 	usage        usageQueue
 	requests     *groupcommit.Queue[*request]
 	transactions chan struct{}
-	settle       command.SettleMembers
+	passes       periodic.Passes
 	budgets      budgets
 	uploads      recovery.Uploads
 
@@ -96,7 +97,7 @@ func New(c Config) *Service {
 	svc := &Service{
 		Config:       c,
 		transactions: make(chan struct{}, maxTransactions),
-		settle:       command.SettleMembers{DB: c.DB, Log: c.Log},
+		passes:       periodic.Passes{DB: c.DB, Log: c.Log},
 		uploads:      recovery.Uploads{DB: c.DB, Bundles: c.Keys.Line, Now: c.Now, Log: c.Log},
 	}
 	svc.requests = groupcommit.New(nextGroup, svc.commitGroup)
@@ -123,7 +124,7 @@ func runTx[T any](ctx context.Context, svc *Service, fn func(tx db.Tx) (T, error
 
 // setReachable records, with an event, that contact with a node was lost or is back.
 func setReachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.Time) error {
-	if err := command.NodeReachable(ctx, tx, nodeID, is, now); err != nil {
+	if err := SetReachable(ctx, tx, nodeID, is, now); err != nil {
 		return err
 	}
 	typ := "fleet.node.online"
@@ -140,7 +141,7 @@ func quarantine(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bo
 	if err != nil || !quarantined {
 		return false, err
 	}
-	if err := command.NodeReachable(ctx, tx, nodeID, false, now); err != nil {
+	if err := SetReachable(ctx, tx, nodeID, false, now); err != nil {
 		return false, err
 	}
 	return true, nodeEvent(ctx, tx, nodeID, "fleet.node.quarantined", actionContact,
@@ -217,9 +218,6 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 			nil)
 	}
 	svc.reports.Add(ctx, 1)
-	for _, id := range out.observed.TouchedNodes {
-		svc.Dispatcher.Enqueue(id)
-	}
 	return err
 }
 
@@ -303,10 +301,7 @@ func (svc *Service) recordRefusal(ctx context.Context, nodeID string, r fleet.Re
 
 // StateUpload handles one message of a node's state upload after a restore.
 func (svc *Service) StateUpload(ctx context.Context, peer nodelink.Peer, m *protocol.StateUpload) error {
-	adopted, err := svc.uploads.Receive(ctx, protocol.NewNodeIdentity(peer.NodeID, peer.Key), m)
-	if adopted {
-		svc.Dispatcher.Enqueue(peer.NodeID)
-	}
+	_, err := svc.uploads.Receive(ctx, protocol.NewNodeIdentity(peer.NodeID, peer.Key), m)
 	return err
 }
 
@@ -347,7 +342,7 @@ func (svc *Service) Sweep(ctx context.Context) error {
 			if err := setReachable(ctx, tx, id, false, now); err != nil {
 				return false, err
 			}
-			return true, command.Resolve(ctx, tx, f)
+			return true, change.ResolveFinding(ctx, tx, f)
 		})
 		switch {
 		case err == nil:
@@ -355,7 +350,7 @@ func (svc *Service) Sweep(ctx context.Context) error {
 			return err
 		default:
 			// The next pass tries again; the other nodes' silence is recorded meanwhile.
-			_ = command.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (finding.Finding, error) {
+			_ = change.SetAside(ctx, svc.DB, svc.Log, err, now, func(context.Context, db.Tx) (finding.Finding, error) {
 				return f, nil
 			})
 		}

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -54,7 +54,7 @@ func (svc *Service) setAsideUnpostable(ctx context.Context, batch []*queuedSegme
 func (svc *Service) setAside(ctx context.Context, batch []*queuedSegment) {
 	now := svc.Now().Truncate(time.Microsecond)
 	var results []ledger.Posted
-	err := command.SetAllAside(ctx, svc.DB, svc.Log, batch[0].err, now, func(ctx context.Context,
+	err := change.SetAllAside(ctx, svc.DB, svc.Log, batch[0].err, now, func(ctx context.Context,
 		tx db.Tx,
 	) (out []finding.Finding, err error) {
 		if results, err = ledger.SkipUsage(ctx, tx, now, segmentsOf(batch)...); err != nil {

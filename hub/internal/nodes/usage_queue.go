@@ -132,7 +132,7 @@ func (svc *Service) postBatch(ctx context.Context, batch []*queuedSegment) {
 	slices.Sort(posted)
 	// After the commit: a member that cannot be settled must not hold up its node's usage. What fails here the periodic
 	// pass does.
-	if err := svc.settle.Of(ctx, slices.Compact(posted), svc.Now().Truncate(time.Microsecond)); err != nil {
+	if err := svc.passes.SettleMembersOf(ctx, slices.Compact(posted), svc.Now().Truncate(time.Microsecond)); err != nil {
 		svc.Log.WarnContext(ctx, "members not settled", slog.Any("error", err))
 	}
 }

@@ -3,6 +3,7 @@ package query
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -10,14 +11,11 @@ import (
 
 // Allocations lists a project's allocations, the newest first.
 func (s *Service) Allocations(ctx context.Context, p iam.Principal, f capacity.Filter) ([]capacity.Allocation, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]capacity.Allocation, error) {
-		project, err := iam.InProject(ctx, tx, p, iam.AllocationRead, f.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		f.ProjectID = project.ID
-		return capacity.List(ctx, tx, f)
-	})
+	return read(ctx, s, access.Project(p, iam.AllocationRead, f.ProjectID),
+		func(tx db.Tx, project iam.Project) ([]capacity.Allocation, error) {
+			f.ProjectID = project.ID
+			return capacity.List(ctx, tx, f)
+		})
 }
 
 // Allocation reads one allocation.
@@ -25,13 +23,10 @@ func (s *Service) Allocation(ctx context.Context, p iam.Principal, projectID, id
 	w Watch,
 ) (capacity.Allocation, error) {
 	return await(ctx, s, id, w, func() (capacity.Allocation, int64, error) {
-		a, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (capacity.Allocation, error) {
-			project, err := iam.InProject(ctx, tx, p, iam.AllocationRead, projectID)
-			if err != nil {
-				return capacity.Allocation{}, err
-			}
-			return capacity.Get(ctx, tx, project.ID, id)
-		})
+		a, err := read(ctx, s, access.Project(p, iam.AllocationRead, projectID),
+			func(tx db.Tx, project iam.Project) (capacity.Allocation, error) {
+				return capacity.Get(ctx, tx, project.ID, id)
+			})
 		return a, a.ResourceVersion, err
 	})
 }

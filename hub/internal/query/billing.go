@@ -4,13 +4,13 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -38,10 +38,9 @@ func (s *Service) Postings(ctx context.Context, p iam.Principal, f ledger.Filter
 func billing[T any](ctx context.Context, s *Service, p iam.Principal, permission iam.Permission, f ledger.Filter,
 	list func(context.Context, db.Tx, ledger.Filter) ([]T, string, error),
 ) (Page[T], error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (out Page[T], err error) {
-		if f.OrgID, f.ProjectID, err = scope(ctx, tx, p, permission, f.OrgID, f.ProjectID); err != nil {
-			return Page[T]{}, err
-		}
+	named := access.Scope{OrgID: f.OrgID, ProjectID: f.ProjectID}
+	return read(ctx, s, access.InScope(p, permission, named), func(tx db.Tx, in access.Scope) (out Page[T], err error) {
+		f.OrgID, f.ProjectID = in.OrgID, in.ProjectID
 		out.Items, out.Next, err = list(ctx, tx, f)
 		return out, err
 	})
@@ -49,46 +48,12 @@ func billing[T any](ctx context.Context, s *Service, p iam.Principal, permission
 
 // Audit lists the audit trail, the newest row first.
 func (s *Service) Audit(ctx context.Context, p iam.Principal, q event.AuditQuery) ([]event.AuditRow, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (rows []event.AuditRow, err error) {
-		if q.OrgID, q.ProjectID, err = scope(ctx, tx, p, iam.AuditRead, q.OrgID, q.ProjectID); err != nil {
-			return nil, err
-		}
-		return event.ListAudit(ctx, tx, q)
-	})
-}
-
-// scope decides whose rows the caller sees: a project's, those of the caller's org, or, for a platform admin who names
-// none, all. A service account sees its project's.
-func scope(ctx context.Context, tx db.Tx, p iam.Principal, permission iam.Permission, orgID,
-	projectID string,
-) (org, project string, err error) {
-	if projectID == "" && p.Type == principal.ServiceAccount {
-		projectID = p.ProjectID
-	}
-	if projectID != "" {
-		in, err := iam.InProject(ctx, tx, p, permission, projectID)
-		if err != nil {
-			return "", "", err
-		}
-		if orgID != "" && orgID != in.OrgID {
-			return "", "", iam.ErrNotFound()
-		}
-		return in.OrgID, in.ID, nil
-	}
-	if orgID == "" && p.PlatformAdmin {
-		return "", "", iam.Authorize(p, permission, "", "")
-	}
-	if orgID == "" {
-		orgID = p.OrgID
-	}
-	if orgID == "" {
-		return "", "", iam.ErrNotFound()
-	}
-	if err := iam.Authorize(p, permission, orgID, ""); err != nil {
-		return "", "", err
-	}
-	found, err := iam.GetOrg(ctx, tx, orgID)
-	return found.ID, "", err
+	named := access.Scope{OrgID: q.OrgID, ProjectID: q.ProjectID}
+	return read(ctx, s, access.InScope(p, iam.AuditRead, named),
+		func(tx db.Tx, in access.Scope) ([]event.AuditRow, error) {
+			q.OrgID, q.ProjectID = in.OrgID, in.ProjectID
+			return event.ListAudit(ctx, tx, q)
+		})
 }
 
 // EstimateInput names what is to be priced. Without an allocation its SKU is unknown.
@@ -105,28 +70,25 @@ type Estimate struct {
 
 // Estimate prices an app before it is launched.
 func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInput) (Estimate, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (Estimate, error) {
-		project, err := iam.InProject(ctx, tx, p, iam.PriceRead, in.ProjectID)
-		if err != nil {
-			return Estimate{}, err
-		}
-		version, err := pricedVersion(ctx, tx, p, project, in)
-		if err != nil {
-			return Estimate{}, err
-		}
-		member := ledger.Subject{Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug}
-		if in.AllocationID != "" {
-			allocation, err := capacity.Get(ctx, tx, project.ID, in.AllocationID)
+	return read(ctx, s, access.Project(p, iam.PriceRead, in.ProjectID),
+		func(tx db.Tx, project iam.Project) (Estimate, error) {
+			version, err := pricedVersion(ctx, tx, p, project, in)
 			if err != nil {
 				return Estimate{}, err
 			}
-			member.SKU = allocation.SKU
-		}
-		size := version.Manifest.Version.RuntimeProfile.Resources
-		member.CPUMillis, member.MemoryBytes = int64(size.CPUMillis.Default), int64(size.MemoryMiB.Default)<<20
-		e, err := ledger.EstimateMember(ctx, tx, member, in.Now)
-		return Estimate{e, member.CPUMillis, member.MemoryBytes}, err
-	})
+			member := ledger.Subject{Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug}
+			if in.AllocationID != "" {
+				allocation, err := capacity.Get(ctx, tx, project.ID, in.AllocationID)
+				if err != nil {
+					return Estimate{}, err
+				}
+				member.SKU = allocation.SKU
+			}
+			size := version.Manifest.Version.RuntimeProfile.Resources
+			member.CPUMillis, member.MemoryBytes = int64(size.CPUMillis.Default), int64(size.MemoryMiB.Default)<<20
+			e, err := ledger.EstimateMember(ctx, tx, member, in.Now)
+			return Estimate{e, member.CPUMillis, member.MemoryBytes}, err
+		})
 }
 
 // pricedVersion reads the version that a price is asked for; what the caller may not see looks absent.
@@ -166,14 +128,7 @@ func (s *Service) Wallet(ctx context.Context, p iam.Principal, orgID string) (Wa
 		return Wallet{}, fault.New(fault.Unprocessable, codeOrgRequired, "You belong to no org; say whose wallet you want.",
 			nil).WithField("query/org_id", "is required")
 	}
-	if err := iam.Authorize(p, iam.WalletRead, orgID, ""); err != nil {
-		return Wallet{}, err
-	}
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (Wallet, error) {
-		org, err := iam.GetOrg(ctx, tx, orgID)
-		if err != nil {
-			return Wallet{}, err
-		}
+	return read(ctx, s, access.Org(p, iam.WalletRead, orgID), func(tx db.Tx, org iam.Org) (Wallet, error) {
 		balances, err := ledger.Wallet(ctx, tx, org.ID)
 		return Wallet{org.ID, balances}, err
 	})
@@ -183,11 +138,9 @@ func (s *Service) Wallet(ctx context.Context, p iam.Principal, orgID string) (Wa
 func (s *Service) Prices(ctx context.Context, p iam.Principal, meter, before string,
 	limit int,
 ) (Page[ledger.Price], error) {
-	if err := iam.Authorize(p, iam.PriceRead, "", ""); err != nil {
-		return Page[ledger.Price]{}, err
-	}
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (out Page[ledger.Price], err error) {
-		out.Items, out.Next, err = ledger.ListPrices(ctx, tx, meter, before, limit)
-		return out, err
-	})
+	return read(ctx, s, access.Platform(p, iam.PriceRead),
+		func(tx db.Tx, _ access.Nothing) (out Page[ledger.Price], err error) {
+			out.Items, out.Next, err = ledger.ListPrices(ctx, tx, meter, before, limit)
+			return out, err
+		})
 }

@@ -3,6 +3,7 @@ package query
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -19,18 +20,15 @@ type AppVersion struct {
 func (s *Service) Apps(ctx context.Context, p iam.Principal, projectID, after string,
 	limit int,
 ) ([]catalog.App, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]catalog.App, error) {
-		f := catalog.AppFilter{OrgID: p.OrgID, All: p.PlatformAdmin, After: after, Limit: limit}
-		if projectID == "" {
-			if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
-				return nil, err
-			}
+	f := catalog.AppFilter{OrgID: p.OrgID, All: p.PlatformAdmin, After: after, Limit: limit}
+	if projectID == "" {
+		check := access.Platform(p, iam.CatalogRead)
+		return read(ctx, s, check, func(tx db.Tx, _ access.Nothing) ([]catalog.App, error) {
 			return catalog.Apps(ctx, tx, f)
-		}
-		project, err := iam.InProject(ctx, tx, p, iam.EntitlementRead, projectID)
-		if err != nil {
-			return nil, err
-		}
+		})
+	}
+	check := access.Project(p, iam.EntitlementRead, projectID)
+	return read(ctx, s, check, func(tx db.Tx, project iam.Project) ([]catalog.App, error) {
 		f.OrgID, f.All, f.ProjectID = project.OrgID, false, project.ID
 		return catalog.Apps(ctx, tx, f)
 	})
@@ -40,10 +38,7 @@ func (s *Service) Apps(ctx context.Context, p iam.Principal, projectID, after st
 func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug, after string,
 	limit int,
 ) ([]AppVersion, error) {
-	if err := iam.Authorize(p, iam.CatalogRead, "", ""); err != nil {
-		return nil, err
-	}
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]AppVersion, error) {
+	return read(ctx, s, access.Platform(p, iam.CatalogRead), func(tx db.Tx, _ access.Nothing) ([]AppVersion, error) {
 		app, err := catalog.GetApp(ctx, tx, slug)
 		if err != nil {
 			return nil, err
@@ -89,38 +84,30 @@ func seesDrafts(p iam.Principal, app catalog.App) bool {
 func (s *Service) Publishers(ctx context.Context, p iam.Principal, after string,
 	limit int,
 ) ([]catalog.Publisher, error) {
-	if err := iam.Authorize(p, iam.PublisherRead, "", ""); err != nil {
-		return nil, err
-	}
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]catalog.Publisher, error) {
-		return catalog.Publishers(ctx, tx, after, limit)
-	})
+	return read(ctx, s, access.Platform(p, iam.PublisherRead),
+		func(tx db.Tx, _ access.Nothing) ([]catalog.Publisher, error) {
+			return catalog.Publishers(ctx, tx, after, limit)
+		})
 }
 
 // Entitlements lists what a project may launch.
 func (s *Service) Entitlements(ctx context.Context, p iam.Principal, projectID, after string,
 	limit int,
 ) ([]catalog.Entitlement, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]catalog.Entitlement, error) {
-		project, err := iam.InProject(ctx, tx, p, iam.EntitlementRead, projectID)
-		if err != nil {
-			return nil, err
-		}
-		return catalog.Entitlements(ctx, tx, project.ID, after, limit)
-	})
+	return read(ctx, s, access.Project(p, iam.EntitlementRead, projectID),
+		func(tx db.Tx, project iam.Project) ([]catalog.Entitlement, error) {
+			return catalog.Entitlements(ctx, tx, project.ID, after, limit)
+		})
 }
 
 // Entitlement reads a project's entitlement to one app.
 func (s *Service) Entitlement(ctx context.Context, p iam.Principal, projectID,
 	slug string,
 ) (catalog.Entitlement, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (catalog.Entitlement, error) {
-		project, err := iam.InProject(ctx, tx, p, iam.EntitlementRead, projectID)
-		if err != nil {
-			return catalog.Entitlement{}, err
-		}
-		return catalog.GetEntitlement(ctx, tx, project.ID, slug)
-	})
+	return read(ctx, s, access.Project(p, iam.EntitlementRead, projectID),
+		func(tx db.Tx, project iam.Project) (catalog.Entitlement, error) {
+			return catalog.GetEntitlement(ctx, tx, project.ID, slug)
+		})
 }
 
 // RegistryHost returns where images are pushed and pulled.
@@ -133,12 +120,9 @@ func (s *Service) RegistryHost(p iam.Principal) (string, error) {
 
 // Artifacts lists a project's artifacts.
 func (s *Service) Artifacts(ctx context.Context, p iam.Principal, f artifact.Filter) ([]artifact.Artifact, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]artifact.Artifact, error) {
-		project, err := iam.InProject(ctx, tx, p, iam.ArtifactRead, f.ProjectID)
-		if err != nil {
-			return nil, err
-		}
-		f.ProjectID = project.ID
-		return artifact.List(ctx, tx, f)
-	})
+	return read(ctx, s, access.Project(p, iam.ArtifactRead, f.ProjectID),
+		func(tx db.Tx, project iam.Project) ([]artifact.Artifact, error) {
+			f.ProjectID = project.ID
+			return artifact.List(ctx, tx, f)
+		})
 }

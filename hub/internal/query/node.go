@@ -4,6 +4,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -28,10 +29,7 @@ const nodePage = 200
 
 // Nodes lists the nodes of the mesh that have the status.
 func (s *Service) Nodes(ctx context.Context, p iam.Principal, f NodeFilter) ([]Node, error) {
-	if err := iam.Authorize(p, iam.NodeRead, "", ""); err != nil {
-		return nil, err
-	}
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (out []Node, err error) {
+	return read(ctx, s, access.Platform(p, iam.NodeRead), func(tx db.Tx, _ access.Nothing) (out []Node, err error) {
 		for after := f.After; ; {
 			page, err := fleet.List(ctx, tx, after, nodePage)
 			if err != nil {
@@ -59,11 +57,8 @@ func (s *Service) Nodes(ctx context.Context, p iam.Principal, f NodeFilter) ([]N
 
 // Node reads one node.
 func (s *Service) Node(ctx context.Context, p iam.Principal, id string, w Watch) (Node, error) {
-	if err := iam.Authorize(p, iam.NodeRead, "", ""); err != nil {
-		return Node{}, err
-	}
 	return await(ctx, s, id, w, func() (Node, int64, error) {
-		n, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (Node, error) {
+		n, err := read(ctx, s, access.Platform(p, iam.NodeRead), func(tx db.Tx, _ access.Nothing) (Node, error) {
 			n, err := fleet.Get(ctx, tx, id)
 			if err != nil {
 				return Node{}, err
@@ -88,10 +83,8 @@ func (s *Service) withFacts(ctx context.Context, tx db.Tx, n fleet.Node) (out No
 
 // JoinTokens lists join tokens without their secrets.
 func (s *Service) JoinTokens(ctx context.Context, p iam.Principal, after string, limit int) ([]fleet.JoinToken, error) {
-	if err := iam.Authorize(p, iam.JoinTokenRead, "", ""); err != nil {
-		return nil, err
-	}
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]fleet.JoinToken, error) {
-		return fleet.ListTokens(ctx, tx, after, limit)
-	})
+	return read(ctx, s, access.Platform(p, iam.JoinTokenRead),
+		func(tx db.Tx, _ access.Nothing) ([]fleet.JoinToken, error) {
+			return fleet.ListTokens(ctx, tx, after, limit)
+		})
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
@@ -21,3 +22,20 @@ type Service struct {
 	// pollInterval is the constant of this name where it is zero.
 	pollInterval time.Duration
 }
+
+// read reads for a caller over one snapshot: check and fn share it.
+func read[G, T any](ctx context.Context, s *Service, check access.Check[G],
+	fn func(tx db.Tx, granted G) (T, error),
+) (T, error) {
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (T, error) {
+		granted, err := check(ctx, tx)
+		if err != nil {
+			var none T
+			return none, err
+		}
+		return fn(tx, granted)
+	})
+}
+
+// itself is for reads that return what the check has read.
+func itself[T any](_ db.Tx, granted T) (T, error) { return granted, nil }

@@ -4,10 +4,11 @@ import (
 	"context"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/quota"
 )
 
 // OrgQuota is what an org may hold and what it holds.
@@ -18,15 +19,13 @@ type OrgQuota struct {
 
 // OrgQuota reads an org's quota.
 func (s *Service) OrgQuota(ctx context.Context, p iam.Principal, orgID string, now time.Time) (OrgQuota, error) {
-	out, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (out OrgQuota, err error) {
-		if out.Org, err = orgFor(ctx, tx, p, iam.QuotaRead, orgID); err != nil {
+	out, err := read(ctx, s, access.Org(p, iam.QuotaRead, orgID), func(tx db.Tx, org iam.Org) (OrgQuota, error) {
+		limits, err := iam.LimitsOf(ctx, tx, org.ID)
+		if err != nil {
 			return OrgQuota{}, err
 		}
-		if out.Limits, err = iam.LimitsOf(ctx, tx, out.Org.ID); err != nil {
-			return OrgQuota{}, err
-		}
-		out.Used, err = command.QuotaUsage(ctx, tx, out.Org.ID, now)
-		return out, err
+		used, err := quota.Usage(ctx, tx, org.ID, now)
+		return OrgQuota{org, limits, used}, err
 	})
 	if err == nil && s.Registry != nil {
 		out.Used[iam.QuotaRegistryBytes] = s.Registry.UsedBytes(out.Org.Slug)
@@ -38,11 +37,7 @@ func (s *Service) OrgQuota(ctx context.Context, p iam.Principal, orgID string, n
 func (s *Service) AppSlugs(ctx context.Context, p iam.Principal, orgID, after string,
 	limit int,
 ) ([]catalog.Slug, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) ([]catalog.Slug, error) {
-		org, err := orgFor(ctx, tx, p, iam.ArtifactRead, orgID)
-		if err != nil {
-			return nil, err
-		}
+	return read(ctx, s, access.Org(p, iam.ArtifactRead, orgID), func(tx db.Tx, org iam.Org) ([]catalog.Slug, error) {
 		return catalog.Slugs(ctx, tx, org.ID, after, limit)
 	})
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 
+	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
@@ -23,10 +24,7 @@ type Recovery struct {
 
 // Recovery reads the state of the hub's last restore.
 func (s *Service) Recovery(ctx context.Context, p iam.Principal) (Recovery, error) {
-	if err := iam.Authorize(p, iam.NodeRead, "", ""); err != nil {
-		return Recovery{}, err
-	}
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (out Recovery, err error) {
+	return read(ctx, s, access.Platform(p, iam.NodeRead), func(tx db.Tx, _ access.Nothing) (out Recovery, err error) {
 		if out.Backup, _, err = backuprecord.Last(ctx, tx); err != nil {
 			return Recovery{}, err
 		}

@@ -8,7 +8,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
@@ -44,12 +44,9 @@ type upload struct {
 // transaction, and makes it syncable: a state that this hub signed wins over older rows. Nothing that runs is stopped;
 // each contradiction is a finding.
 func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
-	a := adopter{
-		m: command.Meta{Principal: iam.Principal{Type: principal.System}, CorrelationID: b.NodeID, Now: now},
-		b: b,
-	}
+	a := adopter{by: change.BySystem(b.NodeID, now), b: b}
 	for _, f := range b.Findings {
-		if err := command.AddFinding(ctx, tx, f); err != nil {
+		if err := change.AddFinding(ctx, tx, f); err != nil {
 			return err
 		}
 	}
@@ -103,14 +100,14 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 }
 
 type adopter struct {
-	m command.Meta
-	b upload
+	by change.By
+	b  upload
 }
 
 func (a adopter) addFinding(ctx context.Context, tx db.Tx, kind, resourceType, id, format string, args ...any) error {
-	return command.AddFinding(ctx, tx, finding.Finding{
+	return change.AddFinding(ctx, tx, finding.Finding{
 		NodeID: a.b.NodeID, Kind: kind, ResourceType: resourceType, ResourceID: id, Detail: fmt.Sprintf(format, args...),
-		At: a.m.Now,
+		At: a.by.Now,
 	})
 }
 
@@ -127,7 +124,7 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 		}
 	}
 	for _, id := range todo.Left {
-		if err := instance.RecordAlreadyAbsent(ctx, tx, id, a.b.Epoch, a.b.Generation, a.m.Now); err != nil {
+		if err := instance.RecordAlreadyAbsent(ctx, tx, id, a.b.Epoch, a.b.Generation, a.by.Now); err != nil {
 			return err
 		}
 	}
@@ -162,13 +159,13 @@ func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 	}
 	ask := instance.Request{
 		OperationID: db.NewID(), By: principal.Actor{Type: principal.System},
-		CorrelationID: a.m.CorrelationID,
+		CorrelationID: a.by.CorrelationID,
 	}
-	change, err := instance.RequestDecommission(ctx, tx, i, ask, a.m.Now)
+	ended, err := instance.RequestDecommission(ctx, tx, i, ask, a.by.Now)
 	if err != nil {
 		return err
 	}
-	if err := a.m.RecordInstance(ctx, tx, actionAdopt, change); err != nil {
+	if err := change.RecordInstance(ctx, tx, a.by, actionAdopt, ended); err != nil {
 		return err
 	}
 	return a.addFinding(ctx, tx, finding.Gone, resourceInstance, i.ID, "%q was decommissioned after the backup; it "+
@@ -177,7 +174,7 @@ func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 
 // made adds a member that the rows do not know, with its org, project, allocation and billing subject.
 func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
-	madeOrg, madeProject, err := iam.Adopt(ctx, tx, w.GetOrgId(), w.GetOrgSlug(), w.GetProjectId(), a.m.Now)
+	madeOrg, madeProject, err := iam.Adopt(ctx, tx, w.GetOrgId(), w.GetOrgSlug(), w.GetProjectId(), a.by.Now)
 	if err != nil {
 		return err
 	}
@@ -204,7 +201,7 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(),
 		ProjectID:     w.GetProjectId(),
 		CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory, AcceleratorIDs: accelerators,
-	}, a.m.Now)
+	}, a.by.Now)
 	if err != nil {
 		return err
 	}
@@ -242,12 +239,12 @@ func larger(w *protocol.Workload) []*protocol.Service {
 func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocation) error {
 	err := ledger.OpenSubject(ctx, tx, ledger.Subject{
 		ID: at.ID, Kind: ledger.Allocation, OrgID: at.OrgID, ProjectID: at.ProjectID, AllocationID: at.ID, NodeID: at.NodeID,
-		CorrelationID: a.m.CorrelationID, OpenedAt: a.m.Now,
+		CorrelationID: a.by.CorrelationID, OpenedAt: a.by.Now,
 	})
 	if err != nil && !fault.Is(err, fault.Conflict) {
 		return err
 	}
-	if err := a.m.RecordAllocation(ctx, tx, actionAdopt, "", at); err != nil {
+	if err := change.RecordAllocation(ctx, tx, a.by, actionAdopt, "", at); err != nil {
 		return err
 	}
 	return a.addFinding(ctx, tx, finding.Allocation, resourceAllocation, at.ID, "The allocation %s. Only what its "+
@@ -263,7 +260,7 @@ func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at
 		AllocationID: at.ID, NodeID: a.b.NodeID, SKU: at.SKU, OperatingMode: modes.OperatingMode,
 		ControlPlaneScope: modes.ControlPlaneScope,
 		RuntimeBackend:    modes.RuntimeBackend, CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory,
-		OpenedAt: a.m.Now,
+		OpenedAt: a.by.Now,
 	})
 }
 
@@ -278,7 +275,7 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 			OperatingMode: modes.OperatingMode, ControlPlaneScope: modes.ControlPlaneScope, RuntimeBackend: modes.RuntimeBackend,
 			TenantBoundaryMode: modes.TenantBoundaryMode,
 		},
-	}, a.m.Now)
+	}, a.by.Now)
 	if err != nil {
 		return instance.Instance{}, err
 	}
@@ -289,7 +286,7 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 	if err := event.Append(ctx, tx, event.Event{
 		Type: "apps.instance.adopted", Subject: i.ID, ResourceVersion: i.ResourceVersion, OrgID: i.OrgID,
 		ProjectID:     i.ProjectID,
-		CorrelationID: a.m.CorrelationID, Data: data, At: a.m.Now,
+		CorrelationID: a.by.CorrelationID, Data: data, At: a.by.Now,
 	}); err != nil {
 		return instance.Instance{}, err
 	}
@@ -297,7 +294,7 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 		Actor: principal.Actor{Type: principal.System}, Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID,
 		OrgID:         i.OrgID,
 		ProjectID:     i.ProjectID,
-		CorrelationID: a.m.CorrelationID, After: data, At: a.m.Now,
+		CorrelationID: a.by.CorrelationID, After: data, At: a.by.Now,
 	})
 }
 
@@ -313,7 +310,7 @@ func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.RecordedClaim)
 		return err
 	}
 	if len(live) == 0 {
-		if _, err := a.m.ReleaseAllocation(ctx, tx, before, 0); err != nil {
+		if _, err := change.ReleaseAllocation(ctx, tx, a.by, before, 0); err != nil {
 			return err
 		}
 	}
@@ -322,7 +319,7 @@ func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.RecordedClaim)
 }
 
 func (a adopter) lease(ctx context.Context, tx db.Tx, l *protocol.Lease) error {
-	_, uncovered, err := ledger.AdoptLease(ctx, tx, a.b.NodeID, l, a.m.Now)
+	_, uncovered, err := ledger.AdoptLease(ctx, tx, a.b.NodeID, l, a.by.Now)
 	if err != nil || !uncovered {
 		return err
 	}

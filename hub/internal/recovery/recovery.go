@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
@@ -26,7 +26,7 @@ import (
 const (
 	actionBackup  = "hub.backup"
 	actionRestore = "hub.restore"
-	actionAdopt   = command.ActionAdopt
+	actionAdopt   = change.ActionAdopt
 
 	resourceHub        = "hub"
 	resourceNode       = "node"
@@ -149,7 +149,7 @@ func AdoptUnknown(ctx context.Context, tx db.Tx, nodeID string, key ed25519.Publ
 	if err := fleet.AwaitResync(ctx, tx, nodeID); err != nil {
 		return false, err
 	}
-	if err := command.AddFinding(ctx, tx, finding.Finding{
+	if err := change.AddFinding(ctx, tx, finding.Finding{
 		NodeID:       nodeID,
 		Kind:         finding.Node,
 		ResourceType: resourceNode,
@@ -163,7 +163,8 @@ func AdoptUnknown(ctx context.Context, tx db.Tx, nodeID string, key ed25519.Publ
 	if err != nil {
 		return false, err
 	}
-	return true, command.RecordNodeAdopted(ctx, tx, node, actionAdopt, now)
+	return true, change.RecordNode(ctx, tx, change.By{CorrelationID: node.ID, Now: now}, "fleet.node.adopted", actionAdopt,
+		node, "")
 }
 
 // keepPart keeps a document until the last of its state has come. The caller has checked that the state names it.

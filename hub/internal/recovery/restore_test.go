@@ -68,7 +68,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.Equal(t, states, hubtest.Count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the "+
 		"node has "+
 		"spoken")
-	_, err := (&command.Service{DB: again.DB, EnqueueNode: again.Dispatcher.Enqueue}).StopInstance(t.Context(),
+	_, err := (&command.Service{DB: again.DB}).StopInstance(t.Context(),
 		again.Tenant("stop"),
 		again.Project.ID, kept.ID)
 	require.EqualValues(t, "node_recovering", fault.As(err).Code)

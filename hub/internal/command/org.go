@@ -1,0 +1,133 @@
+package command
+
+import (
+	"cmp"
+	"context"
+	"slices"
+
+	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// CreateOrgInput is what the caller chooses.
+type CreateOrgInput struct {
+	Slug, DisplayName string
+}
+
+// CreateOrg makes a tenant.
+func (s *Service) CreateOrg(ctx context.Context, m Meta, in CreateOrgInput) (iam.Org, error) {
+	org := iam.Org{ID: db.NewID(), Slug: in.Slug, DisplayName: in.DisplayName, CreatedAt: m.Now}
+	check := access.Platform(m.Principal, iam.OrgCreate)
+	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (iam.Org, error) {
+		if err := iam.CreateOrg(ctx, tx, org); err != nil {
+			return iam.Org{}, err
+		}
+		return org, change.Record(ctx, tx, m.by(), change.Entry{
+			Event:        "iam.org.created",
+			Action:       iam.OrgCreate,
+			ResourceType: resourceOrg,
+			ResourceID:   org.ID,
+			OrgID:        org.ID,
+			After:        map[string]string{"slug": org.Slug, "display_name": org.DisplayName},
+		})
+	})
+}
+
+// PutOrgQuota sets what an org may hold. It replaces the limits that were set; quotas that are not named get the
+// default.
+func (s *Service) PutOrgQuota(ctx context.Context, m Meta, orgID string, set iam.Limits) (iam.Org, error) {
+	check := access.Platform(m.Principal, iam.QuotaWrite)
+	return run(ctx, s, check, func(tx db.Tx, _ access.Nothing) (iam.Org, error) {
+		org, err := iam.GetOrg(ctx, tx, orgID)
+		if err != nil {
+			return iam.Org{}, err
+		}
+		before, err := iam.LimitsOf(ctx, tx, org.ID)
+		if err != nil {
+			return iam.Org{}, err
+		}
+		version, err := iam.SetLimits(ctx, tx, org.ID, set, m.Now)
+		if err != nil {
+			return iam.Org{}, err
+		}
+		after, err := iam.LimitsOf(ctx, tx, org.ID)
+		if err != nil {
+			return iam.Org{}, err
+		}
+		return org, change.Record(ctx, tx, m.by(), change.Entry{
+			Event:        "iam.org.quota_changed",
+			Action:       iam.QuotaWrite,
+			ResourceType: resourceOrg,
+			ResourceID:   org.ID,
+			Version:      version,
+			OrgID:        org.ID,
+			Before:       before,
+			After:        after,
+		})
+	})
+}
+
+// CreateProjectInput is what the caller chooses.
+type CreateProjectInput struct {
+	// OrgID empty means the caller's.
+	OrgID             string
+	Slug, DisplayName string
+}
+
+// CreateProject makes a project in an org.
+func (s *Service) CreateProject(ctx context.Context, m Meta, in CreateProjectInput) (iam.Project, error) {
+	orgID := cmp.Or(in.OrgID, m.Principal.OrgID)
+	if orgID == "" {
+		return iam.Project{}, fault.New(fault.Unprocessable, fault.CodeInvalid, "Name the org: you belong to none yourself.",
+			nil).WithField("/org_id", "is required").Permanent()
+	}
+	wanted := iam.Project{ID: db.NewID(), OrgID: orgID, Slug: in.Slug, DisplayName: in.DisplayName, CreatedAt: m.Now}
+	check := access.OrgID(m.Principal, iam.ProjectCreate, orgID)
+	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (iam.Project, error) {
+		project, err := iam.CreateProject(ctx, tx, wanted)
+		if err != nil {
+			return iam.Project{}, err
+		}
+		return project, change.Record(ctx, tx, m.by(), change.Entry{
+			Event:        "iam.project.created",
+			Action:       iam.ProjectCreate,
+			ResourceType: resourceProject,
+			ResourceID:   project.ID,
+			OrgID:        project.OrgID,
+			ProjectID:    project.ID,
+			After:        map[string]string{"slug": project.Slug, "display_name": project.DisplayName},
+		})
+	})
+}
+
+// PutProjectRoles sets the roles that a user of the org holds in one project only. No role takes the user out of the
+// project.
+func (s *Service) PutProjectRoles(ctx context.Context, m Meta, projectID, userID string,
+	roles []iam.Role,
+) (iam.ProjectRoles, error) {
+	check := access.Project(m.Principal, iam.RoleWrite, projectID)
+	return run(ctx, s, check, func(tx db.Tx, project iam.Project) (iam.ProjectRoles, error) {
+		before, user, err := iam.SetProjectRoles(ctx, tx, project, userID, roles, m.Now)
+		if err != nil {
+			return iam.ProjectRoles{}, err
+		}
+		out := iam.ProjectRoles{UserID: user.ID, Email: user.Email, DisplayName: user.DisplayName, Roles: user.Roles}
+		if slices.Equal(before, user.Roles) {
+			return out, nil
+		}
+		return out, change.Record(ctx, tx, m.by(), change.Entry{
+			Event:        "iam.user.project_roles_changed",
+			Action:       iam.RoleWrite,
+			ResourceType: resourceUser,
+			ResourceID:   user.ID,
+			Version:      user.ResourceVersion,
+			OrgID:        project.OrgID,
+			ProjectID:    project.ID,
+			Before:       map[string]any{"roles": before},
+			After:        map[string]any{"roles": user.Roles},
+		})
+	})
+}

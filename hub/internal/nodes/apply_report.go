@@ -1,0 +1,123 @@
+package nodes
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const actionReport = "fleet.node.report"
+
+// Report is the whole observed state of one node.
+type Report struct {
+	NodeID     string
+	SessionNo  uint64
+	Counter    uint64
+	Epoch      uint64
+	Generation uint64
+	// Incarnation is of the store that the node reports with.
+	Incarnation  string
+	Statuses     []*protocol.WorkloadStatus
+	Accelerators []*protocol.Accelerator
+	// UsageOwed: what the node does not speak of proves nothing yet.
+	UsageOwed bool
+}
+
+// ApplyReport applies a node's report in the caller's transaction: inventory, members, the steps of their instances,
+// and for members proved gone their capacity and bills. No member of the node is set aside any more.
+func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
+	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
+		return err
+	}
+	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil), now); err != nil {
+		return err
+	}
+	changes, err := instance.ApplyReport(ctx, tx, r.ofInstances(), now)
+	if err != nil {
+		return err
+	}
+	if err := finding.ResolveOthers(ctx, tx, r.NodeID, finding.Report, nil); err != nil {
+		return err
+	}
+	return completeAll(ctx, tx, r.NodeID, actionReport, changes, now)
+}
+
+// beginReport applies what a report says of the node itself. It returns the members, for applyReportMembers.
+func beginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (memberIDs []string, err error) {
+	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
+		return nil, err
+	}
+	return instance.BeginReport(ctx, tx, r.ofInstances(), now)
+}
+
+// applyReportMembers is ApplyReport for some members of a report that was begun, and nothing once a newer report has
+// come.
+func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) error {
+	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(memberIDs), now); err != nil {
+		return err
+	}
+	changes, err := instance.ContinueReport(ctx, tx, r.ofInstances(), memberIDs, now)
+	if err != nil {
+		return err
+	}
+	return completeAll(ctx, tx, r.NodeID, actionReport, changes, now)
+}
+
+// SetReachable records, in the caller's transaction, that contact with a node's members was lost or is back. Nothing
+// ends by it.
+func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) error {
+	changes, err := instance.SetReachable(ctx, tx, nodeID, reachable, now)
+	if err != nil {
+		return err
+	}
+	return completeAll(ctx, tx, nodeID, actionContact, changes, now)
+}
+
+// completeAll completes changes that a node caused. Each goes on under the correlation id of what was asked of its
+// instance last.
+func completeAll(ctx context.Context, tx db.Tx, nodeID, action string, changes []instance.Change,
+	now time.Time,
+) error {
+	for _, c := range changes {
+		by := change.ByNode(nodeID, c.Instance.Operation.CorrelationID, now)
+		if err := change.CompleteInstance(ctx, tx, by, action, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// idle says of the members that the report names, or of those among only, whether nothing of them runs.
+func (r Report) idle(only []string) map[string]bool {
+	named := make(map[string]bool, len(only))
+	for _, id := range only {
+		named[id] = true
+	}
+	idle := make(map[string]bool, len(r.Statuses))
+	for _, status := range r.Statuses {
+		if id := status.GetMemberId(); only == nil || named[id] {
+			idle[id] = instance.ReportsIdle(status)
+		}
+	}
+	return idle
+}
+
+func (r Report) ofInstances() instance.Report {
+	return instance.Report{
+		NodeID:      r.NodeID,
+		SessionNo:   r.SessionNo,
+		Counter:     r.Counter,
+		Epoch:       r.Epoch,
+		Generation:  r.Generation,
+		Incarnation: r.Incarnation,
+		Statuses:    r.Statuses,
+		UsageOwed:   r.UsageOwed,
+	}
+}

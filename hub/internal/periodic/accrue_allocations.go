@@ -1,0 +1,122 @@
+package periodic
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// accrual is an allocation with the result of billing it.
+type accrual struct {
+	ledger.Row
+	ledger.Accrued
+}
+
+// AccrueAllocations bills the time of all open allocations, and releases those whose wallet no longer covers them.
+func (p Passes) AccrueAllocations(ctx context.Context, now time.Time) error {
+	rowOf := func(a *accrual) ledger.Row { return a.Row }
+	accrue := pass[*accrual]{
+		Passes:       p,
+		now:          now,
+		kind:         finding.Accrual,
+		resourceType: change.Allocation,
+		row:          rowOf,
+		list: afterID(rowOf, func(ctx context.Context, tx db.Tx, after string) ([]*accrual, error) {
+			rows, err := ledger.DueAllocations(ctx, tx, after, now, passPageRows)
+			out := make([]*accrual, len(rows))
+			for i, r := range rows {
+				out[i] = &accrual{Row: r}
+			}
+			return out, err
+		}),
+		process: func(ctx context.Context, tx db.Tx, a *accrual) (wasAside bool, err error) {
+			a.Accrued, err = ledger.AccrueAllocation(ctx, tx, a.ID, now)
+			return a.WasAside, err
+		},
+	}
+	done, err := accrue.run(ctx)
+	for _, a := range done {
+		if !a.Exhausted {
+			continue
+		}
+		p.Log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", a.ID))
+		if releaseErr := p.releaseExhausted(ctx, a, now); isTemporary(ctx, releaseErr) {
+			return errors.Join(err, releaseErr)
+		}
+	}
+	return err
+}
+
+// releaseExhausted ends an exhausted allocation; where that fails, the next pass, which finds it exhausted again, tries
+// again.
+func (p Passes) releaseExhausted(ctx context.Context, a *accrual, now time.Time) error {
+	cause := p.ReleaseUnpaid(ctx, a.ID, db.NewID(), now)
+	if cause == nil || isTemporary(ctx, cause) {
+		return cause
+	}
+	return change.SetAside(ctx, p.DB, p.Log, cause, now, func(context.Context, db.Tx) (finding.Finding, error) {
+		return unreleased(a.Row, now), nil
+	})
+}
+
+// unreleased is the finding about an exhausted allocation that could not be released.
+func unreleased(a ledger.Row, now time.Time) finding.Finding {
+	return finding.Finding{
+		NodeID:       a.NodeID,
+		Kind:         finding.Release,
+		ResourceType: change.Allocation,
+		ResourceID:   a.ID,
+		At:           now,
+	}
+}
+
+// ReleaseUnpaid ends an allocation whose wallet no longer covers it: its instances are decommissioned, and it is
+// released when the node has proved that. What it used beyond its hold would be written off. One that is ending already
+// stays as it is.
+func (p Passes) ReleaseUnpaid(ctx context.Context, allocationID, correlationID string, now time.Time) error {
+	_, err := db.RunTx(ctx, p.DB, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, releaseUnpaid(ctx, tx, allocationID, correlationID, now)
+	})
+	return err
+}
+
+func releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID string, now time.Time) error {
+	by := change.BySystem(correlationID, now)
+	a, err := capacity.GetAny(ctx, tx, allocationID)
+	if err != nil || a.Status != capacity.Active {
+		return err
+	}
+	live, err := instance.LiveInAllocation(ctx, tx, a.ID)
+	if err != nil {
+		return err
+	}
+	for _, i := range live {
+		ended, err := instance.RequestDecommission(ctx, tx, i, instance.Request{
+			OperationID:   db.NewID(),
+			By:            principal.Actor{Type: principal.System},
+			CorrelationID: correlationID,
+			Reason:        protocol.WorkloadStatus_LEASE_ENDED,
+		}, now)
+		if err != nil {
+			return err
+		}
+		if err := change.CompleteInstance(ctx, tx, by, iam.InstanceDelete, ended); err != nil {
+			return err
+		}
+	}
+	if _, err = change.ReleaseAllocation(ctx, tx, by, a, 0); err != nil {
+		return err
+	}
+	return change.ResolveFinding(ctx, tx, unreleased(ledger.Row{ID: a.ID, NodeID: a.NodeID}, now))
+}
