@@ -150,9 +150,6 @@ func (l Leases) Newest() Lease {
 	return l.all[len(l.all)-1]
 }
 
-// Covered is the time that the leases cover, joined.
-func (l Leases) Covered() []rating.Interval { return l.covered }
-
 // price is the one that a lease froze for a meter.
 func (l Leases) price(leaseNo int64, meter string) (rating.Price, bool) {
 	at, found := slices.BinarySearchFunc(l.all, leaseNo, func(l Lease, no int64) int { return cmp.Compare(l.No, no) })

@@ -141,7 +141,13 @@ func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease,
 
 // LeasesOf are the next batches of nodes.
 func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]*protocol.Lease, error) {
-	rows, err := latestLeases(ctx, tx, nodeIDs)
+	rows, err := collect(ctx, tx, scanLease,
+		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
+			l.end_policy, l.prices
+		FROM subjects s
+		JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
+		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'
+		ORDER BY l.subject_id`, nodeIDs)
 	if err != nil {
 		return nil, err
 	}

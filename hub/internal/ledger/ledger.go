@@ -129,7 +129,7 @@ func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.
 			return err
 		}
 	}
-	if err := setClosed(ctx, tx, s); err != nil {
+	if err := tx.Queue(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt); err != nil {
 		return err
 	}
 	if s.Kind == Allocation || s.leaseNo == 0 {
@@ -228,7 +228,8 @@ func settle(ctx context.Context, tx db.Tx, s subject, now time.Time) error {
 	if !s.settledAt.IsZero() {
 		return nil
 	}
-	if err := setSettled(ctx, tx, s.ID, now); err != nil {
+	if err := tx.Queue(ctx, `UPDATE subjects SET settled_at = $2, failures = 0, retry_at = NULL WHERE id = $1`, s.ID,
+		now); err != nil {
 		return err
 	}
 	if err := postPending(ctx, tx, s, now); err != nil {

@@ -165,14 +165,6 @@ func setAside(ctx context.Context, tx db.Tx, id string, failures int64, until ti
 		id, failures, until)
 }
 
-func setClosed(ctx context.Context, tx db.Tx, s subject) error {
-	return tx.Queue(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt)
-}
-
-func setSettled(ctx context.Context, tx db.Tx, id string, now time.Time) error {
-	return tx.Queue(ctx, `UPDATE subjects SET settled_at = $2, failures = 0, retry_at = NULL WHERE id = $1`, id, now)
-}
-
 func setFinals(ctx context.Context, tx db.Tx, finals map[string]billing.Final) error {
 	if len(finals) == 0 {
 		return nil

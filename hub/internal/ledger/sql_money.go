@@ -56,11 +56,6 @@ func drawWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 	return tag.RowsAffected() == 1, err
 }
 
-func upsertWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int64, now time.Time) error {
-	return tx.Queue(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (org_id, currency) DO UPDATE SET balance_nanos = excluded.balance_nanos`, orgID, currency, nanos, now)
-}
-
 func oldestWallet(ctx context.Context, tx db.Tx, orgID string) (currency string, err error) {
 	err = tx.QueryRow(ctx, `SELECT currency FROM wallets WHERE org_id = $1 ORDER BY created_at, currency LIMIT 1`,
 		orgID).Scan(&currency)
@@ -223,14 +218,4 @@ func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, 
 		LEFT JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 			AND s.closed_at IS NULL
 		WHERE s.id = ANY($1::uuid[]) ORDER BY s.id`, subjectIDs)
-}
-
-func latestLeases(ctx context.Context, tx db.Tx, nodeIDs []string) ([]billing.Lease, error) {
-	return collect(ctx, tx, scanLease,
-		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
-			l.end_policy, l.prices
-		FROM subjects s
-		JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
-		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'
-		ORDER BY l.subject_id`, nodeIDs)
 }

@@ -93,7 +93,9 @@ func moveWallet(ctx context.Context, tx db.Tx, orgID, currency string, nanos int
 			"/amount",
 			"is too large")
 	}
-	return upsertWallet(ctx, tx, orgID, currency, have+nanos, now)
+	return tx.Queue(ctx, `INSERT INTO wallets (org_id, currency, balance_nanos, created_at) VALUES ($1, $2, $3, $4)
+		ON CONFLICT (org_id, currency) DO UPDATE SET balance_nanos = excluded.balance_nanos`, orgID, currency, have+nanos,
+		now)
 }
 
 func insufficientFunds() *fault.Error {
