@@ -30,7 +30,7 @@ type ConfirmRevision struct {
 	Revision uint64
 }
 
-// CancelPull ends an image pull that is no longer wanted.
+// CancelPull cancels an image pull that no desired revision needs any more.
 type CancelPull struct{ MemberID string }
 
 // StopContainer ends a container's process: SIGTERM, Grace, SIGKILL.
@@ -50,7 +50,7 @@ type RecordExit struct {
 	Service     string
 	Revision    uint64
 	RunID       string
-	// Unasked says that nobody requested the exit: it counts as a failure.
+	// Unasked says that the agent did not request the exit: it counts as a failure.
 	Unasked bool
 }
 

@@ -101,7 +101,7 @@ type ContainerStatus string
 
 // The statuses.
 const (
-	// Created has no process yet: its start was cut short.
+	// Created has no process yet: its start was interrupted.
 	Created ContainerStatus = "created"
 	Running ContainerStatus = "running"
 	Exited  ContainerStatus = "exited"
@@ -135,7 +135,7 @@ type Container struct {
 // Network is a member's network attachment.
 type Network struct {
 	MemberID string
-	// Revision is the one it was made for. An attachment whose making was cut short has revision 0.
+	// Revision is the one it was made for; 0 for an attachment whose setup was interrupted.
 	Revision uint64
 }
 

@@ -74,25 +74,19 @@ func (d *differ) index() {
 // memberIDs are all known members, sorted.
 func (d *differ) memberIDs() []string {
 	ids := make(map[string]bool)
-	for id := range d.workloads {
-		ids[id] = true
-	}
-	for id := range d.missing {
-		ids[id] = true
-	}
-	for id := range d.containers {
-		ids[id] = true
-	}
-	for id := range d.networks {
-		ids[id] = true
-	}
-	for id := range d.observed.Members {
-		ids[id] = true
-	}
-	for id := range d.observed.Busy {
-		ids[id] = true
-	}
+	addKeys(ids, d.workloads)
+	addKeys(ids, d.missing)
+	addKeys(ids, d.containers)
+	addKeys(ids, d.networks)
+	addKeys(ids, d.observed.Members)
+	addKeys(ids, d.observed.Busy)
 	return slices.Sorted(maps.Keys(ids))
+}
+
+func addKeys[V any](ids map[string]bool, of map[string]V) {
+	for id := range of {
+		ids[id] = true
+	}
 }
 
 func (d *differ) member(id string) {
@@ -209,7 +203,7 @@ func (d *differ) failure(w Workload, m Member) (reason protocol.WorkloadStatus_R
 	case refused:
 		return w.Refused, w.RefusedDetail
 	default:
-		// That it may not run now says nothing about it.
+		// A revision that may not run now has not failed.
 		return 0, ""
 	}
 	if m.Failures > 0 && m.FailedRevision == w.Revision && m.failedForFallback() {
@@ -337,8 +331,8 @@ func (d *differ) retire(id string) {
 	}
 }
 
-// mayTry holds back a revision that has just failed. One that has filled its part of the disk again and again is not
-// tried any more: each try would fill it anew.
+// mayTry reports whether the pause after the revision's last failure is over. A revision that has filled its disk limit
+// repeatedly is not tried again.
 func (d *differ) mayTry(w Workload) bool {
 	m := d.observed.Members[w.MemberID]
 	if m.FailedRevision != w.Revision {

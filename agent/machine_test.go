@@ -32,6 +32,12 @@ func (m *machine) remember(id string) {
 	}
 }
 
+func (m *machine) rememberUnknown(id string) {
+	if _, known := m.Members[id]; !known {
+		m.remember(id)
+	}
+}
+
 func (m *machine) accept(d agent.Desired) {
 	for _, w := range d.Workloads {
 		m.remember(w.MemberID)
@@ -39,10 +45,11 @@ func (m *machine) accept(d agent.Desired) {
 	for _, p := range d.Missing {
 		m.remember(p.MemberID)
 	}
-	for _, id := range m.KnownMembers() {
-		if _, known := m.Members[id]; !known {
-			m.remember(id)
-		}
+	for _, c := range m.Containers {
+		m.rememberUnknown(c.MemberID)
+	}
+	for _, n := range m.Networks {
+		m.rememberUnknown(n.MemberID)
 	}
 }
 

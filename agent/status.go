@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"maps"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -176,19 +174,4 @@ func NextChange(desired Desired, leases Leases, observed Observed, now time.Time
 		}
 	}
 	return next
-}
-
-// KnownMembers are all observed members, sorted.
-func (o Observed) KnownMembers() []string {
-	ids := make(map[string]bool)
-	for _, c := range o.Containers {
-		ids[c.MemberID] = true
-	}
-	for _, n := range o.Networks {
-		ids[n.MemberID] = true
-	}
-	for id := range o.Members {
-		ids[id] = true
-	}
-	return slices.Sorted(maps.Keys(ids))
 }

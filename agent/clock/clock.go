@@ -9,9 +9,9 @@ package clock
 import "time"
 
 const (
-	// Slack is how far two ways to tell the time may differ before one of them counts as wrong.
+	// Slack is how much two sources of time may differ before one of them counts as wrong.
 	Slack = time.Minute
-	// Near is how far from a hub's time a clock may be without being set.
+	// Near is the difference to a hub's time below which the clock is not set.
 	Near = time.Second
 )
 
@@ -71,9 +71,9 @@ func Start(k Known, r Reading) Clock {
 	return c.atLeast(signed, r)
 }
 
-// afterBoot is where the time goes on after the machine was off. There are two ways to tell it by the machine's clock:
-// what it says, and how far it has come since the last stamp, which is right also when that clock is wrong by a
-// constant. The earlier one that is not before what has passed counts; unless both agree, the time is in doubt.
+// afterBoot continues the time after the machine was off, by the machine's clock: its value, or the last stamp plus its
+// advance since then, which is right even if the clock is wrong by a constant. The earlier one that is not before
+// passed counts; unless both agree, the time is in doubt.
 func afterBoot(last Stamp, passed time.Time, r Reading) Stamp {
 	at, doubtful := r.RTC, false
 	if !last.At.IsZero() {
@@ -96,9 +96,8 @@ func (c Clock) At(r Reading) time.Time {
 	return c.anchor.At.Add(r.SinceBoot - c.anchor.SinceBoot).Round(0).UTC()
 }
 
-// Earliest is the earliest time that it may be. Until a hub has told the time in this boot, only the machine's clock
-// has said that it is as late as At: where that clock has been set back since, no more has passed for sure than what is
-// certain.
+// Earliest is the earliest time that it can be. Until a hub has sent the time in this boot, At rests on the machine's
+// clock alone; if that clock was set back since, only the certain times have passed for sure.
 func (c Clock) Earliest(r Reading) time.Time {
 	at := c.At(r)
 	if c.anchor.Synced || !r.RTC.Before(at) {
@@ -107,9 +106,8 @@ func (c Clock) Earliest(r Reading) time.Time {
 	return later(r.RTC, c.floor).Round(0).UTC()
 }
 
-// Sync takes over the time that a hub told in an answer that took so long: it lies between hub and hub + took now. A
-// clock that is in there, or Near it, is as right as can be known and is left as it is; any other is set to the nearer
-// end.
+// Sync sets the clock by a hub's answer that took so long: the time is between hub and hub + took. A clock within that
+// interval, or Near it, is left as it is; any other is set to the nearer end.
 func (c Clock) Sync(hub time.Time, took time.Duration, r Reading) Clock {
 	at, latest := c.At(r), hub.Add(took)
 	switch {
@@ -122,7 +120,7 @@ func (c Clock) Sync(hub time.Time, took time.Duration, r Reading) Clock {
 	return c
 }
 
-// Passed takes in a time that has passed for sure.
+// Passed moves the clock to a time that has certainly passed.
 func (c Clock) Passed(t time.Time, r Reading) Clock {
 	c.floor = later(c.floor, t)
 	return c.atLeast(t, r)

@@ -181,9 +181,9 @@ func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 	return s, records
 }
 
-// ClockStep takes in that the clock is set from one time to another, right after a sample. Every interval ends where
-// the sample left it and goes on from the new time: what lies between has not passed. Where the clock is set back, an
-// interval waits until the time that is in records has come again.
+// ClockStep applies a step of the clock, right after a sample. Every interval is cut at the sample and continues from
+// the new time, so that the step is not billed. After a step back, an interval waits until the recorded time has come
+// again.
 func ClockStep(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	to = micros(to)
@@ -235,19 +235,19 @@ func Close(s State, memberID string, now time.Time) (State, []*protocol.UsageRec
 	})
 }
 
-// observe takes in what the runtime says of this interval's container; ok is false when the runtime no longer knows it.
-// It reports whether the interval has ended.
+// observe applies the runtime's state of this interval's container; ok is false when the runtime no longer knows it. It
+// reports whether the interval has ended.
 func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 	started := micros(r.StartedAt)
 	switch {
 	case iv.StartedAt.IsZero() && (!ok || !r.Up && r.ExitedAt.IsZero() && started.IsZero()):
-		// Not up yet: the start is still under way, or the daemon died in it.
+		// Not up yet: the start is still running, or the daemon died during it.
 		return now.Sub(iv.OpenedAt) > PendingFor
 	case !ok:
 		// Vanished: it ran at least until its last sample; any more is unknown.
 		return true
 	case !iv.StartedAt.IsZero() && started.After(iv.Until):
-		// The same id has been started anew behind the meter's back. When the old process ended is unknown.
+		// The container was restarted under the same id without the meter; the end of the old process is unknown.
 		return true
 	case !r.Up:
 		iv.exit(r, started)

@@ -87,8 +87,8 @@ func (e *Egress) setMode(text string) error {
 
 // parseDestination reads "10.1.2.3", "10.1.0.0/16", "10.1.2.3:443" or "10.1.0.0/16:8000-8010".
 func parseDestination(text string) (Destination, error) {
-	bad := fmt.Errorf("egress.allow has %q, which is no IPv4 address or network like 10.1.0.0/16, 10.1.2.3:443 "+
-		"or 10.1.0.0/16:8000-8010", text)
+	bad := fmt.Errorf("egress.allow has %q, which is no IPv4 address or network like 10.1.0.0/16, 10.1.2.3:443 or "+
+		"10.1.0.0/16:8000-8010", text)
 	network, ports, hasPorts := strings.Cut(text, ":")
 	if !strings.Contains(network, "/") {
 		network += "/32"

@@ -1,5 +1,6 @@
-// Package policy is the owner's word about what runs on the machine: rules in a local file, which no hub overrules. It
-// decides; agent/internal/local reads the file, and agent/internal/reconcile stops what is refused. It is pure.
+// Package policy holds the owner's rules about what runs on the machine. They are in a local file, and no hub overrules
+// them. It decides; agent/internal/local reads the file, and agent/internal/reconcile stops what is refused. It is
+// pure.
 package policy
 
 import (

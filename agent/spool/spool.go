@@ -114,7 +114,7 @@ func VerifyNext(c Chain, payload []byte) (*protocol.UsageSegment, Chain, error) 
 	return seg, c, nil
 }
 
-// Marks are how far the hub has come with this incarnation's segments. Plain data, stored as JSON.
+// Marks are the hub's progress with this incarnation's segments. Plain data, stored as JSON.
 type Marks struct {
 	// Posted: the hub has billed all segments up to here.
 	Posted uint64 `json:"posted"`
@@ -122,7 +122,7 @@ type Marks struct {
 	Archived uint64 `json:"archived"`
 }
 
-// HubProgress is how far the hub has come, as it says.
+// HubProgress is the progress that the hub reports.
 type HubProgress struct {
 	Incarnation      string
 	Posted, Archived uint64
@@ -130,17 +130,16 @@ type HubProgress struct {
 	PostedSHA256 []byte
 }
 
-// ErrOtherStore says that the hub has more, or other, segments of this incarnation than were ever sealed in this store:
-// an older copy of the store was restored, or a second copy exists. It must take a new incarnation (Reincarnate) before
-// anything else is sealed.
+// ErrOtherStore says that the hub has other segments of this incarnation than this store has sealed: an older copy of
+// the store was restored, or a second copy exists. The store must take a new incarnation (Reincarnate) before it seals.
 var ErrOtherStore = errors.New("the hub knows this incarnation from another store")
 
-// Acknowledge takes in what the hub says. Marks only grow, so that a late or repeated acknowledgement does no harm. One
-// of another incarnation says nothing about this chain and changes nothing. own is the digest of this store's segment
-// number hub.Posted, nil where that is kept no more: then it was archived out of this very chain.
+// Acknowledge applies the hub's progress. Marks only grow, so that a late or repeated acknowledgement does no harm; one
+// of another incarnation changes nothing. own is the digest of this store's segment number hub.Posted, nil where the
+// store keeps it no more, because it was archived.
 //
-// It fails with ErrOtherStore when the hub does not speak of what was sealed here; then nothing counts as posted, and
-// nothing may be forgotten.
+// It fails with ErrOtherStore when the hub has other segments than this store has sealed; then nothing may be
+// forgotten.
 func Acknowledge(m Marks, c Chain, hub HubProgress, own []byte) (Marks, error) {
 	if hub.Incarnation != c.Incarnation {
 		return m, nil
@@ -159,8 +158,8 @@ func Acknowledge(m Marks, c Chain, hub HubProgress, own []byte) (Marks, error) {
 	return m, nil
 }
 
-// Rewind goes back to what a restored hub has posted, so that what it has forgotten is sent again. It fails where that
-// was archived: it may be gone here, and the store must take a new incarnation (Reincarnate).
+// Rewind moves the posted mark back to what a restored hub has, so that later segments are sent again. It fails for
+// archived segments, which the store may have deleted: it must take a new incarnation (Reincarnate).
 func Rewind(m Marks, posted uint64) (Marks, error) {
 	if posted < m.Archived {
 		return m, fmt.Errorf("the hub is back at segment %d, this store has kept what is above %d only", posted, m.Archived)

@@ -96,15 +96,12 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.sessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub said "+
 		"at enrollment)")
 	f.DurationVar(&c.meteringInterval, "metering-interval", reconcile.DefaultMeteringInterval,
-		"how often usage is measured and made durable; a power cut "+
-			"loses at most this much, in the tenant's favour")
+		"how often usage is measured and made durable; a power cut loses at most this much, in the tenant's favour")
 	f.DurationVar(&c.usageInterval, "usage-interval", reconcile.DefaultUsageInterval, "longest time in one usage record")
 	f.DurationVar(&c.reportInterval, "report-interval", hubsession.DefaultReportInterval,
-		"how often the node reports when "+
-			"nothing changes")
+		"how often the node reports when nothing changes")
 	f.DurationVar(&c.dialRetryMax, "dial-retry-max", hubsession.DefaultDialRetryMax,
-		"longest pause before a hub that does "+
-			"not answer is dialled again, 500ms or more")
+		"longest pause before a hub that does not answer is dialled again, 500ms or more")
 	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often the agent checks everything again without a "+
 		"cause")
 	f.Uint32Var(&c.containerDiskMiB, "container-disk-mib", runtime.DefaultDiskBytes>>20,

@@ -312,7 +312,7 @@ func weakIsolation(oldRunc bool, conditions []string) []string {
 	return weak
 }
 
-// facts are gathered anew for each hello, because a machine changes while its agent runs.
+// facts are gathered for each hello, because a machine changes while its agent runs.
 func (c *config) facts(rt *runtime.Runtime, log *slog.Logger) func(context.Context) *protocol.NodeFacts {
 	return func(ctx context.Context) *protocol.NodeFacts {
 		facts, err := host.Facts(ctx, host.Config{})

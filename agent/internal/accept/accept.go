@@ -119,12 +119,17 @@ func (a *Acceptor) RefuseUnread(err error) { a.refuse(protocol.Envelope_STATE, n
 
 // refuse queues a refusal for the hub and remembers it for the machine's owner. m may be nil.
 func (a *Acceptor) refuse(document protocol.Envelope_Kind, m *protocol.DesiredState, err error) {
+	// An error that is no refusal is the disk's fault, not the document's.
+	reason, detail := protocol.Nack_UNAVAILABLE, fault.As(err).Public
+	if refusal, is := errors.AsType[*protocol.RefusalError](err); is {
+		reason, detail = refusal.Reason, refusal.Detail
+	}
 	n := &protocol.Nack{
 		Document:   document,
 		Epoch:      m.GetEpoch(),
 		Generation: m.GetGeneration(),
-		Reason:     refusalReason(err),
-		Detail:     refusalDetail(err),
+		Reason:     reason,
+		Detail:     detail,
 	}
 	a.cfg.Log.Warn("document refused", slog.String("document", document.Text()),
 		slog.String("reason", n.GetReason().Text()),
@@ -166,19 +171,4 @@ func (a *Acceptor) LastRefusal() string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.lastRefusal
-}
-
-// refusalReason is the reason of err for the hub.
-func refusalReason(err error) protocol.Nack_Reason {
-	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
-		return protocol.Nack_UNAVAILABLE // the disk, not the document
-	}
-	return protocol.RefusalOf(err)
-}
-
-func refusalDetail(err error) string {
-	if _, is := errors.AsType[*protocol.RefusalError](err); !is {
-		return fault.As(err).Public
-	}
-	return protocol.RefusalDetail(err)
 }

@@ -160,8 +160,7 @@ func (r *resumption) state(docs state.Stored) {
 		sum := sha256.Sum256(doc.Raw)
 		if _, digest, _ := strings.Cut(doc.Key, "/"); digest != hex.EncodeToString(sum[:]) {
 			r.out.Unverified[doc.Key] = protocol.Nack_PART_DIGEST_MISMATCH.Text() +
-				": the document has another digest than the one it is " +
-				"kept under"
+				": the document has another digest than the one it is kept under"
 			continue
 		}
 		if !named[string(sum[:])] {

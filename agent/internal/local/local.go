@@ -48,11 +48,11 @@ type Status struct {
 	Hub           agent.SessionStatus `json:"hub"`
 	Usage         state.SpoolState    `json:"usage"`
 	Workloads     int                 `json:"workloads"`
-	// Unverified says, by its place in the store, what did not verify when the agent started and is set aside.
+	// Unverified says, by key, why the agent set stored documents aside when it started.
 	Unverified map[string]string `json:"unverified"`
 }
 
-// Workload is one member as it stands.
+// Workload is the current state of one member.
 type Workload struct {
 	MemberID    string     `json:"member_id"`
 	InstanceID  string     `json:"instance_id"`
@@ -362,7 +362,7 @@ func (s *Server) accept(req *http.Request) (*protocol.Ack, error) {
 	case protocol.PayloadBundle:
 		return s.Acceptor.Bundle(env)
 	default:
-		// Whatever else it is, it is refused as a desired state, and the hub hears of it.
+		// Any other type is refused as a desired state, and the refusal is reported to the hub.
 		return s.Acceptor.State(req.Context(), env, d.Parts)
 	}
 }

@@ -70,8 +70,8 @@ func (n *Network) makeBridge() error {
 		return err
 	}
 	if link.Type() != "bridge" {
-		return fault.New(fault.Conflict, codeNetworkOverlaps, "The link "+n.cfg.Bridge+" is there already and is no bridge: "+
-			"choose another name with --bridge.", nil)
+		return fault.New(fault.Conflict, codeNetworkOverlaps, "The link "+n.cfg.Bridge+" is there already and is no "+
+			"bridge: choose another name with --bridge.", nil)
 	}
 	// Published ports are dialled from 127.0.0.1; without route_localnet the kernel drops such packets on the bridge.
 	if err := writeSysctl("net/ipv4/conf/"+n.cfg.Bridge+"/route_localnet", "1"); err != nil {
@@ -108,8 +108,8 @@ func (n *Network) checkOverlap() error {
 	}
 	for _, a := range addrs {
 		if a.LinkIndex != ownIndex && (own.Contains(a.IP) || a.Contains(own.IP)) {
-			return fault.New(fault.Conflict, codeNetworkOverlaps, fmt.Sprintf("The members' network %s overlaps with %s, which "+
-				"this machine uses: choose another with --pod-cidr.", n.cfg.CIDR, a.IPNet), nil)
+			return fault.New(fault.Conflict, codeNetworkOverlaps, fmt.Sprintf("The members' network %s overlaps with %s, "+
+				"which this machine uses: choose another with --pod-cidr.", n.cfg.CIDR, a.IPNet), nil)
 		}
 	}
 	return nil

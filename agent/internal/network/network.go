@@ -181,8 +181,7 @@ func (n *Network) makeDirs() error {
 	for _, dir := range []string{n.nsDir(), n.membersDir()} {
 		if err := os.MkdirAll(dir, 0o711); err != nil { //nolint:gosec // remapped containers walk to their namespaces
 			return fault.New(fault.Unavailable, fault.CodeDirectoryUnusable, fmt.Sprintf("The agent cannot make its directory "+
-				"%s: "+
-				"run it as root and free space on that disk.", dir), err)
+				"%s: run it as root and free space on that disk.", dir), err)
 		}
 	}
 	return nil

@@ -160,8 +160,8 @@ func (r *Reconciler) runContainer(ctx context.Context, spec runtime.Spec, n *pen
 	return r.machine.Containers.StartTask(ctx, pending, ip)
 }
 
-// setupNetwork stores the intent before anything exists: the next pass sees an attachment that a crash cut short as
-// revision 0 and makes it anew. It returns the member's address.
+// setupNetwork stores the intent first: the next pass sees an attachment that a crash interrupted as revision 0 and
+// makes it again. It returns the member's address.
 func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, namespaces func()) (ip string, err error) {
 	ports, err := r.assignPorts(a)
 	if err != nil {

@@ -38,7 +38,7 @@ type Run struct {
 	StartedAt   time.Time
 }
 
-// State is how far a container is.
+// State is the state of a container.
 type State string
 
 // The states of a container.

@@ -284,7 +284,7 @@ func (r *Runtime) addRemoved(id string, count *use) {
 		if err != nil || entry.Name() != "cgroup.procs" {
 			return nil // removed meanwhile
 		}
-		file, err := os.Open(path) //nolint:gosec // nobody can make a link in a cgroup
+		file, err := os.Open(path) //nolint:gosec // a cgroup file system has no links
 		if err != nil {
 			return nil // removed meanwhile
 		}

@@ -87,15 +87,14 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 		if err := <-userNamespace; err != nil {
 			return hostSupport{}, fault.New(fault.Unavailable, codeNoUserNamespaces,
 				"This host gives containers no user namespaces (sysctl user.max_user_namespaces): their root would be the host's "+
-					"root. "+
-					"Run the agent with --no-user-namespaces if that is what you want.", err).Permanent()
+					"root. Run the agent with --no-user-namespaces if that is what you want.", err).Permanent()
 		}
 		h.userNamespaces = true
 	}
 	if !h.seccomp && !cfg.NoSeccomp {
 		return hostSupport{}, fault.New(fault.Unavailable, codeNoSeccomp,
-			"This host's kernel cannot filter the system calls of containers (CONFIG_SECCOMP_FILTER). "+
-				"Run the agent with --no-seccomp if you want to run them unfiltered.", nil).Permanent()
+			"This host's kernel cannot filter the system calls of containers (CONFIG_SECCOMP_FILTER). Run the agent with "+
+				"--no-seccomp if you want to run them unfiltered.", nil).Permanent()
 	}
 	h.seccomp = h.seccomp && !cfg.NoSeccomp
 	switch loaded, err := cfg.LoadAppArmor(cfg.profileName()); {

@@ -170,8 +170,8 @@ func pullFault(ref ImageRef, err error) error {
 	case errors.Is(err, errImageTooLarge):
 		return say(fault.TooLarge, codeImagePullFailed, "is larger than this node allows.").Permanent()
 	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
-		return say(fault.Unavailable, codeImagePullFailed, "does not fit on this node's disk: free space where "+
-			"containerd keeps its data.")
+		return say(fault.Unavailable, codeImagePullFailed, "does not fit on this node's disk: free space where containerd "+
+			"keeps its data.")
 	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
 		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, codeImageDigestMismatch, "is not what its digest says.").Permanent()

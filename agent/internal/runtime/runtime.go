@@ -216,8 +216,7 @@ func (c Config) check() error {
 
 func directoryFault(dir string, err error) error {
 	return fault.New(fault.Unavailable, fault.CodeDirectoryUnusable, fmt.Sprintf("The agent cannot make its directory "+
-		"%s: run "+
-		"it as root and free space on that disk.", dir), err)
+		"%s: run it as root and free space on that disk.", dir), err)
 }
 
 func unavailable(address string, err error) error {

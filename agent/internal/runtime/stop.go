@@ -53,8 +53,8 @@ func (r *Runtime) Stop(ctx context.Context, id string, grace time.Duration) erro
 	}
 	ended, err := r.awaitExit(ctx, id, killWait)
 	if err == nil && !ended {
-		err = fault.New(fault.Unavailable, codeStopFailed, "A process of the container does not end although it was killed: "+
-			"it hangs in the kernel.", nil)
+		err = fault.New(fault.Unavailable, codeStopFailed, "A process of the container does not end although it was "+
+			"killed: it hangs in the kernel.", nil)
 	}
 	return err
 }

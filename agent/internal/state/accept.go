@@ -18,16 +18,12 @@ import (
 
 // Bundle is the present trust bundle; invalid before enrollment.
 func (s *Store) Bundle() protocol.Bundle {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.d.bundle()
+	return view(s, func(d *data) protocol.Bundle { return d.bundle() })
 }
 
 // Bundles are the trust bundles that were accepted, as far as they are kept; the present one is the last.
 func (s *Store) Bundles() []protocol.Bundle {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Clone(s.d.bundles)
+	return view(s, func(d *data) []protocol.Bundle { return slices.Clone(d.bundles) })
 }
 
 func (d *data) bundle() protocol.Bundle {
@@ -37,8 +33,7 @@ func (d *data) bundle() protocol.Bundle {
 	return d.bundles[len(d.bundles)-1]
 }
 
-// InitBundle stores the first trust bundle, which was verified by a fingerprint. It refuses to replace one: later
-// bundles come through AcceptBundle.
+// InitBundle stores the first trust bundle, which was verified by a fingerprint. Later bundles go through AcceptBundle.
 func (s *Store) InitBundle(b protocol.Bundle) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -89,8 +84,8 @@ func (s *Store) acceptBundle(env *protocol.Envelope) error {
 	return err
 }
 
-// compact drops the oldest bundles above MaxBundles that the way from the first to the last can do without: those
-// between which the root did not change.
+// compact drops the oldest bundles above MaxBundles. It keeps those that the chain from the first to the last bundle
+// needs, because the root changed.
 func compact(chain []protocol.Bundle) (kept, dropped []protocol.Bundle) {
 	kept = chain
 	for i := 1; len(kept) > MaxBundles && i < len(kept)-1; {
@@ -104,9 +99,8 @@ func compact(chain []protocol.Bundle) (kept, dropped []protocol.Bundle) {
 	return kept, dropped
 }
 
-// AcceptState stores a desired state and the documents that came with it, and wakes the subscribers once it is on disk.
-// It never goes backwards: an older (epoch, generation) is refused, and so is other content under the same number. The
-// same state again adds the documents that were missing.
+// AcceptState stores a desired state with its documents and then wakes the subscribers. It refuses an older (epoch,
+// generation), and other content under the same numbers. The same state again adds missing documents.
 func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawParts [][]byte) error {
 	if !v.OK() {
 		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the desired state was not verified")
@@ -129,15 +123,14 @@ func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawPart
 		return err
 	}
 	if s.unsaved || s.saved != s.highest {
-		// It is in force, but a restart may forget it: the hub must not count on it, and offers it again.
+		// It is in force, but a restart may lose it: the hub must not count it as stored, and sends it again.
 		return protocol.Refuse(protocol.Nack_UNAVAILABLE, "the disk is full: the state is in force and could not be stored")
 	}
 	return nil
 }
 
-// partsThatFit leaves out documents that something is started from when the disk is full: they count as missing and are
-// fetched once there is space. The state itself and what stops a member are always stored: another member's launch must
-// not keep them away.
+// partsThatFit drops documents that start a member when the disk is full; they count as missing and are fetched once
+// there is space. The state itself and documents that stop a member are always stored.
 func (s *Store) partsThatFit(fresh map[string]part) map[string]part {
 	if s.checkSpace(acquiring, uint64(totalBytes(fresh))) == nil {
 		return fresh
@@ -164,8 +157,8 @@ func (s *Store) checkOrder(next *protocol.DesiredState, env *protocol.Envelope) 
 	return nil
 }
 
-// membersOf returns the digests that a state names, and the members that it adds or changes. A member is remembered
-// from now on: one that leaves before it ever ran needs its proof of removal too.
+// membersOf returns the digests that a state names, and the members that it adds or changes. Members are stored from
+// now on: one that leaves before it ever ran needs its proof of removal, too.
 func (d *data) membersOf(next *protocol.DesiredState, fresh map[string]part) (map[string]bool, map[string]Member) {
 	named := make(map[string]bool, len(next.GetParts()))
 	members := make(map[string]Member)
@@ -209,7 +202,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 		}
 	}
 	var aside []string
-	// The state was verified by the present bundle, so an earlier one that is set aside is not missed.
+	// The present bundle has verified the state, so unverified earlier bundles can go.
 	for _, key := range s.d.asideKeys(prePart, preBundle) {
 		if sum, isPart := strings.CutPrefix(key, prePart); !isPart || !named[sum] {
 			aside = append(aside, key)
@@ -218,7 +211,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 	orphans := s.d.leasesWithoutMember(members)
 	together := fresh
 	if size := totalBytes(fresh); size > chunkBytes {
-		// Ahead of the state, in bounded pieces: a document that no state names is nothing to anyone.
+		// Before the state, in bounded pieces: a document that no state names has no effect.
 		if err := s.writeParts(fresh); err != nil {
 			return err
 		}
@@ -290,7 +283,7 @@ func (s *Store) writeParts(fresh map[string]part) error {
 	return flush()
 }
 
-// AcceptPart stores one document that the accepted state names. One that it does not name any more is refused.
+// AcceptPart stores one document that the accepted state names, and refuses any other.
 func (s *Store) AcceptPart(raw []byte) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -326,8 +319,8 @@ func (s *Store) AcceptPart(raw []byte) error {
 	return protocol.Refuse(protocol.Nack_UNKNOWN_PART, "the accepted desired state names no such part")
 }
 
-// AcceptLeases stores the leases of a batch that are higher than what is stored; the others are old news and change
-// nothing. A full spool refuses the batch: usage under a new lease might find no room.
+// AcceptLeases stores the leases of a batch that are newer than the stored ones. A full spool refuses the batch: usage
+// under a new lease might not fit.
 func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	if !v.OK() {
 		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "the leases were not verified")

@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// AdmissionDecision is whether a workload document is admitted: publisher, manifest and features. It follows from
-// signed documents alone, so it is not kept on disk: each start judges anew, and so does each new trust bundle.
+// AdmissionDecision says whether a workload document is admitted: publisher, manifest and features. It derives from
+// signed documents alone, so it is not stored: each start and each new trust bundle decides again.
 type AdmissionDecision struct {
 	Admitted bool
 	// Reason is a status_reason of the contract, Detail for people.
@@ -23,11 +23,11 @@ type AdmissionDecision struct {
 	Detail string
 	// FallbackAdmitted is the same for the fallback that the document carries.
 	FallbackAdmitted bool
-	// BundleVersion is the trust bundle that it was judged by.
+	// BundleVersion is the trust bundle of the decision.
 	BundleVersion uint64
 }
 
-// SetAdmissions notes whether documents are admitted, by their digests. What the state no longer names is left out.
+// SetAdmissions sets the decisions on documents, by their digests. It skips documents that the state no longer names.
 func (s *Store) SetAdmissions(admissions map[string]AdmissionDecision) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -48,7 +48,7 @@ type Accepted struct {
 	Parts    []Part
 }
 
-// Part is one reference of the accepted state. Workload is nil while its document has not come.
+// Part is one reference of the accepted state. Workload is nil while its document is missing.
 type Part struct {
 	MemberID string
 	SHA256   [32]byte
@@ -88,7 +88,7 @@ func (s *Store) accepted() Accepted {
 	return a
 }
 
-// Documents returns the documents that the accepted state names, as they were signed for, as far as they are here.
+// Documents returns the stored documents that the accepted state names, byte for byte.
 func (s *Store) Documents() ([][]byte, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -128,7 +128,7 @@ func (s *Store) readRaw(key string) (raw []byte, err error) {
 	return raw, nil
 }
 
-// Signed returns the state, nil where there is none, and every batch that a lease comes from.
+// Signed returns the envelopes of the state, which may be nil, and of every batch that a lease is from.
 func (s *Store) Signed() (state *protocol.Envelope, leases []*protocol.Envelope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,12 +18,10 @@ import (
 
 // LastStamp is the time that the last sample made durable.
 func (s *Store) LastStamp() clock.Stamp {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.d.stamp
+	return view(s, func(d *data) clock.Stamp { return d.stamp })
 }
 
-// known is what this store remembers of time.
+// known returns the times that the store has.
 func (s *Store) known(built time.Time) clock.Known {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -37,8 +35,8 @@ func (s *Store) known(built time.Time) clock.Known {
 	return k
 }
 
-// SetClock takes in, in one write, that the clock is set from one time to that of the stamp: nothing of a leap is
-// billed, and every time in the journal of what is here moves with the clock, so that what was a minute ago still is.
+// SetClock stores a step of the clock in one write: the step is not billed, and the times in the journal of runs and
+// members move with the clock, so that a minute ago stays a minute ago.
 func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -62,7 +60,7 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 		}
 	}
 	for id, m := range s.d.members {
-		// What is proven to be removed is a proof of then, and there may be thousands.
+		// The times in a proof of removal stay; there may be thousands of proofs.
 		if m.Removal == nil && move(&m.RetryAt, &m.ExitedAt) {
 			members[id] = m
 		}
@@ -86,7 +84,7 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	})
 }
 
-// Source is where the machine's time comes from; clock.Reading says what each of them means.
+// Source reads the machine's time; clock.Reading describes the fields.
 type Source struct {
 	RTC       func() time.Time
 	SinceBoot func() time.Duration
@@ -110,7 +108,7 @@ func sinceBoot() time.Duration {
 	return time.Duration(ts.Nano())
 }
 
-// Clock is the node's time: agent/clock decides, this one reads the machine.
+// Clock is the node's time. agent/clock holds its rules; Clock reads the machine.
 type Clock struct {
 	source Source
 	store  *Store
@@ -126,13 +124,13 @@ func NewClock(s *Store, source Source, built time.Time) *Clock {
 	return c
 }
 
-// The two clocks are read one after the other: what lies between them would be taken for a clock that was set.
+// The two clocks are read one after the other; a pause in between would count as a step of the clock.
 const (
 	readingApart = 200 * time.Microsecond
 	readingTries = 20
 )
 
-// reading is the closest of some tries; the first one does, unless something else takes the processor in between.
+// reading returns the closest of some tries, mostly the first; others are needed when the process is preempted.
 func (c *Clock) reading() clock.Reading {
 	var out clock.Reading
 	best := time.Duration(math.MaxInt64)
@@ -169,27 +167,27 @@ func (c *Clock) Earliest() time.Time {
 	return is.Earliest(r)
 }
 
-// Told is this clock after a hub's answer that has just come, and whether it tells another time then. Set makes it so.
+// Told returns this clock after a hub's answer that took so long, and whether it shows another time. Set applies it.
 func (c *Clock) Told(hub time.Time, took time.Duration) (next clock.Clock, leaps bool) {
 	is, r := c.read()
 	next = is.Sync(hub, took, r)
 	return next, !next.At(r).Equal(is.At(r))
 }
 
-// Compare tells, at this moment, the time and what it would be by another clock of this boot.
+// Compare returns the time now by this clock and by another one of this boot.
 func (c *Clock) Compare(next clock.Clock) (now time.Time, then clock.Stamp) {
 	is, r := c.read()
 	return is.At(r), next.Stamp(r)
 }
 
-// Set makes the clock go on as the next one.
+// Set replaces the clock by the next one.
 func (c *Clock) Set(next clock.Clock) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.is = next
 }
 
-// Passed takes in a time that has passed for sure. Call it before anything runs.
+// Passed moves the clock to a time that has certainly passed. Call it before anything runs.
 func (c *Clock) Passed(t time.Time) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -21,8 +21,8 @@ type need int
 const (
 	// acquiring changes start or keep something new: they need the whole reserve on the disk.
 	acquiring need = iota
-	// measuring changes record usage of what runs. On a full disk they go into half of the reserve file; when that is used
-	// up they fail, and the next sample makes up for them.
+	// measuring changes record usage of running containers. On a full disk they go into half of the reserve file; when
+	// that is full they fail, and the next sample includes their usage.
 	measuring
 	// releasing changes end something. They never fail for want of space: they go to the disk, to the reserve file, or,
 	// where that is not usable, stay in memory until there is space again.
@@ -33,8 +33,8 @@ const (
 // files, and a disk that is full to the last block would kill the process.
 const releaseShare = 2
 
-// spareName is a file that only takes space: it goes when the store is closed on a full disk, so that Badger can write
-// its last table.
+// spareName is a file that only occupies space: Close removes it on a full disk, so that Badger can write its last
+// table.
 const (
 	spareName  = "spare"
 	spareBytes = 2 * memTableBytes
@@ -69,10 +69,10 @@ func (s *Store) checkSpace(kind need, bytes uint64) error {
 		s.dir, free>>20, (least+bytes)>>20), nil)
 }
 
-// Full returns why nothing new can be stored; nil when it can.
+// Full returns an error when the disk has no space for acquiring changes.
 func (s *Store) Full() error { return s.checkSpace(acquiring, 0) }
 
-// DefaultLargeBytes is what the store may take of the disk beside unsent usage; above it the node says so.
+// DefaultLargeBytes is the size of the store, without unsent usage, above which the node reports a condition.
 const DefaultLargeBytes = 256 << 20
 
 // Oversized returns an error when the store takes more of the disk than it should.

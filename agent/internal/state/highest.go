@@ -29,8 +29,7 @@ func (h Highest) State(epoch, generation uint64) error {
 			epoch, h.Epoch)
 	case h.beyond(epoch, generation):
 		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "generation %d is older than generation %d, which this node "+
-			"has "+
-			"accepted", generation, h.Generation)
+			"has accepted", generation, h.Generation)
 	}
 	return nil
 }
@@ -39,8 +38,7 @@ func (h Highest) State(epoch, generation uint64) error {
 func (h Highest) Bundle(version uint64) error {
 	if version < h.BundleVersion {
 		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "trust bundle %d is older than trust bundle %d, which this "+
-			"node has "+
-			"accepted", version, h.BundleVersion)
+			"node has accepted", version, h.BundleVersion)
 	}
 	return nil
 }

@@ -28,7 +28,7 @@ func segmentNumber(key, incarnation string) (uint64, bool) {
 	return binary.BigEndian.Uint64([]byte(tail)), true
 }
 
-// read takes one entry of the disk into the mirror: a record of the node's own only with its authentication code.
+// read copies one entry of the disk to the mirror; the node's own records need their authentication code.
 func (s *Store) read(key string, value []byte) error {
 	prefix, _, _ := strings.Cut(key, "/")
 	switch prefix {
@@ -38,7 +38,7 @@ func (s *Store) read(key string, value []byte) error {
 	return s.readRecord(key, value)
 }
 
-// read takes one entry of the disk into the mirror. Keys of meta and chain sort before those of segments.
+// read copies one entry of the disk to the mirror. Keys of meta and chain sort before those of segments.
 func (d *data) read(key string, value []byte) error {
 	switch key {
 	case keyMeta:
@@ -77,13 +77,13 @@ func (d *data) read(key string, value []byte) error {
 		d.meter.Members = append(d.meter.Members, m)
 		return err
 	case preSegment:
-		// Segments left by an incarnation that was given up half-way are removed by gcSegments.
+		// gcSegments removes the segments of other incarnations.
 		if number, ok := segmentNumber(key, d.chain.Incarnation); ok {
 			d.sizes[number] = int64(len(value))
 		}
 		return nil
 	}
-	// A newer release may have written it; it is kept and not understood.
+	// A newer release may have written the key; it stays.
 	return nil
 }
 

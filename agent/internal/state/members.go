@@ -14,14 +14,14 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Member is what the store remembers of a member.
+// Member is the store's record of a member.
 type Member struct {
 	agent.Member
 	// Ports are the host ports that the node chose; kept from the first start until the member is retired.
 	Ports []HostPort `json:",omitempty"`
 	// NetworkRevision is the workload revision that the member's network was made for, written before it is made.
 	NetworkRevision uint64 `json:",omitempty"`
-	// NetworkReady says that making it was finished.
+	// NetworkReady says that its setup has finished.
 	NetworkReady bool   `json:",omitempty"`
 	NetNSPath    string `json:",omitempty"`
 	UserNSPath   string `json:",omitempty"`
@@ -49,9 +49,9 @@ type Run struct {
 	OpenedAt   time.Time
 	// StartedAt is the container's start on the agent's clock; zero until it was seen up.
 	StartedAt time.Time `json:",omitzero"`
-	// StopRequested says that this agent has asked it to end, so that its exit is no failure.
+	// StopRequested says that the agent has stopped it, so that its exit is no failure.
 	StopRequested bool `json:",omitempty"`
-	// OverDisk says why this agent ended it: it took more of the disk than it may.
+	// OverDisk says why the agent ended it: it exceeded its disk limit.
 	OverDisk string `json:",omitempty"`
 	// ReadyAt is when the readiness probe first succeeded.
 	ReadyAt time.Time `json:",omitzero"`
@@ -63,16 +63,12 @@ type Run struct {
 
 // Members returns all members, removed ones too.
 func (s *Store) Members() map[string]Member {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return maps.Clone(s.d.members)
+	return view(s, func(d *data) map[string]Member { return maps.Clone(d.members) })
 }
 
 // Runs returns the journal by run id.
 func (s *Store) Runs() map[string]Run {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return maps.Clone(s.d.runs)
+	return view(s, func(d *data) map[string]Run { return maps.Clone(d.runs) })
 }
 
 // NewestRun is the last run of a member, or of one of its services; the fault NotFound when there is none.
@@ -93,12 +89,10 @@ func (s *Store) NewestRun(memberID, service string) (Run, error) {
 
 // Leases returns the newest lease of each member. Callers do not change them.
 func (s *Store) Leases() map[string]*protocol.Lease {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return maps.Clone(s.d.leases)
+	return view(s, func(d *data) map[string]*protocol.Lease { return maps.Clone(d.leases) })
 }
 
-// UpdateMember changes what is remembered of a member; an unknown one is made. change must not keep what it is given.
+// UpdateMember changes a member, or adds an unknown one. change must not keep its argument.
 func (s *Store) UpdateMember(id string, change func(*Member)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -109,10 +103,9 @@ func (s *Store) UpdateMember(id string, change func(*Member)) error {
 	return s.release(func(b *batch) { b.json(preMember+id, m) }, func(d *data) { d.members[id] = m })
 }
 
-// AssignPorts gives each wanted port of a member a host port and makes the choice durable, together with what else
-// changes. A port that the member has already keeps its number while it is free; one that it no longer wants is given
-// up. free reports whether no other member or program has the port. Ports are given in turn: who still knows the port
-// of a member that is gone must not reach the next.
+// AssignPorts assigns a host port to each port of a member and stores the assignment, together with change. A port with
+// a host port keeps it while that is free; free reports whether another member or program uses a port. Ports are
+// assigned in rotation: a client of a removed member must not reach the next one.
 func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool,
 	change func(*Member),
 ) ([]HostPort, error) {
@@ -159,7 +152,7 @@ func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uin
 	)
 }
 
-// nextPort is the first usable port after the last one, which comes last itself.
+// nextPort is the first usable port after the last one; the last one itself is tried last.
 func nextPort(last, from, to uint16, usable func(uint16) bool) (port uint16, ok bool) {
 	if last < from || last > to {
 		last = to
@@ -177,15 +170,15 @@ func nextPort(last, from, to uint16, usable func(uint16) bool) (port uint16, ok 
 	}
 }
 
-// OpenRun writes down that a container is about to be started, and opens its usage interval, before it is.
+// OpenRun stores a run and opens its usage interval, before the container is created.
 func (s *Store) OpenRun(r Run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.openRun(r)
 }
 
-// OpenRunIfDesired is OpenRun if the accepted state, as it is at this very moment, still wants the run; otherwise it
-// changes nothing. Between the decision to start and the start, a newer state may have come.
+// OpenRunIfDesired is OpenRun if the accepted state still contains the run; otherwise it changes nothing. A newer state
+// may have been accepted since the decision to start.
 func (s *Store) OpenRunIfDesired(r Run) (wanted bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -213,8 +206,8 @@ func (s *Store) openRun(r Run) error {
 		func(d *data) { d.runs[r.ID] = r; d.meter = metered })
 }
 
-// JournalRun puts a container into the journal that is there and that the journal does not know: the store was lost.
-// The meter counts it from when it is first seen.
+// JournalRun adds an existing container to the journal that does not know it, because the store was lost. The meter
+// counts it from its first sample.
 func (s *Store) JournalRun(r Run) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -224,7 +217,7 @@ func (s *Store) JournalRun(r Run) error {
 	return s.release(func(b *batch) { b.json(preRun+r.ID, r) }, func(d *data) { d.runs[r.ID] = r })
 }
 
-// UpdateRun changes a run in the journal; one that is not there stays absent.
+// UpdateRun changes a run in the journal; an unknown id changes nothing.
 func (s *Store) UpdateRun(id string, change func(*Run)) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -236,7 +229,7 @@ func (s *Store) UpdateRun(id string, change func(*Run)) error {
 	return s.release(func(b *batch) { b.json(preRun+id, r) }, func(d *data) { d.runs[id] = r })
 }
 
-// CloseRun forgets a run whose container is gone. Of a container that never came up, the interval is forgotten too.
+// CloseRun deletes a run whose container no longer exists, and the interval of a container that never ran.
 func (s *Store) CloseRun(id string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -245,7 +238,7 @@ func (s *Store) CloseRun(id string) error {
 		func(d *data) { delete(d.runs, id); d.meter = metered })
 }
 
-// AcknowledgeRemovals notes that the hub has these members' proofs. The oldest of many are forgotten then.
+// AcknowledgeRemovals marks the proofs of these members as reported, and deletes the oldest proofs above MaxTombstones.
 func (s *Store) AcknowledgeRemovals(ids []string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -295,11 +288,9 @@ func (s *Store) surplusTombstones() []string {
 	return ids
 }
 
-// Retire closes a member of which nothing is left: its last usage record is sealed and its proof stored in one
-// transaction; lease and ports are given up. What it has used stays with the proof, because a lease's cap counts from
-// the member's beginning, also for one that a restored hub names again. It changes nothing of one that the accepted
-// state, as it is at this very moment, names: the hub would take that record for its last, and what it uses afterwards
-// would be on no bill.
+// Retire seals a removed member's last usage record, stores its proof and drops its lease and ports, in one
+// transaction. Its consumption stays: a lease's cap counts from the member's beginning, also if a restored hub names it
+// again. A member in the accepted state is not changed: usage after its final record would never be billed.
 func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

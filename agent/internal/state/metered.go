@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/agent/meter"
 )
 
-// The meter is stored in three kinds of keys: what seldom changes of each interval, the mark of each member, and one
-// small sample with what each sample changes of all intervals. Together they are always exactly the meter's state.
+// The meter is stored in three kinds of keys: the fields of each interval that seldom change, the mark of each member,
+// and one small sample with the fields of all intervals that change with each sample.
 
 // sample is what changes of each interval with each sample, by run id.
 type sample map[string][7]int64

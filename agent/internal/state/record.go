@@ -9,8 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// What the node itself has written down carries an authentication code, so that an altered byte is noticed instead of
-// believed. Signed documents need none.
+// The node's own records carry an authentication code, which detects altered bytes. Signed documents need none.
 const (
 	codeVersion = 1
 	codeBytes   = 16
@@ -41,8 +40,8 @@ func (s *Store) withoutCode(key string, raw []byte) ([]byte, error) {
 	return raw[prefixBytes:], nil
 }
 
-// readRecord takes one of the node's own records into the mirror. An altered one is set aside; without those on which
-// all of the usage hangs the store cannot be used.
+// readRecord copies one of the node's own records to the mirror. An altered record is set aside; the records on which
+// all usage depends must be intact.
 func (s *Store) readRecord(key string, raw []byte) error {
 	value, err := s.withoutCode(key, raw)
 	needed := key == keyMeta || key == keyChain || key == keyMarks
@@ -65,9 +64,7 @@ func (d *data) consumedAside(memberID string) bool {
 // ConsumedUnverified reports whether the record of what the member has used was altered. A lease that is accepted from
 // then on counts from its own beginning: the hub gives none that the tenant cannot pay.
 func (s *Store) ConsumedUnverified(memberID string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.d.consumedAside(memberID)
+	return view(s, func(d *data) bool { return d.consumedAside(memberID) })
 }
 
 func unreadable(dir string, err error) error {

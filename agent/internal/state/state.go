@@ -1,5 +1,5 @@
 // Package state is the agent's durable memory: trust bundle, accepted desired state, leases, members, the journal of
-// container runs, measured usage and the time. A change is on disk before anyone hears of it. It is the only user of
+// container runs, measured usage and the time. A change is on disk before subscribers wake. It is the only user of
 // Badger and talks neither to the hub nor to containerd.
 package state
 
@@ -84,7 +84,7 @@ type Options struct {
 	// CopyDir is a directory on another file system, best in memory, where a store is opened whose own disk is full.
 	// Without one a store on a full disk cannot be opened.
 	CopyDir string
-	// Key authenticates what the node itself writes down. It belongs to the node and is not kept in the store.
+	// Key authenticates the node's own records. It belongs to the node and is not kept in the store.
 	Key []byte
 }
 
@@ -133,7 +133,7 @@ type data struct {
 	stateEnv *protocol.Envelope
 	// stored are the signed documents that Resume has still to take; nil afterwards.
 	stored map[string][]byte
-	// unverified says why keys are set aside; unnamed are documents that nothing verified names.
+	// unverified says why keys are set aside; unnamed are documents that no verified document names.
 	unverified map[string]string
 	unnamed    []string
 	// batches are the signed batches that the leases come from, leaseFrom which of them by member.
@@ -160,7 +160,7 @@ type data struct {
 type meta struct {
 	Format      int    `json:"format"`
 	Incarnation string `json:"incarnation"`
-	// LastPort is the host port that was given last.
+	// LastPort is the host port that was assigned last.
 	LastPort uint16 `json:"last_port,omitempty"`
 	// Highest says that the file of that name has been written: without it the store starts nothing.
 	Highest bool `json:"highest,omitempty"`
@@ -317,18 +317,21 @@ func (s *Store) SignRefusal(status *protocol.WorkloadStatus) error {
 	return status.RefuseAsOwner(node.id, node.signer)
 }
 
-// NodeID is what Identify was given, or what the store remembers of it.
+// NodeID is the node of Identify, also of an earlier process.
 func (s *Store) NodeID() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.d.chain.NodeID
+	return view(s, func(d *data) string { return d.chain.NodeID })
 }
 
 // Incarnation names this store's life.
 func (s *Store) Incarnation() string {
+	return view(s, func(d *data) string { return d.meta.Incarnation })
+}
+
+// view reads the mirror under the lock.
+func view[T any](s *Store, read func(d *data) T) T {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.d.meta.Incarnation
+	return read(&s.d)
 }
 
 // Subscribe returns a channel that wakes after each accepted document.
@@ -342,8 +345,8 @@ func rootCause(err error) error {
 	return err
 }
 
-// CollectGarbage gives disk space of overwritten values back. Call it from time to time; it does nothing when there is
-// little, and nothing on a full disk, because it needs space to work.
+// CollectGarbage frees the disk space of overwritten values. Call it periodically; it does nothing on a full disk,
+// because it needs space itself.
 func (s *Store) CollectGarbage() error {
 	s.mu.Lock()
 	db, idle := s.db, s.closed || s.copied || s.checkSpace(acquiring, 0) != nil

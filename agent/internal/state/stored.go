@@ -47,7 +47,7 @@ type Resumed struct {
 	Unverified map[string]string
 }
 
-// Stored gives what is to be verified.
+// Stored returns the documents to verify.
 func (s *Store) Stored() Stored {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -68,8 +68,8 @@ func (s *Store) Stored() Stored {
 	return out
 }
 
-// Resume takes what was verified of the stored documents as accepted, and sets the rest aside: it stays on the disk
-// until what replaces it has come, and does not count.
+// Resume accepts the stored documents that were verified and sets the others aside: those stay on the disk, without
+// effect, until their replacement is accepted.
 func (s *Store) Resume(r Resumed) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -119,20 +119,16 @@ func (d *data) holds(key string) bool {
 
 // Unverified says, by key, why stored documents and records are set aside.
 func (s *Store) Unverified() map[string]string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return maps.Clone(s.d.unverified)
+	return view(s, func(d *data) map[string]string { return maps.Clone(d.unverified) })
 }
 
-// LeasesUnverified reports whether the node may have leases that it cannot show: some are set aside, or none were ever
-// accepted.
+// LeasesUnverified reports whether the node may have leases that it cannot verify: some are set aside, or none were
+// ever accepted.
 func (s *Store) LeasesUnverified() bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return len(s.d.batches) == 0 || len(s.d.asideKeys(preBatch)) > 0
+	return view(s, func(d *data) bool { return len(d.batches) == 0 || len(d.asideKeys(preBatch)) > 0 })
 }
 
-// asideKeys are the keys with one of these beginnings that are set aside, or that nothing names.
+// asideKeys are the keys with one of these prefixes that are set aside or unnamed.
 func (d *data) asideKeys(prefixes ...string) []string {
 	var out []string
 	has := func(key string) bool {
@@ -153,7 +149,7 @@ func (d *data) asideKeys(prefixes ...string) []string {
 	return out
 }
 
-// clearSetAside forgets that keys are set aside which were written or deleted.
+// clearSetAside removes keys that a batch has written or deleted from those that are set aside.
 func (d *data) clearSetAside(b *batch) {
 	if len(d.unverified) == 0 && len(d.unnamed) == 0 {
 		return
@@ -169,8 +165,8 @@ func (d *data) clearSetAside(b *batch) {
 	d.unnamed = slices.DeleteFunc(d.unnamed, func(key string) bool { return written[key] })
 }
 
-// addBatch takes the leases of a batch that are higher than those that are there. What is there already comes from it
-// from now on: a hub's batch has all its leases of the node, so that the earlier batches become idle.
+// addBatch adds the leases of a batch that are newer than the stored ones. Equal leases count as from this batch, too:
+// a hub's batch has all leases of the node, so that earlier batches become idle.
 func (d *data) addBatch(v protocol.Verified[*protocol.LeaseBatch]) {
 	key := batchKey(v.Envelope())
 	for _, l := range v.Message().GetLeases() {
@@ -181,7 +177,7 @@ func (d *data) addBatch(v protocol.Verified[*protocol.LeaseBatch]) {
 	d.batches[key] = v.Envelope()
 }
 
-// idleBatches are those that no lease comes from any more.
+// idleBatches are the batches that no lease is from any more.
 func idleBatches(batches map[string]*protocol.Envelope, leaseFrom map[string]string) []string {
 	needed := map[string]bool{}
 	for _, key := range leaseFrom {

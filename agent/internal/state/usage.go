@@ -96,9 +96,8 @@ func (x sealing) apply(d *data) {
 	}
 }
 
-// SaveSample takes one observation of all containers into the meter, and writes what it says in one transaction: open
-// intervals, sealed records and the time. A sample that cannot be written changes nothing; the next one makes up for
-// it.
+// SaveSample passes one observation of all containers to the meter and stores the result in one transaction: open
+// intervals, sealed records and the time. A sample that cannot be written changes nothing; the next one includes it.
 func (s *Store) SaveSample(o meter.Observation, stamp clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -131,18 +130,16 @@ func (s *Store) Measured(runID string) bool {
 	})
 }
 
-// Metering reports whether the meter holds anything of the member open.
+// Metering reports whether the meter has an open interval of the member.
 func (s *Store) Metering(memberID string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.ContainsFunc(s.d.meter.Intervals, func(iv meter.Interval) bool { return iv.MemberID == memberID })
+	return view(s, func(d *data) bool {
+		return slices.ContainsFunc(d.meter.Intervals, func(iv meter.Interval) bool { return iv.MemberID == memberID })
+	})
 }
 
 // Consumed returns what a member has used, in base units by meter, as far as it is sealed.
 func (s *Store) Consumed(memberID string) map[string]int64 {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return maps.Clone(s.d.consumed[memberID])
+	return view(s, func(d *data) map[string]int64 { return maps.Clone(d.consumed[memberID]) })
 }
 
 // Segment returns a signed segment of this incarnation; nil when it is not sealed yet.
@@ -173,7 +170,7 @@ func (s *Store) segment(number uint64) (*protocol.Envelope, error) {
 	return env, nil
 }
 
-// SpoolState is how the usage of this incarnation stands.
+// SpoolState is the progress of this incarnation's usage.
 type SpoolState struct {
 	Incarnation  string
 	LastSegment  uint64
@@ -182,15 +179,15 @@ type SpoolState struct {
 	UnsentBytes  int64
 }
 
-// Spool says how the usage of this incarnation stands.
+// Spool returns the progress of this incarnation's usage.
 func (s *Store) Spool() SpoolState {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return SpoolState{s.d.meta.Incarnation, s.d.chain.Number, s.d.chain.Sequence, s.d.marks, s.d.unsent}
+	return view(s, func(d *data) SpoolState {
+		return SpoolState{d.meta.Incarnation, d.chain.Number, d.chain.Sequence, d.marks, d.unsent}
+	})
 }
 
-// AcknowledgeUsage takes in how far the hub has come, and forgets what is archived. It fails with spool.ErrOtherStore,
-// and changes nothing, when the hub has posted what this store never sealed: then TakeNewIncarnation is due.
+// AcknowledgeUsage applies the hub's progress and deletes archived segments. It fails with spool.ErrOtherStore, and
+// changes nothing, when the hub has posted segments that this store never sealed: then TakeNewIncarnation is due.
 func (s *Store) AcknowledgeUsage(said spool.HubProgress) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -229,8 +226,8 @@ func (s *Store) AcknowledgeUsage(said spool.HubProgress) error {
 	})
 }
 
-// RewindUsage goes back to what a restored hub has posted: what it has forgotten is sent again. It fails, and changes
-// nothing, when that is no longer all here: then TakeNewIncarnation is due.
+// RewindUsage moves the posted mark back to a restored hub's, so that later segments are sent again. It fails, and
+// changes nothing, when some of them are deleted: then TakeNewIncarnation is due.
 func (s *Store) RewindUsage(posted uint64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -249,7 +246,7 @@ func (s *Store) RewindUsage(posted uint64) error {
 	})
 }
 
-// segmentDigest is of the segment that the hub speaks of, as this store has it; nil where it is not kept.
+// segmentDigest is the digest of this store's segment number hub.Posted; nil where the store does not have it.
 func (s *Store) segmentDigest(said spool.HubProgress) ([]byte, error) {
 	if _, kept := s.d.sizes[said.Posted]; !kept || said.Incarnation != s.d.chain.Incarnation ||
 		len(said.PostedSHA256) == 0 {
@@ -264,7 +261,7 @@ func (s *Store) segmentDigest(said spool.HubProgress) ([]byte, error) {
 }
 
 // TakeNewIncarnation gives the store a new random name, because the hub knows more of the old one than this disk does.
-// Usage that is not archived is sealed again under the new name; the hub bills it once. Leases stay; what runs goes on.
+// Usage that is not archived is sealed again under the new name; the hub bills it once. Leases and containers stay.
 func (s *Store) TakeNewIncarnation(now time.Time) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

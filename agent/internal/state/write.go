@@ -54,8 +54,7 @@ func (s *Store) write(fill func(*batch), apply func(*data)) error {
 	return s.commit(acquiring, fill, apply)
 }
 
-// release is write for a change that ends something: it takes effect whatever the disk says, and its error is one of
-// encoding only.
+// release is write for a change that ends something: it takes effect on a full disk, too, and fails only in encoding.
 func (s *Store) release(fill func(*batch), apply func(*data)) error {
 	return s.commit(releasing, fill, apply)
 }
@@ -85,7 +84,7 @@ func (s *Store) commit(kind need, fill func(*batch), apply func(*data)) error {
 	return nil
 }
 
-// put writes a batch, after all that has waited for space.
+// put writes the pending changes, then a batch.
 func (s *Store) put(b *batch) error {
 	if err := s.writePending(); err != nil {
 		return err
@@ -135,8 +134,8 @@ func (s *Store) postpone(kind need, b *batch, why error) error {
 	return nil
 }
 
-// writePending moves what has waited for space to the database, in pieces that fit a transaction. A crash in between
-// repeats it.
+// writePending moves the pending changes to the database, in pieces that fit a transaction. A crash in between repeats
+// it.
 func (s *Store) writePending() error {
 	if s.copied {
 		db, err := openBadger(s.dir)

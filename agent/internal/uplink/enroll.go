@@ -224,8 +224,8 @@ func unreachable(base string, err error) error {
 	case errors.As(err, &unknown):
 		return fault.New(fault.Unavailable, codeHubNotTrusted, "What answers at "+base+" does not belong to this mesh.", err)
 	}
-	return fault.New(fault.Unavailable, codeHubUnreachable, "The hub at "+base+" does not answer. Check the address, and "+
-		"that this machine may reach it.", err)
+	return fault.New(fault.Unavailable, codeHubUnreachable, "The hub at "+base+" does not answer. Check the address, "+
+		"and that this machine may reach it.", err)
 }
 
 // problem turns the hub's answer (RFC 9457) into a fault of the same meaning.

@@ -218,8 +218,8 @@ func (c *Credentials) request(hostname string) (string, error) {
 func (c *Credentials) save(id Identity, chain []byte) error {
 	cert, err := c.parse(chain)
 	if err != nil {
-		return fault.New(fault.Internal, codeCertificateInvalid, "The hub answered with a certificate that this node cannot "+
-			"use.", err)
+		return fault.New(fault.Internal, codeCertificateInvalid, "The hub answered with a certificate that this node "+
+			"cannot use.", err)
 	}
 	raw, err := json.MarshalIndent(id, "", "  ")
 	if err != nil {
