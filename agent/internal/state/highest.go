@@ -25,8 +25,7 @@ func (h Highest) State(epoch, generation uint64) error {
 	switch {
 	case epoch < h.Epoch:
 		return protocol.Refuse(protocol.Nack_EPOCH_UNKNOWN, "the desired state is of epoch %d, this node has accepted "+
-			"epoch %d",
-			epoch, h.Epoch)
+			"epoch %d", epoch, h.Epoch)
 	case h.beyond(epoch, generation):
 		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "generation %d is older than generation %d, which this node "+
 			"has accepted", generation, h.Generation)
