@@ -1,5 +1,5 @@
 // Package access answers, for commands and queries alike, whether a caller may do what it asks, and reads the project,
-// org or user that the answer depends on. The rules are iam's. What the caller may not see looks absent.
+// org or user that the answer depends on. The rules are iam's. What the caller may not see is NotFound.
 package access
 
 import (
@@ -16,7 +16,7 @@ type Check[T any] func(ctx context.Context, tx db.Tx) (T, error)
 // Nothing is what a check returns that reads nothing.
 type Nothing struct{}
 
-// Anyone lets every caller in: the request brings a proof of its own.
+// Anyone lets every caller in: the request carries a proof of its own.
 func Anyone(context.Context, db.Tx) (Nothing, error) { return Nothing{}, nil }
 
 // Platform is for what belongs to no org.

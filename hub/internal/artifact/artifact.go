@@ -1,5 +1,5 @@
 // Package artifact owns what is shipped: publish intents, artifacts with their digests and the evidence that makes them
-// trusted, and the OCI registry that holds the bytes. Which keys may sign for a repository is told to it; apps and
+// trusted, and the OCI registry that holds the bytes. Callers pass the keys that may sign for a repository; apps and
 // versions are the catalogue's.
 package artifact
 

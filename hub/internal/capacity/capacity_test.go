@@ -145,7 +145,7 @@ func TestShapesNodesAndSKUsThatDoNotFitAreRefusedByName(t *testing.T) {
 	require.Equal(t, "cpu-2", a.SKU)
 }
 
-// TestLaw14AnAcceleratorHasOneActiveClaim: the index holds even where placement did not look.
+// TestLaw14AnAcceleratorHasOneActiveClaim: the index prevents a second claim without placement.
 func TestLaw14AnAcceleratorHasOneActiveClaim(t *testing.T) {
 	w := newWorld(t)
 	a, err := w.create(func(n *capacity.NewAllocation) { n.AcceleratorCount = 3 })

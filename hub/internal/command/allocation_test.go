@@ -34,7 +34,7 @@ func TestAllocationDoesNotConflictWithReportsOfOtherNodes(t *testing.T) {
 		a, err := create.CreateAllocationOn(t.Context(), tx, w.Meta("allocation"), in, []string{w.Node})
 		if attempts == 1 {
 			// It sees nothing of the allocation, which sees nothing of it: one of the two would have to start afresh if both
-			// looked.
+			// had read.
 			w.Tx(func(ctx context.Context, tx db.Tx) error {
 				var n int
 				if err := tx.QueryRow(ctx, `SELECT count(*) FROM allocations`).Scan(&n); err != nil {

@@ -85,10 +85,10 @@ func TestLaw08CredentialsAreOneTransaction(t *testing.T) {
 				return err
 			})
 			keys, key := w.keys(), w.key()
-			in := command.EnrolNodeInput{JoinToken: "secret", Hostname: "n2", CSRPEM: hubtest.CSR(w.T, key)}
+			in := command.EnrollNodeInput{JoinToken: "secret", Hostname: "n2", CSRPEM: hubtest.CSR(w.T, key)}
 			return w.command(func(ctx context.Context, s *command.Service) error {
 				s.Keys, s.CertificateTTL = keys, time.Hour
-				return second(s.EnrolNode(ctx, command.Meta{CorrelationID: "c", Now: w.Now}, in))
+				return second(s.EnrollNode(ctx, command.Meta{CorrelationID: "c", Now: w.Now}, in))
 			})
 		}},
 		{"renew node", "nodes", func(w *world) func(commandtest.Around) error {

@@ -21,7 +21,7 @@ type atomicStep struct {
 	name string
 	// table has the changed row.
 	table string
-	// prepare brings the world to where the change can be made.
+	// prepare makes the rows that the change needs.
 	prepare func(w *world) func(commandtest.Around) error
 }
 

@@ -59,10 +59,11 @@ func (w *world) publishing() *command.Service {
 	}
 }
 
-func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
-	const shape = "H200"
-	ada := db.NewID()
-	prepare := map[iam.Quota]func(w *world){
+// quotaAttempts are a request for each quota, and what some of them need first.
+func quotaAttempts(shape, ada string) (prepare map[iam.Quota]func(w *world),
+	attempts map[iam.Quota]func(w *world) error,
+) {
+	prepare = map[iam.Quota]func(w *world){
 		iam.QuotaInstances: func(w *world) { w.Allocation() },
 		iam.QuotaAccelerators: func(w *world) {
 			w.Tx(func(ctx context.Context, tx db.Tx) error {
@@ -78,7 +79,7 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 				ada, w.Project.OrgID, w.Now)
 		},
 	}
-	attempts := map[iam.Quota]func(w *world) error{
+	attempts = map[iam.Quota]func(w *world) error{
 		iam.QuotaAccelerators: func(w *world) error {
 			in := w.AllocationInput()
 			in.AcceleratorCount, in.AcceleratorModel = 1, shape
@@ -118,6 +119,13 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 				command.CreateUserInput{OrgID: w.Project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
 		},
 	}
+	return prepare, attempts
+}
+
+func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
+	const shape = "H200"
+	ada := db.NewID()
+	prepare, attempts := quotaAttempts(shape, ada)
 	for _, name := range iam.QuotaNames() {
 		attempt := attempts[name]
 		if name == iam.QuotaRegistryBytes {

@@ -214,8 +214,8 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	require.Equal(t, held, stillHeld)
 }
 
-// Law 5: what a lost node brings all the same is billed up to its loss, once; the hold goes back with its last record,
-// or when nothing has come for 30 days.
+// Law 5: what a lost node uploads after its return is billed up to its loss, once; the hold goes back with its last
+// record, or when nothing has come for 30 days.
 func TestLaw05ALostNodesLateUsageIsBilledUpToItsLossAndOnce(t *testing.T) {
 	w := newWorld(t)
 	i := w.Running()

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 )
 
-// RollbackInstance brings an app instance back to a version that it has run, by default the previous one, and answers
+// RollbackInstance returns an app instance to a version that it has run, by default the previous one, and answers
 // with it in status rolling_back.
 func (s *Service) RollbackInstance(ctx context.Context, m Meta, projectID, instanceID,
 	version string,

@@ -17,7 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// UpgradeInstance brings an app instance to another version, in the place that it has, and answers with it in status
+// UpgradeInstance moves an app instance to another version, in the place that it has, and answers with it in status
 // upgrading: members, ports, capacity, parameters and what is billed stay.
 func (s *Service) UpgradeInstance(ctx context.Context, m Meta, projectID, instanceID,
 	version string,

@@ -158,7 +158,7 @@ func (s *Server) GetTrustBundle(context.Context, GetTrustBundleRequestObject) (G
 
 // EnrollNode lets a node in with a join token.
 func (s *Server) EnrollNode(ctx context.Context, r EnrollNodeRequestObject) (EnrollNodeResponseObject, error) {
-	credentials, err := s.Commands.EnrolNode(ctx, metaFrom(ctx), command.EnrolNodeInput{
+	credentials, err := s.Commands.EnrollNode(ctx, metaFrom(ctx), command.EnrollNodeInput{
 		JoinToken: r.Body.JoinToken,
 		CSRPEM:    r.Body.CsrPem, Hostname: r.Body.Hostname,
 	})

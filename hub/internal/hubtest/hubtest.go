@@ -216,8 +216,8 @@ func (h *Hub) Enroll() *Node {
 	require.NoError(h.T, err)
 	m := h.Admin("")
 	m.Principal = iam.Principal{}
-	enrolled, err := (&command.Service{DB: h.DB, Keys: h.Keys, CertificateTTL: time.Hour}).EnrolNode(ctx, m,
-		command.EnrolNodeInput{JoinToken: created.Secret, CSRPEM: CSR(h.T, key), Hostname: "n1"})
+	enrolled, err := (&command.Service{DB: h.DB, Keys: h.Keys, CertificateTTL: time.Hour}).EnrollNode(ctx, m,
+		command.EnrollNodeInput{JoinToken: created.Secret, CSRPEM: CSR(h.T, key), Hostname: "n1"})
 	require.NoError(h.T, err)
 	n := &Node{Hub: h, ID: enrolled.NodeID, Key: key, Identity: protocol.NewNodeIdentity(enrolled.NodeID, pub)}
 	n.UseCertificate(enrolled.Certificate.CertificatePEM)

@@ -91,7 +91,7 @@ func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInpu
 		})
 }
 
-// pricedVersion reads the version that a price is asked for; what the caller may not see looks absent.
+// pricedVersion reads the version that a price is asked for; what the caller may not see is NotFound.
 func pricedVersion(ctx context.Context, tx db.Tx, p iam.Principal, project iam.Project,
 	in EstimateInput,
 ) (catalog.Version, error) {

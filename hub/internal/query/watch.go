@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// pollInterval is how soon a waiting read looks again without a signal: another process may have made the change.
+// pollInterval is how soon a waiting read polls again without a signal: another process may have made the change.
 const pollInterval = time.Second
 
 // Watch says how long a read waits for a change.

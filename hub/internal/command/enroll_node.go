@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// EnrolNodeInput is what the node sends.
-type EnrolNodeInput struct {
+// EnrollNodeInput is what the node sends.
+type EnrollNodeInput struct {
 	JoinToken string
 	CSRPEM    string
 	Hostname  string
@@ -29,9 +29,9 @@ type NodeCredentials struct {
 	HubID       string
 }
 
-// EnrolNode lets a node in with a join token and gives it its first certificate. The join token is the caller's
+// EnrollNode lets a node in with a join token and gives it its first certificate. The join token is the caller's
 // credential: there is no principal.
-func (s *Service) EnrolNode(ctx context.Context, m Meta, in EnrolNodeInput) (NodeCredentials, error) {
+func (s *Service) EnrollNode(ctx context.Context, m Meta, in EnrollNodeInput) (NodeCredentials, error) {
 	csr, pub, err := trust.ParseNodeCSR(in.CSRPEM)
 	if err != nil {
 		return NodeCredentials{}, err
