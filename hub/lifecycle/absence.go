@@ -1,5 +1,5 @@
-// Package lifecycle decides what a node's report proves about a member. It is pure;
-// hub/internal/instance keeps the rows.
+// Package lifecycle decides how an app instance moves on: which actions its status allows, what a node's report means
+// for a member, and which steps follow. It is pure. hub/internal/instance keeps the rows; e2e/sim keeps its own.
 package lifecycle
 
 // Absence is what the hub knows of a member whose removal was requested and that a report does not mention.

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -28,7 +29,7 @@ func TestAnInstanceFromRequestToProof(t *testing.T) {
 	before, _ := w.Wallet()
 
 	i := w.Instance()
-	require.Equal(t, instance.Requested, i.Lifecycle.Status)
+	require.Equal(t, lifecycle.Requested, i.Lifecycle.Status)
 	require.Equal(t, []string{w.Node}, w.Enqueued)
 	require.Equal(t, "project_isolated", i.Modes.TenantBoundaryMode)
 	_, held := w.Wallet()
@@ -37,21 +38,21 @@ func TestAnInstanceFromRequestToProof(t *testing.T) {
 
 	w.Report(1, w.Says(i, protocol.WorkloadStatus_STARTING))
 	w.Report(1, w.Says(i, protocol.WorkloadStatus_READY))
-	require.Equal(t, instance.Running, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
 
 	_, err := (&command.Service{DB: w.DB}).ReleaseAllocation(t.Context(), w.Meta("release-1"), w.Project.ID, a.ID)
 	require.EqualValues(t, "allocation_in_use", fault.As(err).Code)
 
 	i, err = w.Commands().DecommissionInstance(t.Context(), w.Meta("end"), w.Project.ID, i.ID)
 	require.NoError(t, err)
-	require.Equal(t, instance.Decommissioning, i.Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioning, i.Lifecycle.Status)
 	require.Len(t, w.Enqueued, 2)
 	releasing, err := (&command.Service{DB: w.DB}).ReleaseAllocation(t.Context(), w.Meta("release-2"), w.Project.ID, a.ID)
 	require.NoError(t, err)
 	require.Equal(t, capacity.Releasing, releasing.Status)
 
 	w.Report(2, w.Removed(i))
-	require.Equal(t, instance.Decommissioned, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioned, w.Get(i.ID).Lifecycle.Status)
 	require.Equal(t, []string{
 		"apps.instance.requested", "apps.instance.deploying", "apps.instance.running", "apps.instance.decommission_requested",
 		"apps.instance.decommissioned",
@@ -117,7 +118,7 @@ func TestAnInstanceThatNeverReachedItsNodeGivesEverythingBack(t *testing.T) {
 		return instance.RecordAbsentFrom(ctx, tx, w.Node, 1, 1, []string{}, w.Now)
 	})
 	w.Report(1)
-	require.Equal(t, instance.Decommissioned, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioned, w.Get(i.ID).Lifecycle.Status)
 	after, held := w.Wallet()
 	require.Equal(t, before, after)
 	require.Zero(t, held)
@@ -173,7 +174,7 @@ func TestAVersionBelowTheLowestOneStartsNoMoreWhileWhatRunsGoesOn(t *testing.T) 
 	_, err := strict.CreateInstance(t.Context(), w.Meta("k"), w.InstanceInput())
 	require.EqualValues(t, "app_version_too_old", fault.As(err).Code, "%v", err)
 	require.Equal(t, "/version", fault.As(err).Fields[0].Pointer)
-	require.Equal(t, instance.Running, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
 
 	_, err = w.Commands().StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, i.ID)
 	require.NoError(t, err)
@@ -213,7 +214,7 @@ func TestTheSameKeyGivesTheSameInstance(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, 1, replays)
 	require.Equal(t, first.ID, again.ID)
-	require.Equal(t, instance.Requested, again.Lifecycle.Status, "the answer of then, not of now")
+	require.Equal(t, lifecycle.Requested, again.Lifecycle.Status, "the answer of then, not of now")
 }
 
 func TestADrainingNodeGetsNoNewInstance(t *testing.T) {
@@ -238,8 +239,8 @@ func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
 	w.Allocation()
 	w.Now = w.Now.Add(fleet.OnlineWindow)
 	i := w.Instance()
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Requested, Health: instance.HealthUnknown,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Requested, Health: lifecycle.HealthUnknown,
 		Reason: protocol.WorkloadStatus_NODE_UNREACHABLE,
 	}, i.Lifecycle)
 	ended, err := w.Commands().DecommissionInstance(t.Context(), w.Meta("end"), w.Project.ID, i.ID)

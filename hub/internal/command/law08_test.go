@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -204,7 +205,7 @@ func TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent(t *testing.T) {
 			require.Equal(t, absent[n].Error(), foreign[n].Error())
 		}
 	}
-	require.Equal(t, instance.Requested, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Requested, w.Get(i.ID).Lifecycle.Status)
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		got, err := capacity.Get(ctx, tx, w.Project.ID, a.ID)
 		require.Equal(t, capacity.Active, got.Status)

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -21,7 +22,7 @@ import (
 func TestUpgradeAndRollback(t *testing.T) {
 	w := newWorld(t)
 	i := w.Upgraded()
-	require.Equal(t, instance.Upgrading, i.Lifecycle.Status)
+	require.Equal(t, lifecycle.Upgrading, i.Lifecycle.Status)
 	require.Equal(t, "2.0.0", i.Version)
 	require.Equal(t, []string{w.Node, w.Node}, w.Enqueued)
 	_, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("again"), w.Project.ID, i.ID, "2.0.0")
@@ -98,10 +99,10 @@ func TestWhatRefusesAnUpgradeChangesNothing(t *testing.T) {
 func TestStopAndStart(t *testing.T) {
 	w := newWorld(t)
 	i := w.Stopped()
-	require.Equal(t, instance.Stopped, i.Lifecycle.Status)
+	require.Equal(t, lifecycle.Stopped, i.Lifecycle.Status)
 	started, err := w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
 	require.NoError(t, err)
-	require.Equal(t, instance.Deploying, started.Lifecycle.Status)
+	require.Equal(t, lifecycle.Deploying, started.Lifecycle.Status)
 	require.Equal(t, i.Members[0].AllocationID, started.Members[0].AllocationID)
 	ready := w.Says(i, protocol.WorkloadStatus_READY)
 	ready.Revision = 2

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet/fleettest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -87,7 +88,7 @@ func TestADrainedNodeTakesNothingNewUntilItIsUndrained(t *testing.T) {
 	_, err := (&command.Service{DB: w.DB}).CreateAllocation(t.Context(), w.Meta("full"), w.AllocationInput())
 	require.EqualValues(t, "insufficient_capacity", fault.As(err).Code)
 	w.Report(1, w.Says(i, protocol.WorkloadStatus_READY))
-	require.Equal(t, instance.Running, w.Get(i.ID).Lifecycle.Status, "what runs goes on")
+	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status, "what runs goes on")
 
 	undrain := &command.Service{DB: w.DB}
 	require.NoError(t, undrain.UndrainNode(t.Context(), w.Admin("undrain"), w.Node))
@@ -170,15 +171,15 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	lostAt := w.Now
 
 	got := w.Get(runs.ID)
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Failed, Health: instance.HealthUnhealthy,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Failed, Health: lifecycle.HealthUnhealthy,
 		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, got.Lifecycle)
 	require.Equal(t, protocol.WorkloadStatus_FAILED, got.Members[0].Status)
 	require.Equal(t, protocol.WorkloadStatus_NODE_LOST, got.Members[0].Reason)
 	ended := w.Get(ending.ID)
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Decommissioned, Health: instance.HealthUnknown,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Decommissioned, Health: lifecycle.HealthUnknown,
 		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, ended.Lifecycle)
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
@@ -204,8 +205,8 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	require.EqualValues(t, "allocation_node_lost", fault.As(err).Code)
 	gone, err := w.Commands().DecommissionInstance(t.Context(), w.Meta("end it"), w.Project.ID, runs.ID)
 	require.NoError(t, err)
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Decommissioned, Health: instance.HealthUnknown,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Decommissioned, Health: lifecycle.HealthUnknown,
 		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, gone.Lifecycle)
 

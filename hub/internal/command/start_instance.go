@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 )
 
 // StartInstance runs a stopped or failed app instance again, where it was, and answers with it in status deploying. A
@@ -17,7 +18,7 @@ func (s *Service) StartInstance(ctx context.Context, m Meta, projectID, instance
 	return s.act(ctx, m, iam.InstanceStart, projectID, instanceID, func(ctx context.Context, tx db.Tx,
 		i instance.Instance, r instance.Request, now time.Time,
 	) (instance.Change, error) {
-		if _, _, err := instance.Start(i.Lifecycle, i.History()); err != nil {
+		if _, _, err := lifecycle.Start(i.Lifecycle, i.History()); err != nil {
 			return instance.Change{}, err
 		}
 		delegation, err := s.checkRestartable(ctx, tx, m, i, i.Revision, i.Version)

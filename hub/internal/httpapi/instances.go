@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -24,7 +25,7 @@ func (s *Server) ListAppInstances(ctx context.Context,
 	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
 		func(after string, limit int) ([]instance.Instance, error) {
 			return s.Queries.Instances(ctx, principalOf(ctx), instance.Filter{
-				ProjectID: r.ProjectID, Status: instance.Status(r.Params.Status), AppSlug: r.Params.AppSlug,
+				ProjectID: r.ProjectID, Status: lifecycle.Status(r.Params.Status), AppSlug: r.Params.AppSlug,
 				After: after, Limit: limit,
 			})
 		}, func(v instance.Instance) string { return v.ID })

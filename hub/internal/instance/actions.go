@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -52,11 +53,11 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, u Up
 		return Change{}, err
 	}
 	base := lastWorking(revisions, i.Revision)
-	next, step, err := Upgrade(i.Lifecycle, i.history(base))
+	next, step, err := lifecycle.Upgrade(i.Lifecycle, i.history(base))
 	if err != nil {
 		return Change{}, err
 	}
-	if u.AppVersion == i.Version && i.Lifecycle.Status == Running {
+	if u.AppVersion == i.Version && i.Lifecycle.Status == lifecycle.Running {
 		return Change{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.", nil).
 			WithField("/target_version", "is the version that runs")
 	}
@@ -86,26 +87,26 @@ func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (
 	if err != nil {
 		return Revision{}, err
 	}
-	if _, _, err := RollBack(i.Lifecycle, i.history(lastWorking(revisions, i.Revision))); err != nil {
+	if _, _, err := lifecycle.RollBack(i.Lifecycle, i.history(lastWorking(revisions, i.Revision))); err != nil {
 		return Revision{}, err
 	}
 	return rollbackTarget(revisions, i.Revision, i.Lifecycle.Status, version)
 }
 
 // rollbackTarget chooses from revisions in the order of their numbers.
-func rollbackTarget(revisions []Revision, desired int64, status Status, version string) (Revision, error) {
+func rollbackTarget(revisions []Revision, desired int64, status lifecycle.Status, version string) (Revision, error) {
 	now := findRevision(revisions, desired)
 	if version == "" {
 		if r := findRevision(revisions, now.Previous); r.Worked() {
 			return r, nil
 		}
-		if status == Failed && now.Worked() {
+		if status == lifecycle.Failed && now.Worked() {
 			return now, nil
 		}
 		return Revision{}, fault.New(fault.Conflict, codeNoPreviousVersion, "There is no earlier version that this app "+
 			"instance has been running.", nil)
 	}
-	if version == now.AppVersion && status == Running {
+	if version == now.AppVersion && status == lifecycle.Running {
 		return Revision{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.",
 			nil).
 			WithField("/target_version", "is the version that runs")
@@ -131,7 +132,7 @@ func RequestRollback(ctx context.Context, tx db.Tx, i Instance, req Request, tar
 		return Change{}, err
 	}
 	base := lastWorking(revisions, i.Revision)
-	next, step, err := RollBack(i.Lifecycle, i.history(base))
+	next, step, err := lifecycle.RollBack(i.Lifecycle, i.history(base))
 	if err != nil {
 		return Change{}, err
 	}
@@ -152,7 +153,7 @@ func RequestRollback(ctx context.Context, tx db.Tx, i Instance, req Request, tar
 // RequestStop ends the containers of an instance. It is stopped when its nodes have reported that; until it is started
 // again, nothing of it is metered.
 func RequestStop(ctx context.Context, tx db.Tx, i Instance, req Request, now time.Time) (Change, error) {
-	next, step, err := Stop(i.Lifecycle)
+	next, step, err := lifecycle.Stop(i.Lifecycle)
 	if err != nil {
 		return Change{}, err
 	}
@@ -164,7 +165,7 @@ func RequestStop(ctx context.Context, tx db.Tx, i Instance, req Request, now tim
 func RequestStart(ctx context.Context, tx db.Tx, i Instance, req Request, delegationEnvelope []byte,
 	now time.Time,
 ) (Change, error) {
-	next, step, err := Start(i.Lifecycle, i.History())
+	next, step, err := lifecycle.Start(i.Lifecycle, i.History())
 	if err != nil {
 		return Change{}, err
 	}
@@ -185,7 +186,8 @@ func RequestStart(ctx context.Context, tx db.Tx, i Instance, req Request, delega
 }
 
 // begin opens the operation and takes the first step of an action.
-func begin(ctx context.Context, tx db.Tx, i Instance, req Request, kind string, next Lifecycle, step Step,
+func begin(ctx context.Context, tx db.Tx, i Instance, req Request, kind string, next lifecycle.Lifecycle,
+	step lifecycle.Step,
 	now time.Time,
 ) (Change, error) {
 	step.Reason = req.Reason
@@ -199,7 +201,7 @@ func begin(ctx context.Context, tx db.Tx, i Instance, req Request, kind string, 
 			next.Reason = protocol.WorkloadStatus_NODE_UNREACHABLE
 		}
 	}
-	c, err := saveSteps(ctx, tx, i, next, []Step{step}, now)
+	c, err := saveSteps(ctx, tx, i, next, []lifecycle.Step{step}, now)
 	c.DesiredChanged = true
 	if err != nil {
 		return Change{}, err
@@ -220,8 +222,8 @@ type Settings struct {
 
 // UpdateSettings changes name and config. It changes no node's desired state and takes no step.
 func UpdateSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now time.Time) (Instance, error) {
-	if i.Lifecycle.Status == Decommissioning || i.Lifecycle.Status.Ended() {
-		return Instance{}, notOpen(i.Lifecycle.Status, "changed")
+	if err := lifecycle.ChangeSettings(i.Lifecycle); err != nil {
+		return Instance{}, err
 	}
 	if s.DisplayName != nil {
 		i.DisplayName = *s.DisplayName

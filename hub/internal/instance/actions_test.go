@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -66,7 +67,7 @@ func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 	c := w.upgrade("2.0.0")
 	require.True(t, c.DesiredChanged)
 	require.Equal(t, "apps.instance.upgrade_requested", c.Steps[0].EventType())
-	require.Equal(t, instance.Upgrading, c.Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Upgrading, c.Instance.Lifecycle.Status)
 	require.Equal(t, "2.0.0", c.Instance.Version)
 	require.Equal(t, "1.0.0", c.Instance.PreviousVersion)
 	m := w.compiled()
@@ -79,9 +80,9 @@ func TestAnUpgradeCarriesItsFallbackUntilItIsReady(t *testing.T) {
 
 	require.Empty(t, w.report(2, w.says(protocol.WorkloadStatus_READY)), "what is said of the old revision says nothing "+
 		"of the new one")
-	require.Equal(t, instance.Upgrading, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Upgrading, w.get().Lifecycle.Status)
 	w.report(2, w.saysOf(2, protocol.WorkloadStatus_STARTING))
-	require.Equal(t, instance.Upgrading, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Upgrading, w.get().Lifecycle.Status)
 	changes := w.report(2, w.saysOf(2, protocol.WorkloadStatus_READY))
 	require.Equal(t, "apps.instance.upgraded", changes[0].Steps[0].EventType())
 	require.True(t, changes[0].DesiredChanged, "the node no longer goes back by itself")
@@ -99,8 +100,8 @@ func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 	back := w.saysOf(1, protocol.WorkloadStatus_STARTING)
 	back.FallbackFromRevision, back.Reason, back.Detail = 2, protocol.WorkloadStatus_READINESS_TIMEOUT, "no answer"
 	changes := w.report(2, back)
-	require.Equal(t, []instance.Step{{
-		From: instance.Upgrading, To: instance.RollingBack,
+	require.Equal(t, []lifecycle.Step{{
+		From: lifecycle.Upgrading, To: lifecycle.RollingBack,
 		Reason: protocol.WorkloadStatus_READINESS_TIMEOUT,
 	}}, changes[0].Steps)
 	require.True(t, changes[0].DesiredChanged)
@@ -114,7 +115,7 @@ func TestAFailedUpgradeGoesBackAndSaysSo(t *testing.T) {
 	back.Status = protocol.WorkloadStatus_READY
 	changes = w.report(2, back)
 	require.Equal(t, "apps.instance.rolled_back", changes[0].Steps[0].EventType())
-	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, w.get().Lifecycle)
+	require.Equal(t, lifecycle.Lifecycle{Status: lifecycle.Running, Health: lifecycle.HealthHealthy}, w.get().Lifecycle)
 	w.report(3, w.says(protocol.WorkloadStatus_READY))
 	require.Empty(t, w.get().Members[0].Reason)
 
@@ -130,10 +131,10 @@ func TestANodeThatWentBackBeforeItCouldSaySoIsSeenInOneReport(t *testing.T) {
 	back := w.saysOf(1, protocol.WorkloadStatus_READY)
 	back.FallbackFromRevision, back.Reason = 2, protocol.WorkloadStatus_CRASH_LOOP
 	changes := w.report(2, back)
-	require.Equal(t, []instance.Step{
-		{From: instance.Upgrading, To: instance.RollingBack, Reason: protocol.WorkloadStatus_CRASH_LOOP}, {
-			From: instance.RollingBack,
-			To:   instance.Running,
+	require.Equal(t, []lifecycle.Step{
+		{From: lifecycle.Upgrading, To: lifecycle.RollingBack, Reason: protocol.WorkloadStatus_CRASH_LOOP}, {
+			From: lifecycle.RollingBack,
+			To:   lifecycle.Running,
 		},
 	}, changes[0].Steps)
 	require.Equal(t, changes[0].FirstVersion+1, changes[0].Instance.ResourceVersion)
@@ -147,14 +148,14 @@ func TestAFallbackThatWillNotStartIsTheEnd(t *testing.T) {
 	back := w.saysOf(1, protocol.WorkloadStatus_FAILED)
 	back.FallbackFromRevision, back.Reason = 2, protocol.WorkloadStatus_IMAGE_PULL_FAILED
 	w.reportTwice(2, back)
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Failed, Health: instance.HealthUnhealthy,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Failed, Health: lifecycle.HealthUnhealthy,
 		Reason: protocol.WorkloadStatus_IMAGE_PULL_FAILED,
 	}, w.get().Lifecycle)
 	require.True(t, w.compiled().Stopped)
 
 	c := w.upgrade("3.0.0")
-	require.Equal(t, instance.Upgrading, c.Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Upgrading, c.Instance.Lifecycle.Status)
 	require.EqualValues(t, 1, w.compiled().Fallback.Revision)
 }
 
@@ -180,10 +181,10 @@ func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T
 	require.EqualValues(t, 2, w.compiled().Revision, "what failed before does not count against the new revision")
 	require.False(t, w.compiled().Stopped)
 	w.report(2, failed)
-	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Deploying, w.get().Lifecycle.Status)
 	w.report(2, w.saysOf(2, protocol.WorkloadStatus_READY))
-	require.Equal(t, instance.Running, w.get().Lifecycle.Status)
-	require.Equal(t, instance.Decommissioning, w.decommission().Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Running, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioning, w.decommission().Instance.Lifecycle.Status)
 }
 
 func TestRollbackRunsTheOldContentUnderANewNumber(t *testing.T) {
@@ -218,7 +219,7 @@ func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 	c := w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
 		return instance.RequestStop(ctx, tx, i, w.ask(), w.now)
 	})
-	require.Equal(t, instance.Stopping, c.Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Stopping, c.Instance.Lifecycle.Status)
 	require.True(t, c.DesiredChanged)
 	require.True(t, w.compiled().Stopped)
 	require.EqualValues(t, 2, w.compiled().Revision)
@@ -232,19 +233,19 @@ func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 		return instance.RequestStart(ctx, tx, i, w.ask(), nil, w.now)
 	})
 	require.Equal(t, "apps.instance.start_requested", c.Steps[0].EventType())
-	require.Equal(t, instance.Deploying, c.Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Deploying, c.Instance.Lifecycle.Status)
 	require.Equal(t, "2.0.0", c.Instance.Version)
 	require.Equal(t, "1.0.0", c.Instance.PreviousVersion)
 	require.EqualValues(t, 3, w.compiled().Revision)
 	require.False(t, w.compiled().Stopped)
 	w.report(4, w.saysOf(2, protocol.WorkloadStatus_STOPPED))
-	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Deploying, w.get().Lifecycle.Status)
 	// A start that fails is no first deployment: what once ran can be gone back to.
 	failed := w.saysOf(3, protocol.WorkloadStatus_FAILED)
 	failed.Reason = protocol.WorkloadStatus_CRASH_LOOP
 	w.reportTwice(4, failed)
-	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
-	require.Equal(t, instance.Upgrading, w.upgrade("3.0.0").Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Failed, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Upgrading, w.upgrade("3.0.0").Instance.Lifecycle.Status)
 }
 
 func TestAChangeOfSettingsTouchesNoNode(t *testing.T) {

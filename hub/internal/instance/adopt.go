@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -35,7 +36,7 @@ func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([
 		var (
 			m        plan.RecordedMember
 			revision int64
-			status   Status
+			status   lifecycle.Status
 		)
 		if err := rows.Scan(&m.ID, &m.AllocationID, &revision, &status, &m.Gone); err != nil {
 			return nil, err
@@ -71,7 +72,7 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 		i = Instance{
 			ID: w.GetInstanceId(), OrgID: w.GetOrgId(), OrgSlug: w.GetOrgSlug(), ProjectID: w.GetProjectId(),
 			AppSlug: w.GetAppSlug(), DisplayName: a.DisplayName,
-			Lifecycle: adoptedLifecycle(w), Modes: a.Modes, Revision: int64(w.GetRevision()), ConfigJSON: "{}",
+			Lifecycle: lifecycle.Adopted(w), Modes: a.Modes, Revision: int64(w.GetRevision()), ConfigJSON: "{}",
 			PlacementAllocationIDs: []string{w.GetAllocationId()},
 			RequestedBy:            a.By, CorrelationID: w.GetCorrelationId(), ResourceVersion: versionLeap, CreatedAt: now,
 			UpdatedAt: now,
@@ -79,7 +80,7 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 		err = insertInstance(ctx, tx, i)
 	} else {
 		i = list[0]
-		i.Lifecycle, i.UpdatedAt = adoptedLifecycle(w), now
+		i.Lifecycle, i.UpdatedAt = lifecycle.Adopted(w), now
 		i.Revision = max(i.Revision, int64(w.GetRevision()))
 		i.ResourceVersion += versionLeap
 		err = updateInstance(ctx, tx, i)
@@ -102,26 +103,13 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 	}
 	member := Member{
 		ID: w.GetId(), InstanceID: i.ID, AllocationID: w.GetAllocationId(), NodeID: a.NodeID, Role: RoleNode,
-		Status: protocol.WorkloadStatus_PENDING,
+		Member: lifecycle.Member{Status: protocol.WorkloadStatus_PENDING},
 	}
 	if err := insertMember(ctx, tx, member, now); err != nil {
 		return Instance{}, made, err
 	}
 	i, err = Get(ctx, tx, i.ProjectID, i.ID)
 	return i, made, err
-}
-
-// adoptedLifecycle is the status of an instance with such a document; the node's report advances it.
-func adoptedLifecycle(w *protocol.Workload) Lifecycle {
-	l := Lifecycle{Status: Deploying, Health: HealthUnknown}
-	switch {
-	case w.GetStopped():
-		l.Status = Stopping
-	case w.GetFallback() != nil:
-		// Only an upgrade in progress has one.
-		l.Status = Upgrading
-	}
-	return l
 }
 
 // adoptRevisions inserts the document's revision and that of its fallback, so that the same document is compiled again.

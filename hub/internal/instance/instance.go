@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -63,7 +64,7 @@ type Instance struct {
 	ProjectID   string
 	AppSlug     string
 	DisplayName string
-	Lifecycle   Lifecycle
+	Lifecycle   lifecycle.Lifecycle
 	Modes       Modes
 	// Revision is the desired one; Version is its app version, PreviousVersion that of the revision before.
 	Revision        int64
@@ -92,92 +93,36 @@ type Member struct {
 	AllocationID string
 	NodeID       string
 	Role         string
-	// Status is pending before the node's first report.
-	Status           protocol.WorkloadStatus_Status
-	Reason           protocol.WorkloadStatus_Reason
-	Detail           string
-	ObservedRevision int64
-	// OwnerRefusal is the signed protocol.OwnerRefusal of the node's owner, where that is the reason.
+	lifecycle.Member
+	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the
+	// reason.
 	OwnerRefusal []byte
-	// ObservedIncarnation is the node's incarnation at the last report on the member; empty before one.
-	ObservedIncarnation string
-	// FallbackFrom is the revision that the node rolled back from, to the observed one; 0 if it did not.
-	FallbackFrom int64
-	// FailingSince is when the node first reported this failure of the observed revision; zero while the member has not
-	// failed.
-	FailingSince time.Time
-	// FailureConfirmed: a later report repeated the failure.
-	FailureConfirmed bool
-	Unreachable      bool
-	Endpoints        []Endpoint
-	Restarts         int64
-	ExitCode         int64
-	StartedAt        time.Time
-	ReadyAt          time.Time
-	ExitedAt         time.Time
-	// Gone is set with RemovedAt: the node's proof was complete, its report proved absence, or the node is lost.
-	Gone      bool
+	Endpoints    []Endpoint
+	Restarts     int64
+	ExitCode     int64
+	StartedAt    time.Time
+	ReadyAt      time.Time
+	ExitedAt     time.Time
+	// RemovedAt is set with Gone.
 	RemovedAt time.Time
 }
 
-// lifecycleState is the member as Advance sees it: a report on an older revision says nothing about the desired one.
-func (m Member) lifecycleState(wanted int64) MemberState {
-	s := MemberState{Unreachable: m.Unreachable, Gone: m.Gone}
-	switch {
-	case m.lost():
-		s.Lost, s.Status, s.Reason = true, protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_NODE_LOST
-	case m.FallbackFrom != 0 && m.FallbackFrom == wanted:
-		s.RolledBackByNode, s.Reason = true, m.Reason
-	case m.ObservedRevision == wanted:
-		s.Status, s.Reason = m.Status, m.Reason
-		s.GaveUp = m.Status == protocol.WorkloadStatus_FAILED && m.FailureConfirmed && !isTemporary(m.Reason)
-		if m.FallbackFrom != 0 && m.Status != protocol.WorkloadStatus_FAILED {
-			// The reason is that of the revision that the node left.
-			s.Reason = 0
-		}
-	}
-	return s
-}
-
-// failureConfirmedAfter is how much later a report must repeat a failure before it counts: a file that is being
-// replaced or an agent that is being upgraded fails once and recovers. It is twice the longest time between two reports
-// of a node.
-const failureConfirmedAfter = 20 * time.Second
-
-// updateFailure records since when a member has been failing and whether a later report repeated it; before is the
-// previous state.
-func (m *Member) updateFailure(before Member, now time.Time) {
-	switch {
-	case m.Status != protocol.WorkloadStatus_FAILED:
-		m.FailingSince, m.FailureConfirmed = time.Time{}, false
-	case before.Status != protocol.WorkloadStatus_FAILED || before.Reason != m.Reason ||
-		before.ObservedRevision != m.ObservedRevision ||
-		before.FailingSince.IsZero():
-		m.FailingSince, m.FailureConfirmed = now, false
-	case now.Sub(before.FailingSince) >= failureConfirmedAfter:
-		m.FailureConfirmed = true
-	}
-}
-
-// lost reports whether the member ended with its node, without proof. A member with proof is removed.
-func (m Member) lost() bool { return m.Gone && m.Status == protocol.WorkloadStatus_FAILED }
-
-// history is what the actions on the instance depend on; base is the revision to return to, 0 if there is none.
-func (i Instance) history(base int64) History {
-	p := History{Worked: base != 0, Lost: len(i.Members) > 0}
+// history is what the actions on the instance depend on; base is the revision to go back to, 0 where there is none.
+func (i Instance) history(base int64) lifecycle.History {
+	p := lifecycle.History{Worked: base != 0, Lost: len(i.Members) > 0}
 	for _, m := range i.Members {
-		p.Lost = p.Lost && m.lost()
+		p.Lost = p.Lost && m.Lost()
 	}
 	return p
 }
 
 // History is the history of an action that returns to no revision.
-func (i Instance) History() History { return i.history(0) }
+func (i Instance) History() lifecycle.History { return i.history(0) }
 
-func (i Instance) memberStates() []MemberState {
-	states := make([]MemberState, 0, len(i.Members))
+func (i Instance) memberStates() []lifecycle.MemberState {
+	states := make([]lifecycle.MemberState, 0, len(i.Members))
 	for _, m := range i.Members {
-		states = append(states, m.lifecycleState(i.Revision))
+		states = append(states, m.State(i.Revision))
 	}
 	return states
 }
@@ -186,7 +131,7 @@ func (i Instance) memberStates() []MemberState {
 // FirstVersion.
 type Change struct {
 	Instance Instance
-	Steps    []Step
+	Steps    []lifecycle.Step
 	// FirstVersion is the resource version of the first step.
 	FirstVersion int64
 	// DesiredChanged: the desired state of the instance's nodes changed.
@@ -256,7 +201,7 @@ type NewMember struct {
 func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change, error) {
 	i := Instance{
 		ID: n.ID, OrgID: n.OrgID, OrgSlug: n.OrgSlug, ProjectID: n.ProjectID, AppSlug: n.AppSlug, DisplayName: n.DisplayName,
-		Lifecycle: Lifecycle{Status: Requested, Health: HealthUnknown}, Modes: n.Modes,
+		Lifecycle: lifecycle.Lifecycle{Status: lifecycle.Requested, Health: lifecycle.HealthUnknown}, Modes: n.Modes,
 		Revision: 1, Version: n.Revision.AppVersion, ParametersJSON: n.Revision.ParametersJSON, ConfigJSON: n.ConfigJSON,
 		PlacementAllocationIDs: n.PlacementAllocationIDs, HintResults: n.HintResults,
 		RequestedBy: n.RequestedBy, CorrelationID: n.CorrelationID, ResourceVersion: 1,
@@ -266,8 +211,7 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 	for _, m := range n.Members {
 		member := Member{
 			ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode,
-			Status:      protocol.WorkloadStatus_PENDING,
-			Unreachable: m.Unreachable,
+			Member: lifecycle.Member{Status: protocol.WorkloadStatus_PENDING, Unreachable: m.Unreachable},
 		}
 		if err := insertMember(ctx, tx, member, now); err != nil {
 			return Change{}, err
@@ -278,7 +222,7 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 		i.Members = append(i.Members, member)
 	}
 	// Before any report, this can only add the reason for a delay.
-	i.Lifecycle, _ = Advance(i.Lifecycle, i.memberStates())
+	i.Lifecycle, _ = lifecycle.Advance(i.Lifecycle, i.memberStates())
 	if err := insertInstance(ctx, tx, i); err != nil {
 		return Change{}, err
 	}
@@ -290,7 +234,8 @@ func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change
 	if err := insertOperation(ctx, tx, i, operationDeploy, req, now); err != nil {
 		return Change{}, err
 	}
-	return Change{Instance: i, Steps: []Step{{To: Requested}}, FirstVersion: 1, DesiredChanged: true}, nil
+	return Change{Instance: i, Steps: []lifecycle.Step{{To: lifecycle.Requested}}, FirstVersion: 1, DesiredChanged: true},
+		nil
 }
 
 // Get returns an instance of the project; one of another project is not found.
@@ -311,7 +256,7 @@ func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) 
 // Filter selects a page of a list; After is the last id of the previous page.
 type Filter struct {
 	ProjectID string
-	Status    Status
+	Status    lifecycle.Status
 	AppSlug   string
 	After     string
 	Limit     int
@@ -376,7 +321,7 @@ type Request struct {
 // RequestDecommission begins the end of an instance. It is decommissioned when its nodes have proved that nothing of it
 // is left.
 func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, req Request, now time.Time) (Change, error) {
-	next, step, err := Decommission(i.Lifecycle)
+	next, step, err := lifecycle.Decommission(i.Lifecycle)
 	if err != nil {
 		return Change{}, err
 	}
@@ -389,16 +334,17 @@ func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, req Request,
 	}
 	i.Operation = Operation{Kind: operationDecommission, By: req.By, CorrelationID: req.CorrelationID}
 	// An unreachable node shows at once.
-	after, more := Advance(next, i.memberStates())
-	return saveSteps(ctx, tx, i, after, append([]Step{step}, more...), now)
+	after, more := lifecycle.Advance(next, i.memberStates())
+	return saveSteps(ctx, tx, i, after, append([]lifecycle.Step{step}, more...), now)
 }
 
 // saveSteps saves a lifecycle with the steps that led to it.
-func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps []Step, now time.Time) (Change, error) {
+func saveSteps(ctx context.Context, tx db.Tx, i Instance, next lifecycle.Lifecycle, steps []lifecycle.Step,
+	now time.Time) (Change, error) {
 	presentBefore, stoppedBefore := i.Lifecycle.Status.Desired()
 	present, stopped := next.Status.Desired()
 	// Only during an upgrade, the node's state has the fallback.
-	upgrade := (next.Status == Upgrading) != (i.Lifecycle.Status == Upgrading)
+	upgrade := (next.Status == lifecycle.Upgrading) != (i.Lifecycle.Status == lifecycle.Upgrading)
 	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, DesiredChanged: present != presentBefore ||
 		stopped != stoppedBefore || upgrade}
 	if next == i.Lifecycle && len(steps) == 0 {
@@ -408,10 +354,10 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next Lifecycle, steps 
 	i.Lifecycle, i.UpdatedAt = next, now
 	i.ResourceVersion += int64(max(1, len(steps)))
 	for _, s := range steps {
-		if s.To == Running && i.ActivatedAt.IsZero() {
+		if s.To == lifecycle.Running && i.ActivatedAt.IsZero() {
 			i.ActivatedAt = now
 		}
-		if s.To == Running {
+		if s.To == lifecycle.Running {
 			if err := markReady(ctx, tx, i.ID, i.Revision, now); err != nil {
 				return Change{}, err
 			}

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -146,11 +147,11 @@ func fullProof(w *world) *protocol.RemovalProof {
 
 func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 	w := newWorld(t)
-	require.Equal(t, instance.Requested, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Requested, w.get().Lifecycle.Status)
 	require.Equal(t, 1, w.wanted())
 
 	changes := w.report(1, w.says(protocol.WorkloadStatus_STARTING))
-	require.Equal(t, []instance.Step{{From: instance.Requested, To: instance.Deploying}}, changes[0].Steps)
+	require.Equal(t, []lifecycle.Step{{From: lifecycle.Requested, To: lifecycle.Deploying}}, changes[0].Steps)
 	require.Equal(t, int64(2), changes[0].FirstVersion)
 	require.Equal(t, "corr-create", changes[0].Instance.Operation.CorrelationID)
 
@@ -165,11 +166,11 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 	}
 	ready.StartedAt = timestamppb.New(w.now)
 	changes = w.report(1, ready)
-	require.Equal(t, []instance.Step{{From: instance.Deploying, To: instance.Running}}, changes[0].Steps)
+	require.Equal(t, []lifecycle.Step{{From: lifecycle.Deploying, To: lifecycle.Running}}, changes[0].Steps)
 	require.False(t, changes[0].DesiredChanged)
 
 	i := w.get()
-	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, i.Lifecycle)
+	require.Equal(t, lifecycle.Lifecycle{Status: lifecycle.Running, Health: lifecycle.HealthHealthy}, i.Lifecycle)
 	require.Len(t, i.Members[0].Endpoints, 1)
 	require.Equal(t, "http://127.0.0.1:20001", i.Members[0].Endpoints[0].URL())
 	require.Equal(t, int64(3), i.ResourceVersion)
@@ -191,11 +192,11 @@ func TestAnOlderReportLoses(t *testing.T) {
 		r.NodeID, r.Statuses = w.node, []*protocol.WorkloadStatus{w.says(protocol.WorkloadStatus_DEGRADED)}
 		require.Empty(t, w.reportAs(r))
 	}
-	require.Equal(t, instance.HealthHealthy, w.get().Lifecycle.Health)
+	require.Equal(t, lifecycle.HealthHealthy, w.get().Lifecycle.Health)
 	w.reportAs(instance.Report{NodeID: w.node, SessionNo: 3, Counter: 1, Statuses: []*protocol.WorkloadStatus{
 		w.says(protocol.WorkloadStatus_DEGRADED),
 	}})
-	require.Equal(t, instance.HealthDegraded, w.get().Lifecycle.Health)
+	require.Equal(t, lifecycle.HealthDegraded, w.get().Lifecycle.Health)
 }
 
 func TestReportsOnAnotherNodesMemberChangeNothing(t *testing.T) {
@@ -204,7 +205,7 @@ func TestReportsOnAnotherNodesMemberChangeNothing(t *testing.T) {
 		NodeID: db.NewID(), SessionNo: 1, Counter: 1,
 		Statuses: []*protocol.WorkloadStatus{w.says(protocol.WorkloadStatus_READY)},
 	}))
-	require.Equal(t, instance.Requested, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Requested, w.get().Lifecycle.Status)
 }
 
 func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
@@ -215,8 +216,8 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	changes := w.reportTwice(1, failed)
 	require.True(t, changes[0].DesiredChanged)
 	i := w.get()
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Failed, Health: instance.HealthUnhealthy,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Failed, Health: lifecycle.HealthUnhealthy,
 		Reason: protocol.WorkloadStatus_READINESS_TIMEOUT,
 	}, i.Lifecycle)
 	require.LessOrEqual(t, len(i.Members[0].Detail), 2<<10)
@@ -228,7 +229,7 @@ func TestAFailedDeploymentIsHeldStopped(t *testing.T) {
 	w.report(2, w.says(protocol.WorkloadStatus_STOPPED))
 	require.Equal(t, protocol.WorkloadStatus_STOPPED, w.get().Members[0].Status)
 	require.Contains(t, w.get().Members[0].Detail, "no answer", "why it failed stays readable")
-	require.Equal(t, instance.Failed, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Failed, w.get().Lifecycle.Status)
 }
 
 // What the owner refuses, a node that is being upgraded or a failure that was reported once does not end a deployment:
@@ -241,8 +242,8 @@ func TestAPassingReasonNeverEndsADeployment(t *testing.T) {
 		refused := w.says(protocol.WorkloadStatus_FAILED)
 		refused.Reason = reason
 		w.reportTwice(1, refused)
-		require.Equal(t, instance.Lifecycle{
-			Status: instance.Deploying, Health: instance.HealthUnknown,
+		require.Equal(t, lifecycle.Lifecycle{
+			Status: lifecycle.Deploying, Health: lifecycle.HealthUnknown,
 			Reason: reason,
 		}, w.get().Lifecycle)
 		require.Equal(t, 1, w.wanted())
@@ -250,20 +251,20 @@ func TestAPassingReasonNeverEndsADeployment(t *testing.T) {
 	waiting := w.says(protocol.WorkloadStatus_STARTING)
 	waiting.Reason, waiting.Detail = protocol.WorkloadStatus_IMAGE_PULL_FAILED, "The image could not be pulled."
 	w.reportTwice(1, waiting)
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Deploying, Health: instance.HealthUnknown,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Deploying, Health: lifecycle.HealthUnknown,
 		Reason: protocol.WorkloadStatus_IMAGE_PULL_FAILED,
 	}, w.get().Lifecycle)
 	require.Equal(t, 1, w.wanted(), "a registry that is away")
 	once := w.says(protocol.WorkloadStatus_FAILED)
 	once.Reason = protocol.WorkloadStatus_CRASH_LOOP
 	w.report(1, once)
-	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Deploying, w.get().Lifecycle.Status)
 	w.report(1, w.says(protocol.WorkloadStatus_STARTING))
 	w.report(1, once)
-	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status, "not the same failure that was reported before")
+	require.Equal(t, lifecycle.Deploying, w.get().Lifecycle.Status, "not the same failure that was reported before")
 	w.report(1, w.says(protocol.WorkloadStatus_READY))
-	require.Equal(t, instance.Lifecycle{Status: instance.Running, Health: instance.HealthHealthy}, w.get().Lifecycle)
+	require.Equal(t, lifecycle.Lifecycle{Status: lifecycle.Running, Health: lifecycle.HealthHealthy}, w.get().Lifecycle)
 }
 
 // TestLaw09DecommissionEndsOnlyOnTheNodesProof: neither silence nor a word nor half a proof ends it.
@@ -272,7 +273,7 @@ func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	c := w.decommission()
 	require.True(t, c.DesiredChanged)
-	require.Equal(t, instance.Decommissioning, c.Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioning, c.Instance.Lifecycle.Status)
 	require.Equal(t, 0, w.wanted())
 	w.dispatched(2)
 
@@ -284,12 +285,12 @@ func TestLaw09DecommissionEndsOnlyOnTheNodesProof(t *testing.T) {
 	half.Removal.Absent = half.Removal.Absent[1:]
 	w.report(2, half)
 	w.report(2, w.says(protocol.WorkloadStatus_REMOVED))
-	require.Equal(t, instance.Decommissioning, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioning, w.get().Lifecycle.Status)
 
 	whole := w.says(protocol.WorkloadStatus_REMOVED)
 	whole.Removal = fullProof(w)
 	changes := w.report(2, whole)
-	require.Equal(t, []instance.Step{{From: instance.Decommissioning, To: instance.Decommissioned}}, changes[0].Steps)
+	require.Equal(t, []lifecycle.Step{{From: lifecycle.Decommissioning, To: lifecycle.Decommissioned}}, changes[0].Steps)
 	require.Len(t, changes[0].Removed, 1)
 	require.Equal(t, uint64(7), changes[0].Removed[0].Proof.GetLastUsageSequence())
 	require.Equal(t, "corr-end", changes[0].Instance.Operation.CorrelationID)
@@ -314,7 +315,7 @@ func TestAMemberThatNoNodeEverHadNeedsNoProof(t *testing.T) {
 	w.dispatched(6)
 	require.Empty(t, w.report(4), "the state with the member may still arrive")
 	changes := w.report(5)
-	require.Equal(t, instance.Decommissioned, changes[0].Instance.Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioned, changes[0].Instance.Lifecycle.Status)
 	require.Nil(t, changes[0].Removed[0].Proof)
 }
 
@@ -323,7 +324,7 @@ func TestAProofForAMemberThatIsWantedDoesNotEndIt(t *testing.T) {
 	removed := w.says(protocol.WorkloadStatus_REMOVED)
 	removed.Removal = fullProof(w)
 	w.report(1, removed)
-	require.Equal(t, instance.Deploying, w.get().Lifecycle.Status)
+	require.Equal(t, lifecycle.Deploying, w.get().Lifecycle.Status)
 	require.Equal(t, 1, w.wanted())
 }
 
@@ -331,14 +332,14 @@ func TestAnUnreachableNodeShowsAndAReportEndsIt(t *testing.T) {
 	w := newWorld(t)
 	w.report(1, w.says(protocol.WorkloadStatus_READY))
 	w.reachable(false)
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Running, Health: instance.HealthUnknown,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Running, Health: lifecycle.HealthUnknown,
 		Reason: protocol.WorkloadStatus_NODE_UNREACHABLE,
 	}, w.get().Lifecycle)
 	c := w.decommission()
 	require.Equal(t, protocol.WorkloadStatus_NODE_UNREACHABLE, c.Instance.Lifecycle.Reason)
 	w.report(1, w.says(protocol.WorkloadStatus_STOPPING))
-	require.Equal(t, instance.Lifecycle{Status: instance.Decommissioning, Health: instance.HealthUnknown},
+	require.Equal(t, lifecycle.Lifecycle{Status: lifecycle.Decommissioning, Health: lifecycle.HealthUnknown},
 		w.get().Lifecycle)
 }
 
@@ -365,7 +366,7 @@ func TestListPages(t *testing.T) {
 	w := newWorld(t)
 	w.do(func(ctx context.Context, tx db.Tx) {
 		page, err := instance.List(ctx, tx, instance.Filter{
-			ProjectID: w.project, Status: instance.Requested, AppSlug: "demo",
+			ProjectID: w.project, Status: lifecycle.Requested, AppSlug: "demo",
 			Limit: 10,
 		})
 		require.NoError(t, err)

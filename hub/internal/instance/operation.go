@@ -6,6 +6,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -33,11 +34,11 @@ const (
 )
 
 // operationOutcome returns how a step ends the running operation, if it does.
-func operationOutcome(s Step) (outcome string, over bool) {
+func operationOutcome(s lifecycle.Step) (outcome string, over bool) {
 	switch {
-	case s.To == Failed || s.IsRollbackByNode():
+	case s.To == lifecycle.Failed || s.IsRollbackByNode():
 		return operationFailed, true
-	case s.To == Running || s.To == Stopped || s.To == Decommissioned:
+	case s.To == lifecycle.Running || s.To == lifecycle.Stopped || s.To == lifecycle.Decommissioned:
 		return operationSucceeded, true
 	default:
 		return "", false

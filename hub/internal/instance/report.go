@@ -170,7 +170,7 @@ func recomputeAll(ctx context.Context, tx db.Tx, instanceIDs []string, removed m
 // recompute applies the lifecycle to one instance. After a rollback by the node, the fallback is the desired revision,
 // and the lifecycle is applied again under that.
 func recompute(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
-	next, steps := Advance(i.Lifecycle, i.memberStates())
+	next, steps := lifecycle.Advance(i.Lifecycle, i.memberStates())
 	c, err := saveSteps(ctx, tx, i, next, steps, now)
 	if err == nil && c.Instance.ResourceVersion == i.ResourceVersion {
 		// A client that watches the instance sees its members, too.
@@ -194,7 +194,7 @@ func recompute(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change
 	if c.Instance, err = Get(ctx, tx, i.ProjectID, i.ID); err != nil {
 		return Change{}, err
 	}
-	after, more := Advance(c.Instance.Lifecycle, c.Instance.memberStates())
+	after, more := lifecycle.Advance(c.Instance.Lifecycle, c.Instance.memberStates())
 	last, err := saveSteps(ctx, tx, c.Instance, after, more, now)
 	c.Instance, c.Steps, c.DesiredChanged = last.Instance, append(c.Steps, more...), true
 	return c, err
@@ -209,34 +209,30 @@ type placedMember struct {
 	absentGeneration uint64
 }
 
-// applyStatus returns the member after its status in the report; s is nil where the report does not name it.
+// applyStatus returns the member after a report; s is nil where the report does not name it.
 func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time.Time) (Member, *Removal) {
 	next := m.Member
-	next.Unreachable = false
-	if s == nil {
-		if !m.desired && !r.UsageOwed && m.absence().Proven(r.Epoch, r.Generation, r.Incarnation) {
-			return removedMember(next, nil, now)
-		}
+	var outcome lifecycle.Outcome
+	next.Member, outcome = lifecycle.Placed{
+		Member:           m.Member.Member,
+		Desired:          m.desired,
+		AbsentEpoch:      m.absentEpoch,
+		AbsentGeneration: m.absentGeneration,
+	}.Apply(s, lifecycle.Report{
+		Epoch:       r.Epoch,
+		Generation:  r.Generation,
+		Incarnation: r.Incarnation,
+		UsageOwed:   r.UsageOwed,
+	}, now)
+	switch outcome {
+	case lifecycle.Unchanged:
 		return next, nil
+	case lifecycle.Removed:
+		next.RemovedAt, next.Endpoints = now, nil
+		return next, &Removal{Member: next, Proof: s.GetRemoval()}
+	case lifecycle.Reported:
 	}
-	if !m.desired && s.GetStatus() == protocol.WorkloadStatus_REMOVED && s.GetRemoval().Complete() {
-		return removedMember(next, s.GetRemoval(), now)
-	}
-	// A member without a document has no revision. Its remains are shown while it is being removed; of a desired member
-	// such a status says nothing.
-	if m.desired && s.GetRevision() == 0 && m.ObservedRevision > 0 {
-		return next, nil
-	}
-	// After a rollback by the node its revision is lower than before; outdated reports are dropped earlier.
-	next.ObservedRevision, next.FallbackFrom = revisionOf(s.GetRevision()), revisionOf(s.GetFallbackFromRevision())
-	if s.GetRevision() == 0 {
-		next.ObservedRevision = m.ObservedRevision
-	}
-	next.Status, next.ObservedIncarnation = knownMemberStatus(s.GetStatus()), r.Incarnation
-	// A member that was stopped because it failed keeps its reason for the tenant.
-	if next.Status != protocol.WorkloadStatus_STOPPED || s.GetReason() != 0 {
-		next.Reason, next.Detail = knownReason(s.GetReason()), truncate(s.GetDetail(), maxDetailBytes)
-	}
+	next.Detail = truncate(next.Detail, maxDetailBytes)
 	switch {
 	case next.Reason != protocol.WorkloadStatus_OWNER_REFUSED:
 		next.OwnerRefusal = nil
@@ -248,7 +244,6 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	next.StartedAt, next.ReadyAt, next.ExitedAt = dbTime(s.GetStartedAt()), dbTime(s.GetReadyAt()),
 		dbTime(s.GetExitedAt())
 	next.Endpoints = publishedEndpoints(s.GetEndpoints())
-	next.updateFailure(m.Member, now)
 	return next, nil
 }
 
@@ -262,9 +257,6 @@ func ReportsIdle(s *protocol.WorkloadStatus) bool {
 		return false
 	}
 }
-
-// revisionOf bounds a revision from a node to the range of the column.
-func revisionOf(n uint64) int64 { return int64(min(n, math.MaxInt64)) }
 
 // publishedEndpoints keeps the endpoints that a node may publish: ports of its own loopback addresses. People open
 // these URLs, and the node writes them.
@@ -286,27 +278,6 @@ func mayPublish(e *protocol.PublishedEndpoint) bool {
 	host, err := netip.ParseAddr(e.GetHost())
 	return err == nil && host.IsLoopback() && host.Zone() == "" && e.GetPort() > 0 && e.GetPort() <= math.MaxUint16 &&
 		slices.Contains([]string{"http", "https", "tcp"}, e.GetProtocol())
-}
-
-func (m placedMember) absence() lifecycle.Absence {
-	return lifecycle.Absence{
-		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.ObservedRevision != 0 ||
-			m.Status != protocol.WorkloadStatus_PENDING,
-		ObservedIncarnation: m.ObservedIncarnation,
-	}
-}
-
-func removedMember(m Member, proof *protocol.RemovalProof, now time.Time) (Member, *Removal) {
-	m.Status, m.Gone, m.RemovedAt, m.Endpoints = protocol.WorkloadStatus_REMOVED, true, now, nil
-	return m, &Removal{Member: m, Proof: proof}
-}
-
-// knownMemberStatus keeps the API's list closed: a status of a newer node counts as pending.
-func knownMemberStatus(s protocol.WorkloadStatus_Status) protocol.WorkloadStatus_Status {
-	if _, known := protocol.WorkloadStatus_Status_name[int32(s)]; !known || s == 0 {
-		return protocol.WorkloadStatus_PENDING
-	}
-	return s
 }
 
 func (m Member) differsFrom(n Member) bool {

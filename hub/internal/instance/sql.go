@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -213,7 +214,7 @@ func MemberCounts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]i
 // IsDown reports whether a member is not to run: its instance is stopped, failed or ending. An unknown member is not
 // down.
 func IsDown(ctx context.Context, tx db.Tx, memberID string) (bool, error) {
-	var status Status
+	var status lifecycle.Status
 	err := tx.QueryRow(ctx,
 		`SELECT i.status FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id = $1`,
 		memberID).Scan(&status)
@@ -396,7 +397,7 @@ func (c *content) fill(m *plan.Member) (err error) {
 func scanDesired(row pgx.CollectableRow) (plan.Member, error) {
 	var (
 		m              plan.Member
-		status         Status
+		status         lifecycle.Status
 		main, fallback content
 	)
 	into := append([]any{&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status},

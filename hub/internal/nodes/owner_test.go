@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -40,8 +41,8 @@ func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
 	require.Empty(t, forged.Members[0].OwnerRefusal)
 
 	i := refused(n.Key)
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Deploying, Health: instance.HealthUnknown,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Deploying, Health: lifecycle.HealthUnknown,
 		Reason: protocol.WorkloadStatus_OWNER_REFUSED,
 	}, i.Lifecycle)
 	m := i.Members[0]

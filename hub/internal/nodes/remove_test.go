@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -53,8 +54,8 @@ func TestALostNodeThatReconnectsGetsAnEmptyState(t *testing.T) {
 	got := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (instance.Instance, error) {
 		return instance.Get(ctx, tx, h.Project.ID, i.ID)
 	})
-	require.Equal(t, instance.Lifecycle{
-		Status: instance.Failed, Health: instance.HealthUnhealthy,
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Failed, Health: lifecycle.HealthUnhealthy,
 		Reason: protocol.WorkloadStatus_NODE_LOST,
 	}, got.Lifecycle, "what it says of the member is too late")
 	require.Equal(t, fleet.Lost, h.NodeRow(n.ID).Status(h.Now()))

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -231,7 +232,7 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 		says := w.Says(i, protocol.WorkloadStatus_READY)
 		says.Revision = uint64(revision)
 		w.Report(generation, says)
-		require.Equal(t, instance.Running, w.Get(i.ID).Lifecycle.Status)
+		require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
 	}
 	for n := range 8 {
 		w.Now = w.Now.Add(2 * day)

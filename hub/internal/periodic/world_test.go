@@ -9,8 +9,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -45,9 +45,9 @@ func TestAnAllocationThatIsNotPaidEndsWithWhatRunsInIt(t *testing.T) {
 	require.Equal(t, []string{w.Node}, w.Enqueued)
 	require.NoError(t, unpaid.ReleaseUnpaid(t.Context(), a.ID, "corr-unpaid", w.Now), "again changes nothing")
 	require.Len(t, w.Enqueued, 1)
-	require.Equal(t, instance.Decommissioning, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioning, w.Get(i.ID).Lifecycle.Status)
 	w.Report(2, w.Removed(i))
-	require.Equal(t, instance.Decommissioned, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioned, w.Get(i.ID).Lifecycle.Status)
 	require.Equal(t, []string{
 		"capacity.allocation.active", "capacity.allocation.releasing",
 		"capacity.allocation.released",

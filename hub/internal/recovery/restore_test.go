@@ -16,10 +16,10 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
-	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -60,7 +60,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 
 	again := h.Restore(backup)
 	n.Hub = again
-	require.Equal(t, instance.Running, again.Instance(ended.ID).Lifecycle.Status, "as the backup has it")
+	require.Equal(t, lifecycle.Running, again.Instance(ended.ID).Lifecycle.Status, "as the backup has it")
 	l = n.Connect(holds("i1", state, push.GetEnvelope()))
 	require.True(t, l.Welcome.GetRequestStateUpload())
 	states := hubtest.Count(again, `SELECT count(*) FROM node_states`)
@@ -92,9 +92,9 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	require.Equal(t, map[string]string{finding.Instance: made.ID, finding.Gone: ended.ID},
 		again.Findings())
 	l.ReportState(now, hubtest.Ready(kept), hubtest.Ready(made))
-	require.Equal(t, instance.Running, again.Instance(kept.ID).Lifecycle.Status)
-	require.Equal(t, instance.Running, again.Instance(made.ID).Lifecycle.Status)
-	require.Equal(t, instance.Decommissioned, again.Instance(ended.ID).Lifecycle.Status,
+	require.Equal(t, lifecycle.Running, again.Instance(kept.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Running, again.Instance(made.ID).Lifecycle.Status)
+	require.Equal(t, lifecycle.Decommissioned, again.Instance(ended.ID).Lifecycle.Status,
 		"the node is through with it, and says nothing of it")
 	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.Members[0].ID))
 	require.Zero(t, hubtest.Count(again, `SELECT count(*) FROM nodes WHERE resync <> ''`))
@@ -198,7 +198,7 @@ func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
 	l.UploadState(&protocol.StateUpload{State: forged, Parts: push.GetParts(), Last: true})
 	require.Eventually(t, func() bool { return again.Findings()[finding.Unverified] == n.ID }, hubtest.Bound,
 		20*time.Millisecond)
-	require.NotEqual(t, instance.Decommissioning, again.Instance(kept.ID).Lifecycle.Status)
+	require.NotEqual(t, lifecycle.Decommissioning, again.Instance(kept.ID).Lifecycle.Status)
 }
 
 // Law 16: the node had accepted the state and not yet the first lease of what is in it. Nobody else asks for one.

@@ -1,4 +1,4 @@
-package instance
+package lifecycle
 
 import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -172,6 +172,14 @@ func Start(l Lifecycle, p History) (Lifecycle, Step, error) {
 		return l, Step{}, notOpen(l.Status, "is "+string(l.Status)+" and cannot be started now.")
 	}
 	return requestStatus(l, Deploying, "started", History{Worked: true, Lost: p.Lost})
+}
+
+// ChangeSettings fails where name and configuration can change no more. It takes no step.
+func ChangeSettings(l Lifecycle) error {
+	if l.Status == Decommissioning || l.Status.Ended() {
+		return notOpen(l.Status, "changed")
+	}
+	return nil
 }
 
 func requestStatus(l Lifecycle, next Status, done string, p History) (Lifecycle, Step, error) {
@@ -389,4 +397,17 @@ func (s Step) EventType() string {
 	default:
 		return prefix + string(s.To)
 	}
+}
+
+// Adopted is where an instance is that a node has such a document of; the node's report says how far it got.
+func Adopted(w *protocol.Workload) Lifecycle {
+	l := Lifecycle{Status: Deploying, Health: HealthUnknown}
+	switch {
+	case w.GetStopped():
+		l.Status = Stopping
+	case w.GetFallback() != nil:
+		// Only an upgrade under way has one.
+		l.Status = Upgrading
+	}
+	return l
 }

@@ -1,4 +1,4 @@
-package instance
+package lifecycle
 
 import (
 	"slices"
@@ -129,47 +129,6 @@ func TestEventsOfAnUpgradeThatFailedAndOfOneThatDidNot(t *testing.T) {
 	require.Equal(t, "apps.instance.failed", Step{From: RollingBack, To: Failed}.EventType())
 }
 
-func TestWhatARollbackGoesBackTo(t *testing.T) {
-	at := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
-	first := Revision{No: 1, AppVersion: "1.0.0", ReadyAt: at}
-	second := Revision{No: 2, AppVersion: "2.0.0", Previous: 1, Fallback: 1, ReadyAt: at}
-	broken := Revision{No: 3, AppVersion: "3.0.0", Previous: 2, Fallback: 2}
-	all := []Revision{first, second, broken}
-	cases := []struct {
-		name      string
-		revisions []Revision
-		wanted    int64
-		status    Status
-		version   string
-		no        int64
-		code      string
-	}{
-		{"the previous one", all, 2, Running, "", 1, ""},
-		{"there is none", all[:1], 1, Running, "", 0, "no_previous_version"},
-		{"a named one", all, 2, Running, "1.0.0", 1, ""},
-		{"the one that runs", all, 2, Running, "2.0.0", 0, "version_unchanged"},
-		{"one that never ran", all, 2, Running, "3.0.0", 0, "reference_unknown"},
-		{"one that nobody knows", all, 2, Running, "9.0.0", 0, "reference_unknown"},
-		{"from a failed upgrade", all, 3, Failed, "", 2, ""},
-		{"from a fallback that failed", all[:1], 1, Failed, "", 1, ""},
-		{"from one that failed, the same again", all, 2, Failed, "2.0.0", 2, ""},
-	}
-	for _, c := range cases {
-		t.Run(c.name, func(t *testing.T) {
-			r, err := rollbackTarget(c.revisions, c.wanted, c.status, c.version)
-			if c.code != "" {
-				require.EqualValues(t, c.code, fault.As(err).Code)
-				return
-			}
-			require.NoError(t, err)
-			require.Equal(t, c.no, r.No)
-		})
-	}
-	require.EqualValues(t, 2, lastWorking(all, 3), "what a failed upgrade is left for")
-	require.EqualValues(t, 2, lastWorking(all, 2))
-	require.Zero(t, lastWorking([]Revision{{No: 1, AppVersion: "1.0.0"}}, 1))
-}
-
 func drawMember(t *rapid.T) MemberState {
 	m := MemberState{
 		Status: protocol.WorkloadStatus_Status(
@@ -257,14 +216,14 @@ func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
 		r := protocol.WorkloadStatus_Reason(n)
 		first := failing(r)
 		first.updateFailure(Member{Status: protocol.WorkloadStatus_STARTING, ObservedRevision: 3}, at)
-		require.False(t, first.lifecycleState(3).GaveUp, r)
+		require.False(t, first.State(3).GaveUp, r)
 		soon := failing(r)
 		soon.FailingSince = first.FailingSince
 		soon.updateFailure(first, at.Add(failureConfirmedAfter-1))
-		require.False(t, soon.lifecycleState(3).GaveUp, r)
+		require.False(t, soon.State(3).GaveUp, r)
 		later := soon
 		later.updateFailure(soon, at.Add(failureConfirmedAfter))
-		require.Equal(t, !isTemporary(r), later.lifecycleState(3).GaveUp, r)
+		require.Equal(t, !isTemporary(r), later.State(3).GaveUp, r)
 
 		for name, before := range map[string]Member{
 			"another reason":   {Status: protocol.WorkloadStatus_FAILED, Reason: r + 1, ObservedRevision: 3, FailingSince: at},
