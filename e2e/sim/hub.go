@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/e2e/sim/books"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -95,14 +96,10 @@ type memberRow struct {
 	cpuMillis, memoryBytes   int64
 	accelerators             []string
 	revision                 uint64
-	wanted, stopped          bool
-	status                   protocol.WorkloadStatus_Status
-	observedRevision         uint64
-	observedIn               string
-	deployed, gone           bool
-	absentEpoch              uint64
-	absentGeneration         uint64
-	adoptedGone              bool
+	lifecycle.Placed
+	life lifecycle.Lifecycle
+	// worked: some revision was running once.
+	worked bool
 	// renewFailures counts renewals in a row that the wallet did not cover.
 	renewFailures int64
 	settled       bool
@@ -235,7 +232,7 @@ func (r *nodeRow) room(usable bool) plan.Room {
 		MemoryBytes: r.memoryBytes,
 	}
 	for _, m := range r.members {
-		if !m.gone {
+		if !m.Gone {
 			room.CPUMillis -= m.cpuMillis
 			room.MemoryBytes -= m.memoryBytes
 		}
@@ -265,8 +262,9 @@ func (h *hub) create(candidates []int, org int, need plan.Need, services int) *m
 		node: i, id: fmt.Sprintf("member-%06d", h.made), instance: fmt.Sprintf("instance-%06d", h.made),
 		allocation: fmt.Sprintf("allocation-%06d", h.made),
 		org:        org, cpuMillis: need.CPUMillis, memoryBytes: need.MemoryBytes, accelerators: choices[0].AcceleratorIDs,
-		revision: 1, wanted: true,
+		revision: 1,
 	}
+	m.begin(lifecycle.Lifecycle{Status: lifecycle.Requested, Health: lifecycle.HealthUnknown})
 	m.services = servicesOf(m, services)
 	h.openMember(m, h.w.now.time())
 	if !h.issueLease(m) {
@@ -301,6 +299,30 @@ func servicesOf(m *memberRow, count int) []*protocol.Service {
 		out = append(out, s)
 	}
 	return out
+}
+
+// begin sets the lifecycle of a member that no node has reported.
+func (m *memberRow) begin(l lifecycle.Lifecycle) {
+	m.life, m.Desired, m.Status = l, true, protocol.WorkloadStatus_PENDING
+}
+
+// history is what a user's action on the member depends on.
+func (m *memberRow) history() lifecycle.History {
+	return lifecycle.History{Worked: m.worked, Lost: m.Lost()}
+}
+
+// decommission asks for the member's end.
+func (h *hub) decommission(m *memberRow) {
+	if next, _, err := lifecycle.Decommission(m.life); err == nil {
+		m.life = next
+	}
+	m.Desired, _ = m.life.Status.Desired()
+}
+
+// stopped reports whether the node is to hold the member without its containers.
+func (m *memberRow) stopped() bool {
+	_, stopped := m.life.Status.Desired()
+	return stopped
 }
 
 // touch says that the node is to hold something else.
@@ -367,8 +389,8 @@ func (h *hub) bring(row *nodeRow, floor uint64) {
 	}
 	row.head.rev = row.rev
 	for _, m := range row.members {
-		if !m.wanted && !m.gone && m.absentGeneration == 0 {
-			m.absentEpoch, m.absentGeneration = row.head.epoch, row.head.generation
+		if !m.Desired && !m.Gone && m.AbsentGeneration == 0 {
+			m.AbsentEpoch, m.AbsentGeneration = row.head.epoch, row.head.generation
 		}
 	}
 }
@@ -376,7 +398,7 @@ func (h *hub) bring(row *nodeRow, floor uint64) {
 func (r *nodeRow) snapshot() plan.Snapshot {
 	snap := plan.Snapshot{Node: plan.Node{ID: r.id, AcceleratorIDs: r.accelerators}}
 	for _, m := range r.members {
-		if m.gone {
+		if m.Gone {
 			continue
 		}
 		claimed := slices.DeleteFunc(slices.Clone(m.accelerators), func(id string) bool { return r.claims[id] != m.id })
@@ -384,11 +406,11 @@ func (r *nodeRow) snapshot() plan.Snapshot {
 			ID: m.allocation, NodeID: r.id, OrgID: strconv.Itoa(m.org), ProjectID: "project", CPUMillis: m.cpuMillis,
 			MemoryBytes: m.memoryBytes, AcceleratorIDs: claimed,
 		})
-		if m.wanted {
+		if m.Desired {
 			snap.Members = append(snap.Members, plan.Member{
 				ID: m.id, InstanceID: m.instance, AllocationID: m.allocation, OrgID: strconv.Itoa(m.org), ProjectID: "project",
 				Revision:         m.revision,
-				ManifestEnvelope: manifestEnvelope(), Services: m.services, Stopped: m.stopped,
+				ManifestEnvelope: manifestEnvelope(), Services: m.services, Stopped: m.stopped(),
 			})
 		}
 	}
@@ -411,12 +433,7 @@ func (h *hub) push(row *nodeRow, s *session) {
 		if h.w.chance(0.1) {
 			parts = nil // as if too large: the node fetches them
 		}
-		restores := h.restores
-		u.carry(false, "state", func() {
-			if restores == h.restores {
-				u.pushedState(attempt, env, parts)
-			}
-		})
+		u.carry(false, "state", func() { u.pushedState(attempt, env, parts) })
 	}
 	var content []byte
 	for _, m := range row.members {

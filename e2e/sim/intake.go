@@ -115,13 +115,13 @@ func (h *hub) report(i, attempt int, r statusReport) {
 	row := &h.rows.nodes[i]
 	if r.no == row.sessionNo && r.counter > row.reportCounter {
 		row.reportCounter = r.counter
-		said := map[string]*protocol.WorkloadStatus{}
+		reported := map[string]*protocol.WorkloadStatus{}
 		for _, s := range r.statuses {
-			said[s.GetMemberId()] = s
+			reported[s.GetMemberId()] = s
 		}
 		for _, m := range row.members {
-			if !m.gone {
-				h.hear(row, m, said[m.id], r)
+			if !m.Gone {
+				h.applyStatus(row, m, reported[m.id], r)
 			}
 		}
 		h.sync(i, 0)
@@ -130,41 +130,39 @@ func (h *hub) report(i, attempt int, r statusReport) {
 	u.carry(false, "report ack", func() { u.reportAcked(attempt, r.counter) })
 }
 
-// hear takes a node's word about a member, or its silence.
-func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
-	absence := lifecycle.Absence{
-		Epoch: m.absentEpoch, Generation: m.absentGeneration, Observed: m.observedRevision != 0 && !m.adoptedGone,
-		ObservedIncarnation: m.observedIn,
-	}
+// applyStatus applies a report to a member and to its instance; s is nil where the report does not name the member.
+func (h *hub) applyStatus(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r statusReport) {
+	before := m.Placed
 	if h.w.breaks(BreakSilence) {
-		absence.ObservedIncarnation = ""
+		before.ObservedIncarnation = ""
 	}
-	switch {
-	case s == nil && !m.wanted && absence.Proven(r.epoch, r.generation, row.incarnation):
-		// The node never had it; or the state that it brought to a restored hub shows that it was through with it; or its
-		// disk has forgotten it, and whatever of it were still on the machine would have been found.
-		h.removed(row, m, h.w.now)
-		h.booked(h.rows.books.Settle(m.id))
-		return
-	case s == nil:
-		return
-	case !m.wanted && s.GetStatus() == protocol.WorkloadStatus_REMOVED && s.GetRemoval().Complete():
-		h.removed(row, m, since(s.GetRemoval().GetAt().AsTime()))
-		return
-	case m.wanted && s.GetRevision() < m.observedRevision:
-		return
-	}
-	m.observedIn = row.incarnation
-	m.observedRevision, m.status = max(m.observedRevision, s.GetRevision()), s.GetStatus()
-	if m.observedRevision != m.revision {
+	next, outcome := before.Apply(s, lifecycle.Report{
+		Epoch:       r.epoch,
+		Generation:  r.generation,
+		Incarnation: row.incarnation,
+		UsageOwed:   row.behind(),
+	}, h.w.now.time())
+	m.Member = next
+	if outcome == lifecycle.Removed {
+		at := h.w.now
+		if s != nil {
+			at = since(s.GetRemoval().GetAt().AsTime())
+		}
+		h.removed(row, m, at)
+		if s == nil {
+			h.booked(h.rows.books.Settle(m.id))
+		}
 		return
 	}
-	switch {
-	case m.status == protocol.WorkloadStatus_READY || m.status == protocol.WorkloadStatus_DEGRADED:
-		m.deployed = true
-	case m.status == protocol.WorkloadStatus_FAILED && !m.deployed && !m.stopped:
-		// A first deployment that failed is held stopped.
-		m.stopped = true
+	h.advance(row, m)
+}
+
+// advance moves the instance of a member on.
+func (h *hub) advance(row *nodeRow, m *memberRow) {
+	stopped := m.stopped()
+	m.life, _ = lifecycle.Advance(m.life, []lifecycle.MemberState{m.State(int64(m.revision))})
+	m.worked = m.worked || m.life.Status == lifecycle.Running
+	if m.stopped() != stopped {
 		row.rev++
 		h.w.truth.failed(m)
 	}
@@ -172,7 +170,7 @@ func (h *hub) hear(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus, r sta
 
 // removed frees the room of a member of which nothing is left, and closes its bill.
 func (h *hub) removed(row *nodeRow, m *memberRow, at instant) {
-	m.gone = true
+	m.Gone = true
 	row.free(m)
 	h.booked(h.rows.books.Close(m.id, at.time(), h.w.now.time()))
 	h.settle(row)

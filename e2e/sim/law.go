@@ -125,8 +125,7 @@ func (t *truth) leased(m *memberRow, l billing.Lease) {
 	}
 }
 
-func (t *truth) failed(m *memberRow)         { t.members[m.id].stopped = true }
-func (t *truth) decommissioned(m *memberRow) {}
+func (t *truth) failed(m *memberRow) { t.members[m.id].stopped = m.stopped() }
 
 // claimed checks law 14 at the moment when an accelerator is given.
 func (t *truth) claimed(n *node, m *memberRow, id string) {
@@ -370,17 +369,17 @@ func (t *truth) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 		x := t.members[m.id]
 		mine, known := n.store.members[m.id]
 		switch {
-		case m.gone:
+		case m.Gone:
 			if n.networks[m.id] || slices.ContainsFunc(n.containers, func(c *container) bool { return c.memberID == m.id }) {
 				stuck("the hub counts %s as gone, and something of it is there", m.id)
 			}
-		case !m.wanted:
+		case !m.Desired:
 			stuck("%s was asked to go and is not gone (known on the node: %t, proof: %t)", m.id, known, mine.Removal != nil)
 		case x.mood == 0 && !x.thin:
 			t.sameStatus(n, m, stuck)
 		}
 		issued := t.w.hub.rows.books.Lease(m.id)
-		if l := n.store.leases[m.id]; m.wanted && !x.thin && l.GetLeaseNo() != uint64(issued.No) {
+		if l := n.store.leases[m.id]; m.Desired && !x.thin && l.GetLeaseNo() != uint64(issued.No) {
 			stuck("%s has lease %d on the node, the hub has issued %d", m.id, l.GetLeaseNo(), issued.No)
 		}
 	}
@@ -391,9 +390,10 @@ func (t *truth) sameStatus(n *node, m *memberRow, stuck func(string, ...any)) {
 		if s.GetMemberId() != m.id {
 			continue
 		}
-		if s.GetStatus() != m.status || s.GetRevision() != m.observedRevision || m.observedRevision != m.revision {
-			stuck("%s is %s at revision %d, the hub thinks %s at %d of %d", m.id, s.GetStatus(), s.GetRevision(), m.status,
-				m.observedRevision, m.revision)
+		if s.GetStatus() != m.Status || int64(s.GetRevision()) != m.ObservedRevision ||
+			m.ObservedRevision != int64(m.revision) {
+			stuck("%s is %s at revision %d, the hub thinks %s at %d of %d", m.id, s.GetStatus(), s.GetRevision(), m.Status,
+				m.ObservedRevision, m.revision)
 		}
 		return
 	}

@@ -70,7 +70,10 @@ func (h *hub) booked(err error) {
 func (h *hub) planRenewal(m *memberRow) {
 	l := h.rows.books.Lease(m.id)
 	at := h.w.now + minute
-	if l.No > 0 {
+	switch {
+	case l.No > 0 && h.rows.books.RenewNow(m.id) && !h.w.breaks(BreakCap):
+		at = h.w.now
+	case l.No > 0:
 		at = since(l.RenewAt())
 	}
 	h.renewAt(m.node, m.id, l.No, at)

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 )
 
@@ -86,7 +87,7 @@ func (w *World) command() {
 	case live == nil || dice < 4:
 		w.create()
 	case dice < 7:
-		live.wanted = false
+		w.hub.decommission(live)
 		w.truth.members[live.id].wanted = false
 		if w.breaks(BreakProof) {
 			w.hub.rows.nodes[live.node].free(live)
@@ -102,16 +103,23 @@ func (w *World) command() {
 			})
 		}
 	case dice < 9:
-		live.revision++
-		w.truth.members[live.id].revision = live.revision
-		live.services = servicesOf(live, len(live.services))
-		w.hub.touch(live.node)
+		if next, _, err := lifecycle.Upgrade(live.life, live.history()); err == nil {
+			live.life = next
+			live.revision++
+			live.services = servicesOf(live, len(live.services))
+			w.truth.members[live.id].stopped, w.truth.members[live.id].revision = false, live.revision
+			w.hub.touch(live.node)
+		}
 	default:
-		live.stopped = !live.stopped
-		live.revision++
-		live.services = servicesOf(live, len(live.services))
-		w.truth.members[live.id].stopped = live.stopped
-		w.hub.touch(live.node)
+		next, _, err := lifecycle.Stop(live.life)
+		if live.stopped() {
+			next, _, err = lifecycle.Start(live.life, live.history())
+		}
+		if err == nil {
+			live.life = next
+			w.truth.members[live.id].stopped = live.stopped()
+			w.hub.touch(live.node)
+		}
 	}
 }
 
@@ -122,7 +130,7 @@ func (w *World) liveMember() *memberRow {
 		if len(row.members) == 0 || row.waits {
 			continue
 		}
-		if m := row.members[w.rng.IntN(len(row.members))]; m.wanted && !m.gone && w.truth.members[m.id].wanted {
+		if m := row.members[w.rng.IntN(len(row.members))]; m.Desired && !m.Gone && w.truth.members[m.id].wanted {
 			return m
 		}
 	}

@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -43,7 +44,7 @@ func (h *hub) adopt(row *nodeRow, g greeting) {
 	}
 	for _, l := range g.leases {
 		m := row.member(l.GetMemberId())
-		if m == nil || m.gone {
+		if m == nil || m.Gone {
 			continue
 		}
 		_, recovered, err := h.rows.books.RecoverLease(l)
@@ -75,8 +76,8 @@ func (h *hub) adoptState(row *nodeRow, g greeting) {
 	var known []plan.RecordedMember
 	for _, m := range row.members {
 		known = append(known, plan.RecordedMember{
-			ID: m.id, AllocationID: m.allocation, Revision: m.revision, Stopped: m.stopped,
-			Desired: m.wanted, Gone: m.gone,
+			ID: m.id, AllocationID: m.allocation, Revision: m.revision, Stopped: m.stopped(),
+			Desired: m.Desired, Gone: m.Gone,
 		})
 	}
 	var claims []plan.RecordedClaim
@@ -97,12 +98,13 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, g greeting) {
 	for _, id := range todo.Ended {
 		// The node is through with it: it was asked to go after the backup.
 		m := row.member(id)
-		m.wanted = false
-		h.w.truth.decommissioned(m)
+		h.decommission(m)
 	}
 	for _, id := range todo.Left {
 		m := row.member(id)
-		m.adoptedGone, m.absentEpoch, m.absentGeneration = true, g.epoch, g.generation
+		// The node knows it no more: its silence proves that it is gone.
+		m.ObservedRevision, m.Status = 0, protocol.WorkloadStatus_PENDING
+		m.AbsentEpoch, m.AbsentGeneration = g.epoch, g.generation
 	}
 	for _, c := range todo.Superseded {
 		if owner := row.member(row.claims[c.AcceleratorID]); owner != nil {
@@ -114,7 +116,7 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, g greeting) {
 	}
 	for _, w := range todo.Changed {
 		m := row.member(w.GetId())
-		m.revision, m.stopped, m.services = w.GetRevision(), w.GetStopped(), w.GetServices()
+		m.revision, m.life, m.services = w.GetRevision(), lifecycle.Adopted(w), w.GetServices()
 	}
 	for _, w := range g.parts {
 		m := row.member(w.GetId())
@@ -128,9 +130,9 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, g greeting) {
 func (h *hub) memberOf(row *nodeRow, w *protocol.Workload) *memberRow {
 	m := &memberRow{
 		node: row.i, id: w.GetId(), instance: w.GetInstanceId(), allocation: w.GetAllocationId(), revision: w.GetRevision(),
-		wanted:  true,
-		stopped: w.GetStopped(), services: w.GetServices(),
+		services: w.GetServices(),
 	}
+	m.begin(lifecycle.Adopted(w))
 	m.org, _ = strconv.Atoi(w.GetOrgId())
 	for _, s := range w.GetServices() {
 		m.cpuMillis += int64(s.GetResources().GetCpuMillis())

@@ -128,7 +128,7 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 		{sim.BreakDedupe, []int{5}, worldOf},
 		{sim.BreakOrder, []int{2}, worldOf},
 		{sim.BreakIncarnation, []int{5, 13}, worldOf},
-		{sim.BreakFork, []int{5, 13}, worldOf},
+		{sim.BreakFork, []int{3, 5, 13, 16}, worldOf},
 		{sim.BreakRewind, []int{5, 13, 16}, worldOf},
 		{sim.BreakAdopt, []int{2, 3, 13, 16}, worldOf},
 		{sim.BreakHub, []int{3, 16}, worldOf},

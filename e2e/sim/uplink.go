@@ -43,9 +43,10 @@ const noticesCutIn = 45 * second
 // errLost ends a session whose connection is dead.
 var errLost = errors.New("the connection is lost")
 
-// carry brings a message to the hub (up) or to the node, late, twice or never.
+// carry delivers a message to the hub (up) or to the node: late, twice or never. A connection ends with the hub's
+// process, and what was under way on it is lost.
 func (u *uplink) carry(up bool, kind string, deliver func()) {
-	w := u.n.w
+	w, life := u.n.w, u.n.w.hub.life
 	copies := 1
 	if u.rough && !w.healing && w.chance(0.1) {
 		copies = 2
@@ -61,7 +62,7 @@ func (u *uplink) carry(up bool, kind string, deliver func()) {
 		}
 		w.after(takes, at, kind, func() {
 			switch {
-			case up && (u.cutUp || !w.hub.up), !up && (u.cutDown || !u.n.agentUp):
+			case life != w.hub.life, up && u.cutUp, !up && (u.cutDown || !u.n.agentUp):
 			default:
 				deliver()
 			}
