@@ -52,3 +52,20 @@ func micros(t time.Time) time.Time {
 	}
 	return time.UnixMicro(t.UnixMicro()).UTC()
 }
+
+// Measured reports whether the run's interval has ended and its records are cut, or never began.
+func (s State) Measured(runID string) bool {
+	iv := s.interval(runID)
+	return iv == nil || iv.StartedAt.IsZero()
+}
+
+// MoveTimes moves the times that are set by how much the clock leaps, so that what was a minute ago still is. It
+// reports whether any was set.
+func MoveTimes(by time.Duration, times ...*time.Time) (moved bool) {
+	for _, t := range times {
+		if !t.IsZero() {
+			*t, moved = t.Add(by), true
+		}
+	}
+	return moved
+}

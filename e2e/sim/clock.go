@@ -46,7 +46,7 @@ func (n *node) syncClock(hub time.Time, took instant) {
 	r := n.reading(n.w.now)
 	next := n.clock.Sync(hub, took.dur(), r)
 	if from, to := n.clock.At(r), next.Stamp(r); !to.At.Equal(from) {
-		n.beat(n.w.now)
+		n.sample(n.w.now)
 		if n.w.breaks(BreakClock) {
 			n.store.stamp = to
 		} else if err := n.store.setClock(from, to); err != nil {
@@ -60,19 +60,13 @@ func (n *node) syncClock(hub time.Time, took instant) {
 
 // setClock takes in that the clock is set, as the agent's store does.
 func (s *store) setClock(from time.Time, to clock.Stamp) error {
-	move := func(times ...*time.Time) {
-		for _, t := range times {
-			if !t.IsZero() {
-				*t = t.Add(to.At.Sub(from))
-			}
-		}
-	}
+	leap := to.At.Sub(from)
 	for id := range s.runs {
-		s.updateRun(id, func(r *storedRun) { move(&r.openedAt, &r.startedAt, &r.readyAt, &r.exitedAt) })
+		s.updateRun(id, func(r *storedRun) { meter.MoveTimes(leap, &r.openedAt, &r.startedAt, &r.readyAt, &r.exitedAt) })
 	}
 	for id, m := range s.members {
 		if m.Removal == nil {
-			s.updateMember(id, func(m *storedMember) { move(&m.RetryAt, &m.ExitedAt) })
+			s.updateMember(id, func(m *storedMember) { meter.MoveTimes(leap, &m.RetryAt, &m.ExitedAt) })
 		}
 	}
 	metered, records := meter.ClockStep(s.meter, from, to.At)

@@ -24,7 +24,7 @@ type hub struct {
 	w *World
 	// rows survive everything but a restore.
 	rows rows
-	// backup is what a restore brings back.
+	// backup is the database that a restore returns to.
 	backup *rows
 
 	up   bool
@@ -33,8 +33,8 @@ type hub struct {
 	sessions            []*session
 	signer, leaseSigner protocol.Signer
 	made                int
-	// restores counts them. A state that was signed before one and reaches its node after it contradicts what the hub has
-	// signed since; only a new epoch could tell the two apart, so it is kept out here.
+	// restores counts them. A state that was signed before a restore is not replayed after it: only a new epoch could tell
+	// it from the states that the restored hub signs, and epochs are not modelled.
 	restores int
 }
 
@@ -70,11 +70,11 @@ type nodeRow struct {
 	acceptedEpoch, acceptedGeneration uint64
 	sessionNo, reportCounter          uint64
 	marks                             map[string]*mark
-	// waits is set from a restore until the node has brought what it has.
-	waits bool
-	// owes is the segment up to which a restored hub has to have the node's usage before it counts its money again.
-	owes   uint64
-	owesIn string
+	// awaitsResync is set from a restore until the node has uploaded its state.
+	awaitsResync bool
+	// usageOwed is the segment of usageOwedIn up to which a restored hub must post usage before it renews leases.
+	usageOwed   uint64
+	usageOwedIn string
 }
 
 // head is the newest signed state of a node.
@@ -87,7 +87,7 @@ type head struct {
 	parts             [][]byte
 }
 
-// memberRow is an instance with its one member, its allocation and what the checker has seen of its bill.
+// memberRow is an instance with its one member, its allocation and what the oracle has checked of its bill.
 type memberRow struct {
 	node                     int
 	id, instance, allocation string
@@ -107,10 +107,10 @@ type memberRow struct {
 }
 
 const (
-	richWallet = 1_000_000_000_000_000
-	thinWallet = 30_000_000_000
-	orgs       = 8
-	epoch      = 1
+	largeWallet = 1_000_000_000_000_000
+	smallWallet = 30_000_000_000
+	orgs        = 8
+	epoch       = 1
 )
 
 func keyOf(name string) ed25519.PrivateKey {
@@ -148,19 +148,19 @@ func newHub(w *World) *hub {
 	}
 	h.rows.books = newBooks(w)
 	for o := range orgs {
-		nanos := int64(richWallet)
-		if thin(o) {
-			nanos = thinWallet
+		nanos := int64(largeWallet)
+		if lowFunds(o) {
+			nanos = smallWallet
 		}
 		h.booked(h.rows.books.Grant(strconv.Itoa(o), nanos))
 	}
 	return h
 }
 
-// thin orgs run out of money now and then.
-func thin(org int) bool { return org == 0 }
+// lowFunds reports whether an org runs out of money now and then.
+func lowFunds(org int) bool { return org == 0 }
 
-func (r *rows) enrol(n *node) {
+func (r *rows) enroll(n *node) {
 	r.nodes = append(r.nodes, nodeRow{
 		i: n.i, id: n.id, self: n.self, accelerators: n.accelerators, cpuMillis: 16_000, memoryBytes: 64 << 30,
 		claims: map[string]string{},
@@ -169,7 +169,7 @@ func (r *rows) enrol(n *node) {
 	n.w.hub.sessions = append(n.w.hub.sessions, nil)
 }
 
-// clone is a backup: nothing in it is shared with what goes on changing.
+// clone copies the rows; the copy shares nothing that changes.
 func (r *rows) clone() *rows {
 	c := *r
 	c.books, c.nodes = r.books.Clone(), slices.Clone(r.nodes)
@@ -209,8 +209,10 @@ func (r *nodeRow) member(id string) *memberRow {
 	return nil
 }
 
-// behind reports whether the rows are not yet what they were before a restore.
-func (r *nodeRow) behind() bool { return r.waits || r.owesIn != "" && r.mark(r.owesIn).Number < r.owes }
+// behind reports whether a restored hub still lacks state or usage of the node.
+func (r *nodeRow) behind() bool {
+	return r.awaitsResync || r.usageOwedIn != "" && r.mark(r.usageOwedIn).Number < r.usageOwed
+}
 
 func (r *nodeRow) part(sum [sha256.Size]byte) []byte {
 	for i, ref := range r.head.refs {
@@ -225,10 +227,10 @@ func (r *nodeRow) free(m *memberRow) {
 	maps.DeleteFunc(r.claims, func(_, member string) bool { return member == m.id })
 }
 
-// room is what the node has left for something new.
+// room is the free capacity of the node.
 func (r *nodeRow) room(usable bool) plan.Room {
 	room := plan.Room{
-		ID: strconv.Itoa(r.i), Usable: usable && !r.waits, CPUMillis: r.cpuMillis,
+		ID: strconv.Itoa(r.i), Usable: usable && !r.awaitsResync, CPUMillis: r.cpuMillis,
 		MemoryBytes: r.memoryBytes,
 	}
 	for _, m := range r.members {
@@ -245,7 +247,7 @@ func (r *nodeRow) room(usable bool) plan.Room {
 	return room
 }
 
-// create places an instance where it fits and asks for it.
+// create places an instance on the candidate that fits best, and opens its lease.
 func (h *hub) create(candidates []int, org int, need plan.Need, services int) *memberRow {
 	var rooms []plan.Room
 	for _, i := range candidates {
@@ -272,7 +274,7 @@ func (h *hub) create(candidates []int, org int, need plan.Need, services int) *m
 		return nil
 	}
 	for _, id := range m.accelerators {
-		h.w.truth.claimed(h.w.nodes[i], m, id)
+		h.w.oracle.claimed(h.w.nodes[i], m, id)
 		row.claims[id] = m.id
 	}
 	row.members = append(row.members, m)
@@ -325,7 +327,7 @@ func (m *memberRow) stopped() bool {
 	return stopped
 }
 
-// touch says that the node is to hold something else.
+// touch notes that the intent of a node has changed and schedules its sync.
 func (h *hub) touch(i int) {
 	h.rows.nodes[i].rev++
 	h.w.after(h.w.upTo(second/50), -1, "poke", func() { h.sync(i, 0) })
@@ -334,7 +336,7 @@ func (h *hub) touch(i int) {
 // sync compiles a node's newest state and sends the documents that the node lacks.
 func (h *hub) sync(i int, floor uint64) {
 	row := &h.rows.nodes[i]
-	if !h.up || row.waits {
+	if !h.up || row.awaitsResync {
 		return
 	}
 	s := h.sessions[i]
@@ -346,7 +348,7 @@ func (h *hub) sync(i int, floor uint64) {
 		floor = max(floor, row.acceptedGeneration+1)
 	}
 	if row.head.rev != row.rev || row.head.generation < floor || row.head.generation == 0 {
-		h.bring(row, floor)
+		h.publish(row, floor)
 	}
 	if s == nil {
 		return
@@ -354,8 +356,8 @@ func (h *hub) sync(i int, floor uint64) {
 	h.push(row, s)
 }
 
-// bring compiles, checks, signs and saves.
-func (h *hub) bring(row *nodeRow, floor uint64) {
+// publish compiles, checks, signs and saves the newest state of a node.
+func (h *hub) publish(row *nodeRow, floor uint64) {
 	snap := row.snapshot()
 	state, err := plan.Compile(snap)
 	if err != nil {
@@ -462,7 +464,7 @@ func (h *hub) push(row *nodeRow, s *session) {
 	u.carry(false, "leases", func() { u.pushedLeases(env) })
 }
 
-// crash kills the process. What was committed stays, what was on the wire is lost.
+// crash kills the hub. What was committed stays, what was on the wire is lost.
 func (h *hub) crash() {
 	if !h.up {
 		return
@@ -489,6 +491,6 @@ func (h *hub) start() {
 				h.planRenewal(m)
 			}
 		}
-		h.w.nodes[i].up.unpark()
+		h.w.nodes[i].up.resumeDial()
 	}
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// mark is how far the chain of one store is posted without a gap, and what is posted beyond it.
+// mark is how far the chain of one store is posted without a gap, with the links that are posted beyond.
 type mark struct {
 	usagechain.Watermark
 	archived uint64
@@ -52,7 +52,7 @@ func (h *hub) usage(i, attempt, no int, sealed spool.Sealed) {
 }
 
 // hello opens a session: from here on this connection of the node counts.
-func (h *hub) hello(i, attempt int, g greeting) {
+func (h *hub) hello(i, attempt int, g helloMessage) {
 	row := &h.rows.nodes[i]
 	m := row.mark(g.incarnation)
 	behind := nodeidentity.StoreBehind(nodeidentity.Store{
@@ -65,11 +65,11 @@ func (h *hub) hello(i, attempt int, g greeting) {
 	row.reportCounter = 0
 	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
 	switch {
-	case row.waits:
+	case row.awaitsResync:
 		h.adopt(row, g)
-	case row.behind() && g.incarnation != row.owesIn:
-		// It has sealed what it owes again, under its new name.
-		row.owes, row.owesIn = g.lastSegment, g.incarnation
+	case row.behind() && g.incarnation != row.usageOwedIn:
+		// The node has sealed the usage that it owes again, under the new incarnation.
+		row.usageOwed, row.usageOwedIn = g.lastSegment, g.incarnation
 	}
 	h.sessions[i] = &session{
 		no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch,
@@ -84,7 +84,7 @@ func (h *hub) hello(i, attempt int, g greeting) {
 	h.sync(i, 0)
 }
 
-// gone is the end of a connection, unless a newer one has replaced it.
+// gone ends a session, unless a newer one has replaced it.
 func (h *hub) gone(i int, no uint64) {
 	if s := h.sessions[i]; s != nil && s.no == no {
 		h.sessions[i] = nil
@@ -110,7 +110,7 @@ func (h *hub) refused(i, attempt int, reason protocol.Nack_Reason, generation ui
 	}
 }
 
-// report takes a node's observed state. One of an older connection, or with a counter that is not higher, loses.
+// report applies a node's report. One of an older session, or with a counter that is not higher, changes nothing.
 func (h *hub) report(i, attempt int, r statusReport) {
 	row := &h.rows.nodes[i]
 	if r.no == row.sessionNo && r.counter > row.reportCounter {
@@ -164,7 +164,7 @@ func (h *hub) advance(row *nodeRow, m *memberRow) {
 	m.worked = m.worked || m.life.Status == lifecycle.Running
 	if m.stopped() != stopped {
 		row.rev++
-		h.w.truth.failed(m)
+		h.w.oracle.failed(m)
 	}
 }
 

@@ -12,12 +12,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// truth is what really happened, as nobody in the world can know it: the checker holds hub and nodes against it.
-type truth struct {
+// oracle records what happened in the world, and checks hub and nodes against it.
+type oracle struct {
 	w       *World
-	members map[string]*memberTruth
-	// order of members is that of their making.
-	order []*memberTruth
+	members map[string]*memberFacts
+	// order holds the members as they were created.
+	order []*memberFacts
 	gpus  map[string]*busyTime
 }
 
@@ -37,56 +37,56 @@ func (b *busyTime) total(now instant) instant {
 	return b.ran
 }
 
-type memberTruth struct {
+type memberFacts struct {
 	busyTime
 	id   string
 	node int
-	// wanted, stopped and revision are what its user has asked for last.
+	// wanted, stopped and revision are what the user asked for last.
 	wanted, stopped bool
 	revision        uint64
-	// mood is the chance that a container of it exits by itself.
-	mood   float64
-	thin   bool
-	starts int
-	leases []rating.Interval
-	// unsure says that time may have been lost for reasons that the laws allow: a clock that lied, a disk that was put
-	// back.
-	unsure       bool
+	// crashChance is the chance that a container of it exits by itself.
+	crashChance float64
+	lowFunds    bool
+	starts      int
+	leases      []rating.Interval
+	// lossAllowed says that time may have been lost for reasons that the laws allow: a clock that lied, a disk that was
+	// put back.
+	lossAllowed  bool
 	accelerators []string
 }
 
-func newTruth(w *World) truth {
-	return truth{w: w, members: map[string]*memberTruth{}, gpus: map[string]*busyTime{}}
+func newOracle(w *World) oracle {
+	return oracle{w: w, members: map[string]*memberFacts{}, gpus: map[string]*busyTime{}}
 }
 
-func (t *truth) asked(m *memberRow, mood float64) {
-	x := &memberTruth{
-		id: m.id, node: m.node, wanted: true, revision: 1, mood: mood, thin: thin(m.org),
+func (o *oracle) asked(m *memberRow, crashChance float64) {
+	x := &memberFacts{
+		id: m.id, node: m.node, wanted: true, revision: 1, crashChance: crashChance, lowFunds: lowFunds(m.org),
 		accelerators: m.accelerators,
 	}
-	x.leases = append(x.leases, t.w.hub.rows.books.Lease(m.id).Window())
-	t.members[m.id], t.order = x, append(t.order, x)
+	x.leases = append(x.leases, o.w.hub.rows.books.Lease(m.id).Window())
+	o.members[m.id], o.order = x, append(o.order, x)
 }
 
-func (t *truth) moodOf(id string) float64 { return t.members[id].mood }
+func (o *oracle) crashChanceOf(id string) float64 { return o.members[id].crashChance }
 
-func (t *truth) gpu(id string) *busyTime {
-	b := t.gpus[id]
+func (o *oracle) gpu(id string) *busyTime {
+	b := o.gpus[id]
 	if b == nil {
 		b = &busyTime{}
-		t.gpus[id] = b
+		o.gpus[id] = b
 	}
 	return b
 }
 
-func (t *truth) started(n *node, c *container) {
-	m := t.members[c.memberID]
+func (o *oracle) started(n *node, c *container) {
+	m := o.members[c.memberID]
 	m.starts++
-	m.unsure = m.unsure || n.clockFaulty
-	m.begin(t.w.now)
+	m.lossAllowed = m.lossAllowed || n.clockFaulty
+	m.begin(o.w.now)
 	// A claim is used while any container of its member runs: that is what running time means.
 	for _, id := range m.accelerators {
-		t.gpu(id).begin(t.w.now)
+		o.gpu(id).begin(o.w.now)
 	}
 }
 
@@ -102,120 +102,121 @@ func (b *busyTime) end(now instant) {
 	}
 }
 
-func (t *truth) ended(n *node, c *container, seen bool) {
-	m := t.members[c.memberID]
-	m.end(t.w.now)
+func (o *oracle) ended(n *node, c *container, seen bool) {
+	m := o.members[c.memberID]
+	m.end(o.w.now)
 	if !seen {
-		m.lost += t.w.now - n.lastBeat
+		m.lost += o.w.now - n.lastSample
 	}
 	for _, id := range m.accelerators {
-		t.gpu(id).end(t.w.now)
+		o.gpu(id).end(o.w.now)
 	}
 }
 
-func (t *truth) doubt(n *node) {
-	for _, m := range t.order {
-		m.unsure = m.unsure || m.node == n.i
+func (o *oracle) allowLoss(n *node) {
+	for _, m := range o.order {
+		m.lossAllowed = m.lossAllowed || m.node == n.i
 	}
 }
 
-func (t *truth) leased(m *memberRow, l billing.Lease) {
-	if x := t.members[m.id]; x != nil {
+func (o *oracle) leased(m *memberRow, l billing.Lease) {
+	if x := o.members[m.id]; x != nil {
 		x.leases = rating.Union(append(x.leases, l.Window()))
 	}
 }
 
-func (t *truth) failed(m *memberRow) { t.members[m.id].stopped = m.stopped() }
+func (o *oracle) failed(m *memberRow) { o.members[m.id].stopped = m.stopped() }
 
 // claimed checks law 14 at the moment when an accelerator is given.
-func (t *truth) claimed(n *node, m *memberRow, id string) {
-	if holder := t.w.hub.rows.nodes[n.i].claims[id]; holder != "" {
-		t.w.fail(14, "accelerator %s is given to %s and is %s's", id, m.id, holder)
+func (o *oracle) claimed(n *node, m *memberRow, id string) {
+	if holder := o.w.hub.rows.nodes[n.i].claims[id]; holder != "" {
+		o.w.fail(14, "accelerator %s is given to %s and is %s's", id, m.id, holder)
 	}
 	for _, c := range n.containers {
-		if c.status == agent.Running && slices.Contains(c.accelerators, id) && !n.excused && !t.members[c.memberID].unsure {
-			t.w.fail(14, "accelerator %s is given to %s while %s runs on it", id, m.id, c.memberID)
+		if c.status == agent.Running && slices.Contains(c.accelerators, id) && !n.diskRestored &&
+			!o.members[c.memberID].lossAllowed {
+			o.w.fail(14, "accelerator %s is given to %s while %s runs on it", id, m.id, c.memberID)
 		}
 	}
 }
 
 // applied checks law 2 after a node has accepted a state.
-func (t *truth) applied(n *node) {
+func (o *oracle) applied(n *node) {
 	s := n.store
 	next := appliedState{s.state.GetEpoch(), s.state.GetGeneration(), s.digest}
 	was := s.highest
 	switch {
 	case next.epoch < was.epoch || next.epoch == was.epoch && next.generation < was.generation:
-		t.w.fail(2, "node %s went from generation %d back to %d", n.id, was.generation, next.generation)
+		o.w.fail(2, "node %s went from generation %d back to %d", n.id, was.generation, next.generation)
 	case next.epoch == was.epoch && next.generation == was.generation && next.digest != was.digest:
-		t.w.fail(2, "node %s took other content under generation %d", n.id, next.generation)
+		o.w.fail(2, "node %s took other content under generation %d", n.id, next.generation)
 	}
 	s.highest = next
 }
 
 // stopping checks laws 3 and 16: nothing is stopped that its user wants and its lease covers.
-func (t *truth) stopping(n *node, a agent.StopContainer) {
-	m := t.members[a.MemberID]
+func (o *oracle) stopping(n *node, a agent.StopContainer) {
+	m := o.members[a.MemberID]
 	c := n.containerOf(a.ContainerID)
-	if n.excused || c == nil || c.status != agent.Running || !m.wanted {
+	if n.diskRestored || c == nil || c.status != agent.Running || !m.wanted {
 		return
 	}
 	law := 3
-	if t.w.hub.backup != nil && t.w.result.Faults["hub restored"] > 0 {
+	if o.w.hub.backup != nil && o.w.result.Faults["hub restored"] > 0 {
 		law = 16
 	}
-	lease, now := n.store.leases[a.MemberID], t.w.now.time()
+	lease, now := n.store.leases[a.MemberID], o.w.now.time()
 	switch a.Why {
 	case "left_state":
-		t.w.fail(law, "%s was stopped on %s: it has left the state, and nobody asked for that", a.MemberID, n.id)
+		o.w.fail(law, "%s was stopped on %s: it has left the state, and nobody asked for that", a.MemberID, n.id)
 	case "stopped":
 		if !m.stopped {
-			t.w.fail(law, "%s was stopped on %s, and nobody asked for that", a.MemberID, n.id)
+			o.w.fail(law, "%s was stopped on %s, and nobody asked for that", a.MemberID, n.id)
 		}
 	case "replaced":
 		for _, w := range n.store.desired().Workloads {
 			if w.MemberID == a.MemberID && w.Revision <= c.revision {
-				t.w.fail(law, "%s revision %d was replaced by %d", a.MemberID, c.revision, w.Revision)
+				o.w.fail(law, "%s revision %d was replaced by %d", a.MemberID, c.revision, w.Revision)
 			}
 		}
 	case "lease_ended":
 		covered := now.Add(time.Second).Before(lease.GetExpiresAt().AsTime())
-		if covered && !n.clockFaulty && !m.thin && !m.unsure {
-			t.w.fail(law, "%s was stopped on %s although lease %d covers it until %s", a.MemberID, n.id, lease.GetLeaseNo(),
+		if covered && !n.clockFaulty && !m.lowFunds && !m.lossAllowed {
+			o.w.fail(law, "%s was stopped on %s although lease %d covers it until %s", a.MemberID, n.id, lease.GetLeaseNo(),
 				lease.GetExpiresAt().AsTime())
 		}
-		if !m.thin && n.up.no != 0 && t.w.hub.up && t.w.now-n.up.since > 30*minute && !n.clockFaulty {
-			t.w.fail(law, "%s was stopped on %s: its lease %d ended, while the hub was there to renew it (%s)", a.MemberID, n.id,
-				lease.GetLeaseNo(), t.hubSays(n, a.MemberID))
+		if !m.lowFunds && n.up.no != 0 && o.w.hub.up && o.w.now-n.up.since > 30*minute && !n.clockFaulty {
+			o.w.fail(law, "%s was stopped on %s: its lease %d ended, while the hub was there to renew it (%s)", a.MemberID, n.id,
+				lease.GetLeaseNo(), o.hubSays(n, a.MemberID))
 		}
 	default:
-		t.w.fail(law, "%s was stopped on %s: %s", a.MemberID, n.id, a.Why)
+		o.w.fail(law, "%s was stopped on %s: %s", a.MemberID, n.id, a.Why)
 	}
 }
 
 // coldBoot checks law 3 some minutes after a boot without the hub: what is leased runs again.
-func (t *truth) coldBoot(n *node) {
+func (o *oracle) coldBoot(n *node) {
 	now := n.now()
 	for _, w := range n.store.desired().Workloads {
 		l, m := n.store.agentLeases()[w.MemberID], n.store.members[w.MemberID]
 		if w.Stopped || !l.Covers(now) || m.FailedRevision == w.Revision || !n.images[w.Services[0].Image] || n.clockFaulty ||
-			t.members[w.MemberID].mood > 0 {
+			o.members[w.MemberID].crashChance > 0 {
 			continue
 		}
 		if !slices.ContainsFunc(n.containers, func(c *container) bool {
 			return c.memberID == w.MemberID && c.status == agent.Running
 		}) {
-			t.w.fail(3, "%s does not run on %s after a cold boot without the hub, though lease %d covers it", w.MemberID, n.id,
+			o.w.fail(3, "%s does not run on %s after a cold boot without the hub, though lease %d covers it", w.MemberID, n.id,
 				l.No)
 		}
 	}
 }
 
-// billed checks law 5 for a stretch of time that the hub has just accepted.
-func (t *truth) billed(m *memberRow, p rating.Interval, quantity int64) {
-	s, x := &m.audit, t.members[m.id]
+// billed checks law 5 for a span that the hub bills.
+func (o *oracle) billed(m *memberRow, p rating.Interval, quantity int64) {
+	s, x := &m.audit, o.members[m.id]
 	if len(rating.Intersect(p, s.seen)) > 0 {
-		t.w.fail(5, "%s is billed twice for %s to %s", m.id, p.From, p.To)
+		o.w.fail(5, "%s is billed twice for %s to %s", m.id, p.From, p.To)
 	}
 	if n := len(s.seen); n > 0 && s.seen[n-1].To.Equal(p.From) {
 		s.seen[n-1].To = p.To
@@ -223,46 +224,46 @@ func (t *truth) billed(m *memberRow, p rating.Interval, quantity int64) {
 		s.seen = rating.Union(append(s.seen, p))
 	}
 	if rest := rating.Subtract(p, x.leases); len(rest) > 0 {
-		t.w.fail(5, "%s is billed outside its leases: %s to %s", m.id, rest[0].From, rest[0].To)
+		o.w.fail(5, "%s is billed outside its leases: %s to %s", m.id, rest[0].From, rest[0].To)
 	}
 	if quantity != p.Length() {
-		t.w.fail(5, "%s is billed %d for %d µs", m.id, quantity, p.Length())
+		o.w.fail(5, "%s is billed %d for %d µs", m.id, quantity, p.Length())
 	}
 	s.billed += quantity
 }
 
-// check holds the healed world against the laws.
-func (t *truth) check() {
-	t.money()
-	t.time()
-	for _, n := range t.w.nodes {
-		t.converged(n)
+// check checks the laws that hold at rest.
+func (o *oracle) check() {
+	o.money()
+	o.time()
+	for _, n := range o.w.nodes {
+		o.converged(n)
 	}
 }
 
 // money is law 6, and the part of law 7 that follows.
-func (t *truth) money() {
-	b := t.w.hub.rows.books
+func (o *oracle) money() {
+	b := o.w.hub.rows.books
 	var sum int64
 	for account, nanos := range b.Balances {
 		if strings.HasPrefix(account, billing.WalletAccount("")) && nanos < 0 {
-			t.w.fail(7, "%s is at %d", account, nanos)
+			o.w.fail(7, "%s is at %d", account, nanos)
 		}
 		sum += nanos
 	}
 	if sum != 0 {
-		t.w.fail(6, "all accounts sum to %d", sum)
+		o.w.fail(6, "all accounts sum to %d", sum)
 	}
-	for i := range t.w.hub.rows.nodes {
-		for _, m := range t.w.hub.rows.nodes[i].members {
-			t.hold(m, t.sumHours(m.id))
+	for i := range o.w.hub.rows.nodes {
+		for _, m := range o.w.hub.rows.nodes[i].members {
+			o.hold(m, o.sumHours(m.id))
 		}
 	}
 }
 
 // sumHours checks the charge of each hour of a member's running time and adds them up.
-func (t *truth) sumHours(memberID string) (total rating.Accrual) {
-	b := t.w.hub.rows.books
+func (o *oracle) sumHours(memberID string) (total rating.Accrual) {
+	b := o.w.hub.rows.books
 	p := b.Prices[0]
 	for _, h := range b.Book.Hours[memberID] {
 		if h.Meter != p.Meter {
@@ -270,7 +271,7 @@ func (t *truth) sumHours(memberID string) (total rating.Accrual) {
 		}
 		if charged, err := rating.Charge(p.Nanos, p.PerQuantity, h.Quantity); err != nil || charged != h.ChargedNanos ||
 			h.ChargedNanos != h.CollectedNanos+h.WrittenOffNanos {
-			t.w.fail(6, "an hour of %s is charged %d for %d", memberID, h.ChargedNanos, h.Quantity)
+			o.w.fail(6, "an hour of %s is charged %d for %d", memberID, h.ChargedNanos, h.Quantity)
 		}
 		total.Quantity += h.Quantity
 		total.CollectedNanos += h.CollectedNanos
@@ -279,76 +280,76 @@ func (t *truth) sumHours(memberID string) (total rating.Accrual) {
 }
 
 // hold checks that a member's hold, its account and its hours say the same.
-func (t *truth) hold(m *memberRow, hours rating.Accrual) {
-	b := t.w.hub.rows.books
+func (o *oracle) hold(m *memberRow, hours rating.Accrual) {
+	b := o.w.hub.rows.books
 	h := b.Book.Holds[m.id]
 	if account := b.Balances[billing.HoldAccount(m.id)]; account != h.Balance() || account < 0 {
-		t.w.fail(6, "the hold of %s says %d, its account %d", m.id, h.Balance(), account)
+		o.w.fail(6, "the hold of %s says %d, its account %d", m.id, h.Balance(), account)
 	}
 	if hours.CollectedNanos != h.Posted || hours.Quantity != m.audit.billed {
-		t.w.fail(6, "%s has %d collected and %d posted, %d accrued and %d billed", m.id, hours.CollectedNanos, h.Posted,
+		o.w.fail(6, "%s has %d collected and %d posted, %d accrued and %d billed", m.id, hours.CollectedNanos, h.Posted,
 			hours.Quantity, m.audit.billed)
 	}
 }
 
 // time is laws 5 and 17: nothing billed that did not run, nothing lost that was measured.
-func (t *truth) time() {
-	for _, b := range t.gpus {
+func (o *oracle) time() {
+	for _, b := range o.gpus {
 		b.billed = 0
 	}
-	t.w.result.BilledSeconds, t.w.result.RanSeconds = 0, 0
-	for i := range t.w.hub.rows.nodes {
-		for _, m := range t.w.hub.rows.nodes[i].members {
-			t.memberTime(m)
+	o.w.result.BilledSeconds, o.w.result.RanSeconds = 0, 0
+	for i := range o.w.hub.rows.nodes {
+		for _, m := range o.w.hub.rows.nodes[i].members {
+			o.memberTime(m)
 		}
 	}
-	for i := range t.w.nodes {
-		for _, id := range t.w.nodes[i].accelerators {
-			if b := t.gpu(id); b.billed > int64(b.total(t.w.now)) {
-				t.w.fail(17, "accelerator %s is billed %s and was used %s", id, instant(b.billed).dur(), b.total(t.w.now).dur())
+	for i := range o.w.nodes {
+		for _, id := range o.w.nodes[i].accelerators {
+			if b := o.gpu(id); b.billed > int64(b.total(o.w.now)) {
+				o.w.fail(17, "accelerator %s is billed %s and was used %s", id, instant(b.billed).dur(), b.total(o.w.now).dur())
 			}
 		}
 	}
 }
 
-func (t *truth) memberTime(m *memberRow) {
-	x, s := t.members[m.id], &m.audit
-	ran := x.total(t.w.now)
-	t.w.result.BilledSeconds += s.billed / int64(second)
-	t.w.result.RanSeconds += int64(ran / second)
+func (o *oracle) memberTime(m *memberRow) {
+	x, s := o.members[m.id], &m.audit
+	ran := x.total(o.w.now)
+	o.w.result.BilledSeconds += s.billed / int64(second)
+	o.w.result.RanSeconds += int64(ran / second)
 	if s.billed > int64(ran) {
-		t.w.fail(17, "%s is billed %s and ran %s", m.id, instant(s.billed).dur(), ran.dur())
+		o.w.fail(17, "%s is billed %s and ran %s", m.id, instant(s.billed).dur(), ran.dur())
 	}
 	for _, id := range x.accelerators {
-		t.gpu(id).billed += s.billed
+		o.gpu(id).billed += s.billed
 	}
-	if x.unsure || s.lostLeases {
+	if x.lossAllowed || s.lostLeases {
 		return
 	}
 	if slack := x.lost + 100*second; s.billed+s.suspended < int64(ran-min(slack, ran)) {
-		t.w.fail(5, "%s ran %s, of which %s are lost: billed %s, suspended %s", m.id, ran.dur(), x.lost.dur(),
+		o.w.fail(5, "%s ran %s, of which %s are lost: billed %s, suspended %s", m.id, ran.dur(), x.lost.dur(),
 			instant(s.billed).dur(), instant(s.suspended).dur())
 	}
 }
 
 // converged is law 13: hub and node agree on everything, and there is nothing left to do.
-func (t *truth) converged(n *node) {
-	row := &t.w.hub.rows.nodes[n.i]
+func (o *oracle) converged(n *node) {
+	row := &o.w.hub.rows.nodes[n.i]
 	stuck := func(format string, args ...any) {
-		t.w.fail(13, "node %s after the fault: %s", n.id, fmt.Sprintf(format, args...))
+		o.w.fail(13, "node %s after the fault: %s", n.id, fmt.Sprintf(format, args...))
 	}
 	s := n.store
 	switch {
-	case !n.agentUp || n.up.no == 0 || n.up.no != row.sessionNo || t.w.hub.sessions[n.i] == nil:
+	case !n.agentUp || n.up.no == 0 || n.up.no != row.sessionNo || o.w.hub.sessions[n.i] == nil:
 		stuck("no session")
 		return
-	case row.waits:
-		stuck("the restored hub still waits for it")
+	case row.awaitsResync:
+		stuck("the restored hub still awaitsResync for it")
 	case row.head.rev != row.rev || s.digest != row.head.digest:
 		stuck("it holds generation %d, the hub has %d", s.state.GetGeneration(), row.head.generation)
 	}
 	for number := s.marks.Posted + 1; number <= s.chain.Number; number++ {
-		if sealed := s.segments[number]; t.w.now.time().Sub(sealed.Segment.GetSealedAt().AsTime()) > time.Minute {
+		if sealed := s.segments[number]; o.w.now.time().Sub(sealed.Segment.GetSealedAt().AsTime()) > time.Minute {
 			stuck("segment %d of %s is not posted, %d are", number, s.incarnation, s.marks.Posted)
 			break
 		}
@@ -357,16 +358,16 @@ func (t *truth) converged(n *node) {
 	desired, leases, observed := s.desired(), s.agentLeases(), n.observe(now)
 	observed.Busy = nil
 	for _, a := range agent.Diff(desired, leases, observed, now) {
-		if m := t.members[agent.MemberOf(a)]; m.mood == 0 && !m.thin {
+		if m := o.members[agent.MemberOf(a)]; m.crashChance == 0 && !m.lowFunds {
 			stuck("%T of %s is still to be done", a, agent.MemberOf(a))
 		}
 	}
-	t.sameView(n, row, stuck)
+	o.sameView(n, row, stuck)
 }
 
-func (t *truth) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
+func (o *oracle) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 	for _, m := range row.members {
-		x := t.members[m.id]
+		x := o.members[m.id]
 		mine, known := n.store.members[m.id]
 		switch {
 		case m.Gone:
@@ -375,17 +376,17 @@ func (t *truth) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 			}
 		case !m.Desired:
 			stuck("%s was asked to go and is not gone (known on the node: %t, proof: %t)", m.id, known, mine.Removal != nil)
-		case x.mood == 0 && !x.thin:
-			t.sameStatus(n, m, stuck)
+		case x.crashChance == 0 && !x.lowFunds:
+			o.sameStatus(n, m, stuck)
 		}
-		issued := t.w.hub.rows.books.Lease(m.id)
-		if l := n.store.leases[m.id]; m.Desired && !x.thin && l.GetLeaseNo() != uint64(issued.No) {
+		issued := o.w.hub.rows.books.Lease(m.id)
+		if l := n.store.leases[m.id]; m.Desired && !x.lowFunds && l.GetLeaseNo() != uint64(issued.No) {
 			stuck("%s has lease %d on the node, the hub has issued %d", m.id, l.GetLeaseNo(), issued.No)
 		}
 	}
 }
 
-func (t *truth) sameStatus(n *node, m *memberRow, stuck func(string, ...any)) {
+func (o *oracle) sameStatus(n *node, m *memberRow, stuck func(string, ...any)) {
 	for _, s := range n.report {
 		if s.GetMemberId() != m.id {
 			continue
@@ -400,12 +401,12 @@ func (t *truth) sameStatus(n *node, m *memberRow, stuck func(string, ...any)) {
 	stuck("%s is wanted and unknown on the node", m.id)
 }
 
-func (t *truth) hubSays(n *node, memberID string) string {
-	m := t.w.hub.rows.nodes[n.i].member(memberID)
+func (o *oracle) hubSays(n *node, memberID string) string {
+	m := o.w.hub.rows.nodes[n.i].member(memberID)
 	if m == nil {
 		return "the hub does not know it"
 	}
-	l, p := t.w.hub.rows.books.Lease(memberID), t.w.hub.rows.books.Prices[0]
+	l, p := o.w.hub.rows.books.Lease(memberID), o.w.hub.rows.books.Prices[0]
 	used := instant(n.store.consumed[memberID][protocol.MeterSessionSeconds]).dur()
 	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.No,
 		l.ExpiresAt.Format(time.RFC3339), instant(rating.Affords(p.Nanos, p.PerQuantity, l.CapNanos)).dur(), used,

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// waitForRecovery is when a renewal is tried again whose node a restored hub still waits for.
+// waitForRecovery is when a renewal is tried again whose node a restored hub still awaitsResync for.
 const waitForRecovery = 10 * minute
 
 // newBooks has one price for everybody: half a unit an hour of running, of which the host gets 70 %.
@@ -54,7 +54,7 @@ func (h *hub) issueLease(m *memberRow) bool {
 	h.booked(err)
 	m.renewFailures = 0
 	h.w.result.Leases++
-	h.w.truth.leased(m, l)
+	h.w.oracle.leased(m, l)
 	h.planRenewal(m)
 	return true
 }
@@ -115,7 +115,7 @@ func (h *hub) bill(row *nodeRow, seg *protocol.UsageSegment) {
 		m := row.member(a.MemberID)
 		for _, p := range a.Pieces {
 			if p.Reason == "" {
-				h.w.truth.billed(m, p.Span, p.Quantity)
+				h.w.oracle.billed(m, p.Span, p.Quantity)
 			}
 		}
 	}

@@ -11,7 +11,7 @@ import (
 // healFor is law 13's bound: two resync periods and a minute, and the second in which the machines come back.
 const healFor = 2*resync + minute + second
 
-// planLife fills the days: users, faults, backups, and now and then a healed world that is held against the laws.
+// planLife schedules users, faults, backups, and now and then a world without faults in which all laws are checked.
 func (w *World) planLife() {
 	end := instant(w.cfg.Days) * day
 	if w.cfg.Commands > 0 {
@@ -19,7 +19,7 @@ func (w *World) planLife() {
 	}
 	if w.cfg.Faults > 0 {
 		w.again(instant(float64(day)/(w.cfg.Faults*float64(w.cfg.Nodes))), "fault", w.fault)
-		// Each brings all nodes back at once, which is what a large world spends its time on.
+		// All nodes dial again after each, which is what a large world spends its time on.
 		w.again(day/2*instant(1+w.cfg.Nodes/250), "hub fault", w.hubFault)
 	}
 	heals := max(1, w.cfg.Days/3)
@@ -57,7 +57,7 @@ func (w *World) again(every instant, kind string, do func()) {
 	})
 }
 
-// heal ends every fault, lets the world come to rest and holds it against the laws.
+// heal ends every fault, waits until the world is at rest, and checks the laws.
 func (w *World) heal() {
 	w.healing = true
 	w.hub.start()
@@ -67,12 +67,12 @@ func (w *World) heal() {
 			n.powerOn()
 			n.startAgent()
 			n.up.smooth()
-			n.up.unpark()
-			n.stir()
+			n.up.resumeDial()
+			n.activate()
 		})
 	}
 	w.after(healFor, -1, "check", func() {
-		w.truth.check()
+		w.oracle.check()
 		w.healing = false
 	})
 }
@@ -88,7 +88,7 @@ func (w *World) command() {
 		w.create()
 	case dice < 7:
 		w.hub.decommission(live)
-		w.truth.members[live.id].wanted = false
+		w.oracle.members[live.id].wanted = false
 		if w.breaks(BreakProof) {
 			w.hub.rows.nodes[live.node].free(live)
 			live.accelerators = nil
@@ -107,7 +107,7 @@ func (w *World) command() {
 			live.life = next
 			live.revision++
 			live.services = servicesOf(live, len(live.services))
-			w.truth.members[live.id].stopped, w.truth.members[live.id].revision = false, live.revision
+			w.oracle.members[live.id].stopped, w.oracle.members[live.id].revision = false, live.revision
 			w.hub.touch(live.node)
 		}
 	default:
@@ -117,20 +117,20 @@ func (w *World) command() {
 		}
 		if err == nil {
 			live.life = next
-			w.truth.members[live.id].stopped = live.stopped()
+			w.oracle.members[live.id].stopped = live.stopped()
 			w.hub.touch(live.node)
 		}
 	}
 }
 
-// liveMember is one that a user may do something with; nil when the dice find none.
+// liveMember is a random member that a user can act on; nil where there is none.
 func (w *World) liveMember() *memberRow {
 	for range 8 {
 		row := &w.hub.rows.nodes[w.rng.IntN(len(w.nodes))]
-		if len(row.members) == 0 || row.waits {
+		if len(row.members) == 0 || row.awaitsResync {
 			continue
 		}
-		if m := row.members[w.rng.IntN(len(row.members))]; m.Desired && !m.Gone && w.truth.members[m.id].wanted {
+		if m := row.members[w.rng.IntN(len(row.members))]; m.Desired && !m.Gone && w.oracle.members[m.id].wanted {
 			return m
 		}
 	}
@@ -150,16 +150,16 @@ func (w *World) createOn(candidates []int, accelerators int) {
 		CPUMillis: int64(500 * (1 + w.rng.IntN(6))), MemoryBytes: int64(1+w.rng.IntN(8)) << 30,
 		Accelerators: accelerators,
 	}
-	mood := 0.0
+	crashChance := 0.0
 	if w.chance(0.25) {
-		mood = w.rng.Float64()
+		crashChance = w.rng.Float64()
 	}
 	services := 1
 	if w.chance(0.2) {
 		services = 2
 	}
 	if m := w.hub.create(candidates, w.rng.IntN(orgs), need, services); m != nil {
-		w.truth.asked(m, mood)
+		w.oracle.asked(m, crashChance)
 	}
 }
 
@@ -206,7 +206,7 @@ func (w *World) fault() {
 		return
 	}
 	w.result.Faults[kind.name]++
-	// At the node, so that its beat is made up for first.
+	// At the node, so that catchUp samples its usage first.
 	w.after(0, n.i, kind.name, func() { kind.do(n) })
 }
 
@@ -232,7 +232,7 @@ func (w *World) cutFor(n *node, up, down bool, length instant) {
 	w.after(length, n.i, "network back", func() {
 		n.up.cutUp, n.up.cutDown = false, false
 		if n.agentUp {
-			n.up.unpark()
+			n.up.resumeDial()
 		}
 	})
 }
@@ -257,20 +257,20 @@ func (w *World) cutPower(n *node) {
 	}
 	if w.chance(0.15) {
 		n.rtcDead = true
-		w.truth.doubt(n)
+		w.oracle.allowLoss(n)
 	}
 	w.after(w.long(12*hour), n.i, "power", func() {
 		n.powerOn()
 		life := n.life
 		w.after(5*minute, n.i, "cold boot", func() {
 			if n.life == life && n.agentUp && n.up.no == 0 {
-				w.truth.coldBoot(n)
+				w.oracle.coldBoot(n)
 			}
 		})
 	})
 }
 
-// replayState brings today's state once more, some day, by whatever way.
+// replayState delivers the present state again, up to a day later.
 func (w *World) replayState(n *node) {
 	env, parts := w.hub.rows.nodes[n.i].head.envelope, w.hub.rows.nodes[n.i].head.parts
 	if env == nil {
@@ -292,7 +292,7 @@ func (w *World) setClock(n *node) {
 	}
 	n.rtcOffset = by
 	n.rtcDead = false
-	w.truth.doubt(n)
+	w.oracle.allowLoss(n)
 	n.wake()
 }
 
@@ -304,7 +304,7 @@ func (w *World) killShim(n *node) {
 	n.wake()
 }
 
-// putDiskBack takes an image of the disk and puts it back days later, sometimes without a hub in sight.
+// putDiskBack restores an image of the disk days later, sometimes while the hub is away.
 func (w *World) putDiskBack(n *node) {
 	image := n.store.clone()
 	w.after(w.long(2*day), n.i, "disk put back", func() {
@@ -333,8 +333,8 @@ func (w *World) loseWrites(n *node) {
 func (w *World) restoreDisk(n *node, image *store) {
 	n.killAgent()
 	n.store = image.clone()
-	n.excused = true
-	w.truth.doubt(n)
+	n.diskRestored = true
+	w.oracle.allowLoss(n)
 	if w.chance(0.4) {
 		w.cutFor(n, true, true, w.long(day))
 	}

@@ -20,7 +20,7 @@ type container struct {
 	status                            agent.ContainerStatus
 	accelerators                      []string
 	cpuMillis, memoryBytes            int64
-	// startedAt is true time, for counting; the machine's clock said startedRTC.
+	// startedAt is simulated time, for counting; startedRTC is by the machine's clock.
 	startedAt  instant
 	startedRTC time.Time
 	exitedAt   instant
@@ -64,40 +64,39 @@ type node struct {
 
 	agentUp bool
 	// life is of the agent's process: what a dead one began does not end.
-	life     int
-	clock    clock.Clock
-	busy     map[string]*work
-	hold     map[string]time.Time
-	lastBeat instant
-	phase    instant
-	report   []*protocol.WorkloadStatus
-	waking   bool
-	tickNo   int
-	alarmNo  int
-	// liveUntil is until when the node is looked at every resync.
-	liveUntil instant
+	life       int
+	clock      clock.Clock
+	busy       map[string]*work
+	hold       map[string]time.Time
+	lastSample instant
+	phase      instant
+	report     []*protocol.WorkloadStatus
+	waking     bool
+	tickNo     int
+	alarmNo    int
+	// activeUntil is until when the node runs a pass at every resync.
+	activeUntil instant
 
 	up uplink
-	// excused is until when the checker does not ask why something was stopped: the disk was put back.
-	excused bool
-	// clockFaulty says that the node's clock has lied since its last sync.
+	// diskRestored is set until the node has accepted a state: the oracle allows any stop.
+	diskRestored bool
+	// clockFaulty: the node's clock was wrong since its last sync.
 	clockFaulty bool
 }
 
 type work struct{ pulling, other int }
 
 const (
-	resync      = 30 * second
-	beatEvery   = 10 * second
-	cutEvery    = 30 * time.Second
-	liveFor     = 5 * minute
-	releaseHold = 5 * time.Second
+	resync   = instant(agent.DefaultResync / time.Microsecond)
+	sampling = instant(agent.DefaultMeteringInterval / time.Microsecond)
+	// activeFor is how long a node runs a pass at every resync after something happened there.
+	activeFor = 5 * minute
 )
 
 func newNode(w *World, i int) *node {
 	seed := sha256.Sum256(fmt.Appendf(nil, "node %d of %d", i, w.cfg.Seed))
 	n := &node{
-		w: w, i: i, id: fmt.Sprintf("node-%05d", i), key: ed25519.NewKeyFromSeed(seed[:]), phase: w.upTo(beatEvery),
+		w: w, i: i, id: fmt.Sprintf("node-%05d", i), key: ed25519.NewKeyFromSeed(seed[:]), phase: w.upTo(sampling),
 		images: map[string]bool{}, networks: map[string]bool{},
 	}
 	public, _ := n.key.Public().(ed25519.PublicKey)
@@ -106,7 +105,7 @@ func newNode(w *World, i int) *node {
 		n.accelerators = append(n.accelerators, fmt.Sprintf("gpu-%05d-%d", i, a))
 	}
 	n.store = newStore(n.id, n.newName())
-	w.hub.rows.enrol(n)
+	w.hub.rows.enroll(n)
 	return n
 }
 
@@ -143,9 +142,9 @@ func (n *node) startAgent() {
 	n.startClock()
 	n.life++
 	n.busy, n.hold, n.report = map[string]*work{}, map[string]time.Time{}, nil
-	n.lastBeat = n.w.now
-	n.beat(n.w.now)
-	n.stir()
+	n.lastSample = n.w.now
+	n.sample(n.w.now)
+	n.activate()
 	n.up.start(n)
 }
 
@@ -176,11 +175,11 @@ func (n *node) start(c *container) {
 	}
 	c.status, c.startedAt, c.startedRTC = agent.Running, n.w.now, n.rtc(n.w.now)
 	n.w.result.Starts++
-	n.w.truth.started(n, c)
-	mood := n.w.truth.moodOf(c.memberID)
+	n.w.oracle.started(n, c)
+	crashChance := n.w.oracle.crashChanceOf(c.memberID)
 	c.readyAt = n.w.now + n.w.between(second/2, 8*second)
 	n.w.after(c.readyAt-n.w.now, n.i, "ready", n.wake)
-	if mood > 0 && !n.w.healing && n.w.chance(mood) {
+	if crashChance > 0 && !n.w.healing && n.w.chance(crashChance) {
 		n.w.after(n.w.between(second, 20*hour), n.i, "exit", func() {
 			if !n.w.healing && c.status == agent.Running {
 				n.end(c, true, 1)
@@ -205,7 +204,7 @@ func (n *node) end(c *container, seen bool, code int32) {
 	if seen {
 		c.exitedRTC = n.rtc(n.w.now)
 	}
-	n.w.truth.ended(n, c, seen)
+	n.w.oracle.ended(n, c, seen)
 }
 
 func (n *node) containerOf(id string) *container {

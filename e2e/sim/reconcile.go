@@ -11,14 +11,14 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// stir makes the node look now, and often for a while.
-func (n *node) stir() {
-	n.liveUntil = n.w.now + liveFor
+// activate wakes the node now and runs frequent passes for a while.
+func (n *node) activate() {
+	n.activeUntil = n.w.now + activeFor
 	n.wake()
-	n.tickNext()
+	n.planTick()
 }
 
-// wake asks for a pass soon. It carries nothing.
+// wake schedules a pass.
 func (n *node) wake() {
 	if n.waking || !n.agentUp {
 		return
@@ -33,11 +33,11 @@ func (n *node) wake() {
 	})
 }
 
-// tickNext plans the next periodic look.
-func (n *node) tickNext() {
+// planTick schedules the next periodic pass.
+func (n *node) planTick() {
 	n.tickNo++
 	mine, wait := n.tickNo, resync
-	if n.w.now >= n.liveUntil && !n.w.healing {
+	if n.w.now >= n.activeUntil && !n.w.healing {
 		wait = n.w.between(span(n.w.cfg.Quiet)*9/10, span(n.w.cfg.Quiet)*11/10)
 	}
 	n.w.after(wait, n.i, "tick", func() {
@@ -50,16 +50,16 @@ func (n *node) tickNext() {
 func (n *node) tick() {
 	n.pass()
 	n.up.tick()
-	n.tickNext()
+	n.planTick()
 }
 
-// pass looks, decides and begins what is to be done.
+// pass observes the machine, asks agent.Diff for actions and begins them.
 func (n *node) pass() {
 	if !n.agentUp {
 		return
 	}
-	n.adopt()
-	n.sweep()
+	n.journalUnknown()
+	n.closeMeasuredRuns()
 	n.probe()
 	now := n.now()
 	desired, leases, observed := n.store.desired(), n.store.agentLeases(), n.observe(now)
@@ -72,15 +72,15 @@ func (n *node) pass() {
 	statuses := agent.Statuses(desired, leases, observed, now)
 	if n.report == nil || !agent.EqualStatuses(statuses, n.report) {
 		n.report = statuses
-		n.liveUntil = max(n.liveUntil, n.w.now+2*minute)
-		n.tickNext()
+		n.activeUntil = max(n.activeUntil, n.w.now+2*minute)
+		n.planTick()
 		n.up.reportSoon()
 	}
-	n.comeBack(agent.NextChange(desired, leases, observed, now), now)
+	n.planNextPass(agent.NextChange(desired, leases, observed, now), now)
 }
 
-// comeBack plans a pass for when time alone changes what is to be done.
-func (n *node) comeBack(at, now time.Time) {
+// planNextPass schedules a pass for when time alone changes what has to be done.
+func (n *node) planNextPass(at, now time.Time) {
 	for _, id := range slices.Sorted(maps.Keys(n.hold)) {
 		if until := n.hold[id]; until.After(now) && (at.IsZero() || until.Before(at)) {
 			at = until
@@ -98,8 +98,8 @@ func (n *node) comeBack(at, now time.Time) {
 	})
 }
 
-// adopt takes into the store what is on the machine and unknown to it.
-func (n *node) adopt() {
+// journalUnknown adds containers and networks that the store does not know.
+func (n *node) journalUnknown() {
 	for _, c := range n.containers {
 		if run, known := n.store.runs[c.id]; !known {
 			n.store.runs[c.id] = storedRun{
@@ -120,11 +120,11 @@ func (n *node) adopt() {
 	}
 }
 
-// sweep forgets journalled runs whose container is gone and whose usage is sealed.
-func (n *node) sweep() {
+// closeMeasuredRuns removes runs whose container is gone and whose usage is sealed.
+func (n *node) closeMeasuredRuns() {
 	for _, id := range slices.Sorted(maps.Keys(n.store.runs)) {
 		b := n.busy[n.store.runs[id].memberID]
-		if n.containerOf(id) == nil && (b == nil || b.other == 0) && n.store.measured(id) {
+		if n.containerOf(id) == nil && (b == nil || b.other == 0) && n.store.meter.Measured(id) {
 			n.store.closeRun(id)
 		}
 	}
@@ -197,7 +197,7 @@ func (n *node) begin(a agent.Action) {
 	case agent.CancelPull:
 		return // a pull takes seconds here
 	case agent.StopContainer:
-		n.w.truth.stopping(n, a)
+		n.w.oracle.stopping(n, a)
 		n.store.updateRun(a.ContainerID, func(r *storedRun) { r.stopAsked = true })
 		// The signal is sent: the process ends whether or not the agent lives to see it.
 		n.w.after(n.w.between(second/10, span(min(a.Grace, 8*time.Second))+second/5), n.i, "stopped", func() {
@@ -319,7 +319,7 @@ func (n *node) failed(id string, revision uint64, reason protocol.WorkloadStatus
 func (n *node) pull(a agent.PullImage) {
 	switch {
 	case n.up.no == 0:
-		n.hold[a.MemberID] = n.now().Add(releaseHold)
+		n.hold[a.MemberID] = n.now().Add(agent.ReleaseRetry)
 	case !n.w.healing && n.w.chance(0.02):
 		n.failed(a.MemberID, a.Revision, protocol.WorkloadStatus_IMAGE_PULL_FAILED, false, 0)
 	default:
@@ -328,7 +328,7 @@ func (n *node) pull(a agent.PullImage) {
 }
 
 func (n *node) retire(id string) {
-	n.beat(n.w.now)
+	n.sample(n.w.now)
 	if err := n.store.retire(id, n.now()); err != nil {
 		n.w.fail(5, "retire %s: %v", id, err)
 	}
@@ -337,9 +337,9 @@ func (n *node) retire(id string) {
 
 // recordExit makes exit and usage durable, in this order.
 func (n *node) recordExit(a agent.RecordExit) {
-	n.beat(n.w.now)
+	n.sample(n.w.now)
 	c := n.containerOf(a.ContainerID)
-	if c == nil || c.status != agent.Exited || !n.store.measured(c.id) {
+	if c == nil || c.status != agent.Exited || !n.store.meter.Measured(c.id) {
 		return
 	}
 	run, exited := n.store.runs[c.id], n.happened(c.exitedRTC, n.store.runs[c.id].startedAt)
@@ -358,21 +358,21 @@ func (n *node) recordExit(a agent.RecordExit) {
 	n.store.updateRun(c.id, func(r *storedRun) { r.exitRecorded, r.exitedAt, r.exitCode = true, exited, c.exitCode })
 }
 
-// catchUp makes up for the beat that the node's grid had last, before anything else happens to it.
+// catchUp takes the last sample that was due, before anything else happens at the node.
 func (n *node) catchUp() {
 	if !n.agentUp {
 		return
 	}
-	if due := (n.w.now-n.phase)/beatEvery*beatEvery + n.phase; due > n.lastBeat {
-		n.beat(due)
+	if due := (n.w.now-n.phase)/sampling*sampling + n.phase; due > n.lastSample {
+		n.sample(due)
 	}
 }
 
-// beat takes one look at the containers into the meter, as they have been since anything last happened here.
-func (n *node) beat(t instant) {
-	n.lastBeat = t
+// sample passes the containers to the meter, as they have been since the last event at the node.
+func (n *node) sample(t instant) {
+	n.lastSample = t
 	r, last := n.reading(t), n.store.stamp
-	o := meter.Observation{At: n.clock.At(r), CutEvery: cutEvery}
+	o := meter.Observation{At: n.clock.At(r), CutEvery: meter.DefaultCutEvery}
 	for _, c := range n.containers {
 		journal := n.store.runs[c.id]
 		run := meter.Run{
@@ -391,8 +391,8 @@ func (n *node) beat(t instant) {
 		o.Runs = append(o.Runs, run)
 	}
 	before := n.store.chain.Number
-	if err := n.store.beat(o, n.clock.Stamp(r)); err != nil {
-		n.w.fail(5, "beat of %s: %v", n.id, err)
+	if err := n.store.saveSample(o, n.clock.Stamp(r)); err != nil {
+		n.w.fail(5, "sample of %s: %v", n.id, err)
 	}
 	if n.store.chain.Number != before {
 		n.w.trace("sealed", n.i, int64(n.store.chain.Number), "")

@@ -23,21 +23,21 @@ func (h *hub) takeBackup(keep bool) {
 	}
 }
 
-// restore sets the hub back. It compiles nothing for a node before that node has brought what it has
-// (docs/design/recovery.md).
+// restore replaces the database by its backup. The hub compiles nothing for a node before the node has uploaded its
+// state (docs/design/recovery.md).
 func (h *hub) restore() {
 	h.crash()
 	h.restores++
 	h.rows = *h.backup.clone()
 	for i := range h.rows.nodes {
-		h.rows.nodes[i].waits = !h.w.breaks(BreakAdopt)
+		h.rows.nodes[i].awaitsResync = !h.w.breaks(BreakAdopt)
 	}
 	h.start()
 }
 
-// adopt takes what a node brings to a restored hub: a newer signed state beats older rows, and so do its leases.
-func (h *hub) adopt(row *nodeRow, g greeting) {
-	row.waits, row.owes, row.owesIn = false, g.lastSegment, g.incarnation
+// adopt applies what a node uploads to a restored hub: newer signed states and leases supersede older rows.
+func (h *hub) adopt(row *nodeRow, g helloMessage) {
+	row.awaitsResync, row.usageOwed, row.usageOwedIn = false, g.lastSegment, g.incarnation
 	newer := g.epoch > row.head.epoch || g.epoch == row.head.epoch && g.generation > row.head.generation
 	if newer && len(g.parts) == len(g.state.GetParts()) {
 		h.adoptState(row, g)
@@ -57,7 +57,7 @@ func (h *hub) adopt(row *nodeRow, g greeting) {
 	}
 }
 
-func (h *hub) adoptState(row *nodeRow, g greeting) {
+func (h *hub) adoptState(row *nodeRow, g helloMessage) {
 	next := head{
 		epoch: g.epoch, generation: g.generation, digest: g.digest, envelope: g.envelope,
 		refs: g.state.GetParts(), rev: -1,
@@ -94,15 +94,15 @@ func (h *hub) adoptState(row *nodeRow, g greeting) {
 }
 
 // apply makes the rows say what plan.Adopt found, as package recovery does.
-func (h *hub) apply(row *nodeRow, todo plan.Adoption, g greeting) {
+func (h *hub) apply(row *nodeRow, todo plan.Adoption, g helloMessage) {
 	for _, id := range todo.Ended {
-		// The node is through with it: it was asked to go after the backup.
+		// The newer state does not name it: it was decommissioned after the backup.
 		m := row.member(id)
 		h.decommission(m)
 	}
 	for _, id := range todo.Left {
 		m := row.member(id)
-		// The node knows it no more: its silence proves that it is gone.
+		// The newer state does not name it: a report without it proves that it is gone.
 		m.ObservedRevision, m.Status = 0, protocol.WorkloadStatus_PENDING
 		m.AbsentEpoch, m.AbsentGeneration = g.epoch, g.generation
 	}

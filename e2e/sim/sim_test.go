@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/e2e/sim"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -21,7 +22,7 @@ var (
 	seeds  = flag.Uint64("seeds", 16, "how many seeds TestSimulation takes, from 1 on")
 )
 
-// worldOf is what a seed stands for: small and wild, middling with long leases, wild with short ones, many and calm.
+// worldOf is the world of a seed: few nodes with many faults, long leases, short leases, or many nodes with few faults.
 func worldOf(seed uint64) sim.Config {
 	switch seed % 4 {
 	case 0:
@@ -58,8 +59,8 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// wildWorlds are run once for the laws that no single room can keep: what the nodes owe, what a restored hub owes, and
-// physics.
+// wildWorlds are run once for the laws that no single room can keep: what the nodes owe, what a restored hub usageOwed,
+// and physics.
 var wildWorlds = sync.OnceValue(func() map[int]*sim.Violation {
 	broken := map[int]*sim.Violation{}
 	for s := uint64(101); s <= 106; s++ {
@@ -79,8 +80,7 @@ func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 	require.Nil(t, wildWorlds()[17])
 }
 
-// TestThousandNodesForThirtyDays is the size that the issue asks for. Its time is go test's to bound: two minutes of
-// one core.
+// TestThousandNodesForThirtyDays takes about half a minute of one core.
 func TestThousandNodesForThirtyDays(t *testing.T) {
 	if testing.Short() {
 		t.Skip("a thousand nodes take most of a minute; run without -short")
@@ -159,11 +159,11 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 	}
 }
 
-// TestJumpedBeatsBillTheSame holds the simulation's way of beating, one beat in place of many where nothing happens,
-// against the agent's, which beats every ten seconds.
-func TestJumpedBeatsBillTheSame(t *testing.T) {
+// TestSkippedSamplesBillTheSame compares the simulation, which samples usage once where nothing happens for long, with
+// the agent, which samples at every metering interval.
+func TestSkippedSamplesBillTheSame(t *testing.T) {
 	began := time.Date(2031, 3, 1, 0, 0, 0, 0, time.UTC)
-	const beat, length = 10 * time.Second, 3 * time.Hour
+	const interval, length = agent.DefaultMeteringInterval, 3 * time.Hour
 	bill := func(every time.Duration) map[string]int64 {
 		out := map[string]int64{}
 		s := meter.Open(meter.State{}, meter.Intent{RunID: "member.1", MemberID: "member", Revision: 1, LeaseNo: 1}, began)
@@ -172,8 +172,8 @@ func TestJumpedBeatsBillTheSame(t *testing.T) {
 				out[r.GetMeter()] += r.GetQuantity()
 			}
 		}
-		for at := beat; at <= length; at += beat {
-			if at != beat && at%every != 0 {
+		for at := interval; at <= length; at += interval {
+			if at != interval && at%every != 0 {
 				continue
 			}
 			run := meter.Run{
@@ -188,5 +188,5 @@ func TestJumpedBeatsBillTheSame(t *testing.T) {
 		take(records)
 		return out
 	}
-	require.Equal(t, bill(beat), bill(time.Hour))
+	require.Equal(t, bill(interval), bill(time.Hour))
 }

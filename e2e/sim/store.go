@@ -5,8 +5,6 @@ import (
 	"crypto/sha256"
 	"fmt"
 	"maps"
-	"math/big"
-	"slices"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -199,13 +197,6 @@ func (s *store) updateMember(id string, change func(*storedMember)) {
 	s.members[id] = m
 }
 
-// measured reports whether the run's interval has ended and its records are sealed, or never began.
-func (s *store) measured(runID string) bool {
-	return !slices.ContainsFunc(s.meter.Intervals, func(iv meter.Interval) bool {
-		return iv.RunID == runID && !iv.StartedAt.IsZero()
-	})
-}
-
 // seal puts records into the chain; it returns the numbers of the new segments.
 func (s *store) seal(records []*protocol.UsageRecord, now time.Time) error {
 	for _, r := range records {
@@ -232,7 +223,7 @@ func (s *store) sealOnly(records []*protocol.UsageRecord, now time.Time) error {
 	return nil
 }
 
-func (s *store) beat(o meter.Observation, at clock.Stamp) error {
+func (s *store) saveSample(o meter.Observation, at clock.Stamp) error {
 	next, records := meter.Sample(s.meter, o)
 	s.meter, s.stamp = next, at
 	return s.seal(records, o.At)
@@ -313,19 +304,7 @@ func (s *store) reincarnate(incarnation string, now time.Time) error {
 func (s *store) agentLeases() agent.Leases {
 	out := make(agent.Leases, len(s.leases))
 	for id, l := range s.leases {
-		spent := big.NewInt(0)
-		for _, p := range l.GetPrices() {
-			cost := new(big.Int).Mul(big.NewInt(s.consumed[id][p.GetMeter()]), big.NewInt(p.GetPriceNanos()))
-			quotient, rest := new(big.Int).QuoRem(cost, big.NewInt(p.GetPerQuantity()), new(big.Int))
-			if rest.Sign() > 0 {
-				quotient.Add(quotient, big.NewInt(1))
-			}
-			spent.Add(spent, quotient)
-		}
-		out[id] = agent.Lease{
-			MemberID: id, No: l.GetLeaseNo(), ExpiresAt: l.GetExpiresAt().AsTime(),
-			Exhausted: spent.Sign() > 0 && spent.Cmp(big.NewInt(l.GetCapNanos())) >= 0,
-		}
+		out[id] = agent.NewLease(l, s.consumed[id])
 	}
 	return out
 }

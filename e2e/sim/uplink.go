@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
 // uplink is a node's side of the session, as agent/internal/uplink holds it.
@@ -17,10 +18,10 @@ type uplink struct {
 	// attempt counts dials: what belongs to an older one is dead.
 	attempt int
 	// no is the session's number; 0 without one.
-	no     uint64
-	since  instant
-	asked  instant
-	parked bool
+	no         uint64
+	since      instant
+	asked      instant
+	dialPaused bool
 
 	backoff hubsession.Backoff
 	reports hubsession.Reports
@@ -36,9 +37,6 @@ type uplink struct {
 	cutUp, cutDown, rough bool
 	watched               bool
 }
-
-// noticesCutIn is the longest time until both sides notice that their connection is dead.
-const noticesCutIn = 45 * second
 
 // errLost ends a session whose connection is dead.
 var errLost = errors.New("the connection is lost")
@@ -80,7 +78,7 @@ func (u *uplink) start(n *node) {
 // drop ends the session or the dial on this side.
 func (u *uplink) drop() {
 	u.attempt++
-	u.no, u.parked = 0, false
+	u.no, u.dialPaused = 0, false
 }
 
 // redial ends the session for a reason and dials again after the pause that follows it.
@@ -104,8 +102,8 @@ func (u *uplink) dial(wait instant) {
 			return
 		}
 		if !u.reachable() {
-			// It would dial at least every half minute, in vain. unpark goes on from there.
-			u.parked = true
+			// It would dial at least every half minute, in vain; resumeDial dials again.
+			u.dialPaused = true
 			return
 		}
 		u.hello(mine)
@@ -125,10 +123,10 @@ func (u *uplink) smooth() {
 	u.rough = false
 }
 
-// unpark dials after the network or the hub has come back, spread as the backoff would have it.
-func (u *uplink) unpark() {
-	if u.parked && u.reachable() {
-		u.parked = false
+// resumeDial dials after the network or the hub has come back, spread as the backoff would have it.
+func (u *uplink) resumeDial() {
+	if u.dialPaused && u.reachable() {
+		u.dialPaused = false
 		u.dial(u.n.w.upTo(span(hubsession.DefaultDialRetryMax)))
 	}
 }
@@ -136,7 +134,7 @@ func (u *uplink) unpark() {
 // lose is what a cut or a dead hub does: both sides notice, sooner or later.
 func (u *uplink) lose() {
 	mine, no := u.attempt, u.no
-	u.n.w.after(u.n.w.upTo(noticesCutIn), u.n.i, "idle", func() {
+	u.n.w.after(u.n.w.upTo(span(link.IdleTimeout)), u.n.i, "idle", func() {
 		u.n.w.hub.gone(u.n.i, no)
 		if u.attempt == mine && u.no != 0 && u.n.agentUp {
 			u.redial(errLost)
@@ -144,8 +142,8 @@ func (u *uplink) lose() {
 	})
 }
 
-// greeting is the hello, and what a node uploads to a hub that was restored.
-type greeting struct {
+// helloMessage is the hello, with what a node uploads to a restored hub.
+type helloMessage struct {
 	incarnation       string
 	epoch, generation uint64
 	digest            [sha256.Size]byte
@@ -159,7 +157,7 @@ type greeting struct {
 func (u *uplink) hello(attempt int) {
 	s := u.n.store
 	u.asked = u.n.w.now
-	g := greeting{
+	g := helloMessage{
 		incarnation: s.incarnation, digest: s.digest, lastSegment: s.chain.Number, envelope: s.envelope,
 		state: s.state,
 	}
@@ -211,7 +209,7 @@ func (u *uplink) welcomed(m welcome) {
 	u.no, u.since, u.paused = m.no, n.w.now, 0
 	u.reports, u.upload = hubsession.Reports{}, hubsession.NewUpload(n.store.marks.Posted)
 	u.sentNo, u.answered = 0, map[int]bool{}
-	n.stir()
+	n.activate()
 	u.sendReport()
 	u.send()
 }
@@ -328,10 +326,10 @@ func (u *uplink) watch() {
 	timeout := span(hubsession.AckTimeout)
 	u.n.w.after(timeout, -1, "ack timeout", func() {
 		u.watched = false
-		switch waits := u.no != 0 && u.upload.Waiting(); {
-		case waits && u.n.w.now-u.progress >= timeout:
+		switch awaitsResync := u.no != 0 && u.upload.Waiting(); {
+		case awaitsResync && u.n.w.now-u.progress >= timeout:
 			u.redial(errLost)
-		case waits:
+		case awaitsResync:
 			u.watch()
 		}
 	})
@@ -386,7 +384,7 @@ func (u *uplink) reportAcked(attempt int, counter uint64) {
 	}
 }
 
-// pushedState takes a desired state, whichever way and whenever it comes.
+// pushedState accepts a desired state, in order or not.
 func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte) {
 	n := u.n
 	v, err := protocol.VerifyState(env, n.w.bundle, n.self)
@@ -400,13 +398,13 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 		}
 		return
 	}
-	n.w.truth.applied(n)
-	n.excused = false
+	n.w.oracle.applied(n)
+	n.diskRestored = false
 	epoch, generation, digest := n.store.state.GetEpoch(), n.store.state.GetGeneration(), n.store.digest
 	if attempt == u.attempt {
 		u.carry(true, "accepted", func() { n.w.hub.accepted(n.i, attempt, epoch, generation, digest) })
 	}
-	n.stir()
+	n.activate()
 }
 
 func (u *uplink) pushedLeases(env *protocol.Envelope) {
@@ -424,10 +422,10 @@ func (u *uplink) pushedLeases(env *protocol.Envelope) {
 func (u *uplink) fetch(a agent.FetchPart) {
 	n := u.n
 	if u.no == 0 || !u.reachable() {
-		n.hold[a.MemberID] = n.now().Add(releaseHold)
+		n.hold[a.MemberID] = n.now().Add(agent.ReleaseRetry)
 		return
 	}
 	if raw := n.w.hub.rows.nodes[n.i].part(a.SHA256); raw == nil || !n.store.acceptPart(raw) {
-		n.hold[a.MemberID] = n.now().Add(releaseHold)
+		n.hold[a.MemberID] = n.now().Add(agent.ReleaseRetry)
 	}
 }

@@ -57,7 +57,7 @@ const (
 	BreakClock Breakage = "clock"
 	// BreakCap caps a lease at what is held, as if the node did not count what is in suspense.
 	BreakCap Breakage = "cap"
-	// BreakSilence waits for ever for the proof of a node whose disk has forgotten the member.
+	// BreakSilence awaitsResync for ever for the proof of a node whose disk has forgotten the member.
 	BreakSilence Breakage = "silence"
 	// BreakBalance forgets the host's leg of a posting.
 	BreakBalance Breakage = "balance"
@@ -190,7 +190,7 @@ type World struct {
 	bundle protocol.Bundle
 	hub    *hub
 	nodes  []*node
-	truth  truth
+	oracle oracle
 	// healing is set while no fault and no command may happen.
 	healing bool
 	result  Result
@@ -237,7 +237,7 @@ func newWorld(cfg Config) *World {
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: newDigest, bundle: newBundle(),
 		result: Result{Faults: map[string]int{}},
 	}
-	w.truth = newTruth(w)
+	w.oracle = newOracle(w)
 	w.hub = newHub(w)
 	for i := range cfg.Nodes {
 		w.nodes = append(w.nodes, newNode(w, i))

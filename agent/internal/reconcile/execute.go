@@ -133,7 +133,7 @@ func pauseAfter(err error) time.Duration {
 	if runtime.IsAway(err) || agent.IsHubAway(err) {
 		return awayRetry
 	}
-	return releaseRetry
+	return agent.ReleaseRetry
 }
 
 func revisionOf(a agent.Action) (revision uint64, acquires bool) {

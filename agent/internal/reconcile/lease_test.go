@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -74,4 +74,4 @@ func TestSpentRoundsUpAndDoesNotOverflow(t *testing.T) {
 	require.Equal(t, strconv.FormatUint(1<<63, 10), spent(l, map[string]int64{"b": 2}))
 }
 
-func spent(l *protocol.Lease, used map[string]int64) string { return reconcile.Spent(l, used).String() }
+func spent(l *protocol.Lease, used map[string]int64) string { return agent.Spent(l, used).String() }

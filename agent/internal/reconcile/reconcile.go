@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/notify"
@@ -28,19 +29,17 @@ const (
 	maxActions = 32
 	// firstPassMax bounds how long housekeeping waits for the first pass.
 	firstPassMax = 5 * time.Second
-	// releaseRetry is the pause after a release that failed, awayRetry after any action that failed because containerd or
-	// the hub did not answer.
-	releaseRetry = 5 * time.Second
-	awayRetry    = time.Second
+	// awayRetry is the pause after any action that failed because containerd or the hub did not answer.
+	awayRetry = time.Second
 	// imagesEvery is the interval of image garbage collection.
 	imagesEvery = 10 * time.Minute
 )
 
 // Defaults of Config.
 const (
-	DefaultMeteringInterval = 10 * time.Second
-	DefaultUsageInterval    = 30 * time.Second
-	DefaultResync           = 30 * time.Second
+	DefaultMeteringInterval = agent.DefaultMeteringInterval
+	DefaultUsageInterval    = meter.DefaultCutEvery
+	DefaultResync           = agent.DefaultResync
 	DefaultCollectEvery     = 10 * time.Minute
 )
 

@@ -45,23 +45,16 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	if err != nil {
 		return err
 	}
-	move := func(times ...*time.Time) (moved bool) {
-		for _, t := range times {
-			if !t.IsZero() {
-				*t, moved = t.Add(to.At.Sub(from)), true
-			}
-		}
-		return moved
-	}
+	leap := to.At.Sub(from)
 	runs, members := map[string]Run{}, map[string]Member{}
 	for id, r := range s.d.runs {
-		if move(&r.OpenedAt, &r.StartedAt, &r.ReadyAt, &r.ExitedAt) {
+		if meter.MoveTimes(leap, &r.OpenedAt, &r.StartedAt, &r.ReadyAt, &r.ExitedAt) {
 			runs[id] = r
 		}
 	}
 	for id, m := range s.d.members {
 		// The times in a proof of removal stay; there may be thousands of proofs.
-		if m.Removal == nil && move(&m.RetryAt, &m.ExitedAt) {
+		if m.Removal == nil && meter.MoveTimes(leap, &m.RetryAt, &m.ExitedAt) {
 			members[id] = m
 		}
 	}

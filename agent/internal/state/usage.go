@@ -125,9 +125,7 @@ func (s *Store) SaveSample(o meter.Observation, stamp clock.Stamp) error {
 func (s *Store) Measured(runID string) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return !slices.ContainsFunc(s.d.meter.Intervals, func(iv meter.Interval) bool {
-		return iv.RunID == runID && !iv.StartedAt.IsZero()
-	})
+	return s.d.meter.Measured(runID)
 }
 
 // Metering reports whether the meter has an open interval of the member.
