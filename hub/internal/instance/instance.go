@@ -340,7 +340,8 @@ func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, req Request,
 
 // saveSteps saves a lifecycle with the steps that led to it.
 func saveSteps(ctx context.Context, tx db.Tx, i Instance, next lifecycle.Lifecycle, steps []lifecycle.Step,
-	now time.Time) (Change, error) {
+	now time.Time,
+) (Change, error) {
 	presentBefore, stoppedBefore := i.Lifecycle.Status.Desired()
 	present, stopped := next.Status.Desired()
 	// Only during an upgrade, the node's state has the fallback.
