@@ -2,6 +2,8 @@ package main
 
 import (
 	"bytes"
+	"errors"
+	"fmt"
 	"go/ast"
 	"go/parser"
 	"go/token"
@@ -29,26 +31,29 @@ var (
 	generatedMark = regexp.MustCompile(`(?m)^// Code generated .* DO NOT EDIT\.$`)
 )
 
-// addGoFile counts what is wrong in a Go file and returns its unwanted words; generated and other files count nothing.
-func (c counts) addGoFile(file string, content []byte) (words []string, err error) {
+// checkGo reports unwanted words, long functions and the length of a Go file that is written by hand.
+func checkGo(file string, content []byte) error {
 	if path.Ext(file) != ".go" || generatedMark.Match(content) {
-		return nil, nil
+		return nil
 	}
+	var problems []error
 	if lines := bytes.Count(content, []byte("\n")); lines > maxFileLines {
-		c[key{kind: "lines", place: file}] = lines
+		problems = append(problems, fmt.Errorf("%s has %d lines, a file has at most %d: find its second subject", file, lines,
+			maxFileLines))
 	}
 	files := token.NewFileSet()
 	parsed, err := parser.ParseFile(files, file, content, parser.ParseComments|parser.SkipObjectResolution)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for name, lines := range longFunctions(files, parsed, content) {
-		c[key{kind: "function", place: path.Dir(file) + "." + name}] = lines
+		problems = append(problems, fmt.Errorf("%s: %s has %d lines, a function has at most %d: find its second step", file,
+			name, lines, maxFunctionLines))
 	}
-	if words = unwantedWords(file, parsed); len(words) > 0 {
-		c[key{kind: "words", place: path.Dir(file)}] += len(words)
+	for _, word := range unwantedWords(file, parsed) {
+		problems = append(problems, fmt.Errorf("%s uses %q, which this project does not", file, word))
 	}
-	return words, nil
+	return errors.Join(problems...)
 }
 
 // longFunctions are the functions above the limit, with the lines of their bodies.
