@@ -228,32 +228,32 @@ func (r *nodeRow) free(m *memberRow) {
 }
 
 // room is the free capacity of the node.
-func (r *nodeRow) room(usable bool) plan.Room {
-	room := plan.Room{
+func (r *nodeRow) candidate(usable bool) plan.Candidate {
+	candidate := plan.Candidate{
 		ID: strconv.Itoa(r.i), Usable: usable && !r.awaitsResync, CPUMillis: r.cpuMillis,
 		MemoryBytes: r.memoryBytes,
 	}
 	for _, m := range r.members {
 		if !m.Gone {
-			room.CPUMillis -= m.cpuMillis
-			room.MemoryBytes -= m.memoryBytes
+			candidate.CPUMillis -= m.cpuMillis
+			candidate.MemoryBytes -= m.memoryBytes
 		}
 	}
 	for _, id := range r.accelerators {
 		if r.claims[id] == "" {
-			room.Accelerators = append(room.Accelerators, plan.Accelerator{ID: id, Healthy: true})
+			candidate.Accelerators = append(candidate.Accelerators, plan.Accelerator{ID: id, Healthy: true})
 		}
 	}
-	return room
+	return candidate
 }
 
 // create places an instance on the candidate that fits best, and opens its lease.
 func (h *hub) create(candidates []int, org int, need plan.Need, services int) *memberRow {
-	var rooms []plan.Room
+	var free []plan.Candidate
 	for _, i := range candidates {
-		rooms = append(rooms, h.rows.nodes[i].room(h.sessions[i] != nil))
+		free = append(free, h.rows.nodes[i].candidate(h.sessions[i] != nil))
 	}
-	choices := plan.Fitting(need, rooms)
+	choices := plan.Fitting(need, free)
 	if len(choices) == 0 {
 		return nil
 	}

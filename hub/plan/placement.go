@@ -21,8 +21,8 @@ type Need struct {
 	Shapes []string
 }
 
-// Room is the free capacity of a node or an allocation.
-type Room struct {
+// Candidate is a node or an allocation with its free capacity.
+type Candidate struct {
 	// ID of the node or the allocation.
 	ID string
 	// Usable is false where nothing new may be placed: a node that is not online, an allocation that is not active.
@@ -86,26 +86,29 @@ const (
 	ShapeGPUSlice  = "gpu_slice"
 )
 
-// FirstFit returns the choice for the first need that fits into the room.
-func FirstFit(needs []Need, room Room) (Choice, bool) {
+// FirstFit returns the choice for the first need that fits the candidate.
+func FirstFit(needs []Need, candidate Candidate) (Choice, bool) {
 	for _, need := range needs {
-		if c, ok := Fit(need, room); ok {
+		if c, ok := Fit(need, candidate); ok {
 			return c, true
 		}
 	}
 	return Choice{}, false
 }
 
-// Fit returns the accelerators that the need would use of the room, or false when it does not fit.
-func Fit(need Need, room Room) (Choice, bool) {
-	if !room.Usable || need.Whole && !room.Empty || len(need.Shapes) > 0 && !slices.Contains(need.Shapes, room.Shape) {
+// Fit returns the accelerators of the candidate that the need would use, or false when it does not fit.
+func Fit(need Need, candidate Candidate) (Choice, bool) {
+	if !candidate.Usable || need.Whole && !candidate.Empty {
 		return Choice{}, false
 	}
-	if need.CPUMillis > room.CPUMillis || need.MemoryBytes > room.MemoryBytes {
+	if len(need.Shapes) > 0 && !slices.Contains(need.Shapes, candidate.Shape) {
+		return Choice{}, false
+	}
+	if need.CPUMillis > candidate.CPUMillis || need.MemoryBytes > candidate.MemoryBytes {
 		return Choice{}, false
 	}
 	var ids []string
-	for _, a := range room.Accelerators {
+	for _, a := range candidate.Accelerators {
 		if a.Healthy && matches(need.AcceleratorModel, a.Model) && matches(need.AcceleratorVendor, a.Vendor) {
 			ids = append(ids, a.ID)
 		}
@@ -116,30 +119,30 @@ func Fit(need Need, room Room) (Choice, bool) {
 	}
 	if need.Whole {
 		// With the unhealthy accelerators: no one else may use them, and they may recover.
-		return Choice{ID: room.ID, Need: need, AcceleratorIDs: allIDs(room.Accelerators)}, true
+		return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: allIDs(candidate.Accelerators)}, true
 	}
-	return Choice{ID: room.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
+	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
 }
 
-// Fitting returns every room that the need fits into, the tightest first, so that large gaps stay for large needs;
-// equal ones in the order of their ids.
-func Fitting(need Need, rooms []Room) []Choice {
-	type candidate struct {
+// Fitting returns every candidate that the need fits, the tightest first, so that large gaps stay for large needs; equal
+// ones in the order of their ids.
+func Fitting(need Need, candidates []Candidate) []Choice {
+	type fit struct {
 		choice Choice
-		room   Room
+		at     Candidate
 	}
-	var fits []candidate
-	for _, r := range rooms {
+	var fits []fit
+	for _, r := range candidates {
 		if c, ok := Fit(need, r); ok {
-			fits = append(fits, candidate{c, r})
+			fits = append(fits, fit{c, r})
 		}
 	}
-	slices.SortFunc(fits, func(a, b candidate) int {
+	slices.SortFunc(fits, func(a, b fit) int {
 		return cmp.Or(
-			cmp.Compare(len(a.room.Accelerators), len(b.room.Accelerators)),
-			cmp.Compare(a.room.CPUMillis, b.room.CPUMillis),
-			cmp.Compare(a.room.MemoryBytes, b.room.MemoryBytes),
-			cmp.Compare(a.room.ID, b.room.ID),
+			cmp.Compare(len(a.at.Accelerators), len(b.at.Accelerators)),
+			cmp.Compare(a.at.CPUMillis, b.at.CPUMillis),
+			cmp.Compare(a.at.MemoryBytes, b.at.MemoryBytes),
+			cmp.Compare(a.at.ID, b.at.ID),
 		)
 	})
 	choices := make([]Choice, 0, len(fits))

@@ -15,38 +15,38 @@ func TestPlacement(t *testing.T) {
 	gpu := func(id string) plan.Accelerator {
 		return plan.Accelerator{ID: id, Vendor: "nvidia", Model: "H200", Healthy: true}
 	}
-	room := plan.Room{
+	candidate := plan.Candidate{
 		ID: "r", Usable: true, CPUMillis: 4000, MemoryBytes: 8 << 30,
 		Accelerators: []plan.Accelerator{gpu("GPU-2"), gpu("GPU-1"), {ID: "GPU-0", Vendor: "nvidia", Model: "H200"}},
 	}
-	empty := room
+	empty := candidate
 	empty.Empty = true
 	cases := []struct {
-		name string
-		need plan.Need
-		room plan.Room
-		want []string
-		fits bool
+		name      string
+		need      plan.Need
+		candidate plan.Candidate
+		want      []string
+		fits      bool
 	}{
 		{
 			"a CPU node gives a slice with no accelerators",
 			plan.Need{CPUMillis: 1000, MemoryBytes: 1 << 30},
-			plan.Room{ID: "r", Usable: true, CPUMillis: 1000, MemoryBytes: 1 << 30},
+			plan.Candidate{ID: "r", Usable: true, CPUMillis: 1000, MemoryBytes: 1 << 30},
 			nil, true,
 		},
-		{"the lowest healthy accelerators are taken", plan.Need{Accelerators: 1}, room, []string{"GPU-1"}, true},
-		{"an unhealthy one is not given", plan.Need{Accelerators: 3}, room, nil, false},
-		{"another model does not match", plan.Need{Accelerators: 1, AcceleratorModel: "MI300X"}, room, nil, false},
-		{"another vendor does not match", plan.Need{Accelerators: 1, AcceleratorVendor: "amd"}, room, nil, false},
-		{"too much CPU", plan.Need{CPUMillis: 4001}, room, nil, false},
-		{"too much memory", plan.Need{MemoryBytes: 8<<30 + 1}, room, nil, false},
-		{"not usable", plan.Need{}, plan.Room{ID: "r", CPUMillis: 1}, nil, false},
-		{"bare metal needs an empty node", plan.Need{Whole: true}, room, nil, false},
+		{"the lowest healthy accelerators are taken", plan.Need{Accelerators: 1}, candidate, []string{"GPU-1"}, true},
+		{"an unhealthy one is not given", plan.Need{Accelerators: 3}, candidate, nil, false},
+		{"another model does not match", plan.Need{Accelerators: 1, AcceleratorModel: "MI300X"}, candidate, nil, false},
+		{"another vendor does not match", plan.Need{Accelerators: 1, AcceleratorVendor: "amd"}, candidate, nil, false},
+		{"too much CPU", plan.Need{CPUMillis: 4001}, candidate, nil, false},
+		{"too much memory", plan.Need{MemoryBytes: 8<<30 + 1}, candidate, nil, false},
+		{"not usable", plan.Need{}, plan.Candidate{ID: "r", CPUMillis: 1}, nil, false},
+		{"bare metal needs an empty node", plan.Need{Whole: true}, candidate, nil, false},
 		{"bare metal takes every accelerator", plan.Need{Whole: true}, empty, []string{"GPU-0", "GPU-1", "GPU-2"}, true},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			got, fits := plan.Fit(c.need, c.room)
+			got, fits := plan.Fit(c.need, c.candidate)
 			require.Equal(t, c.fits, fits)
 			require.ElementsMatch(t, c.want, got.AcceleratorIDs)
 		})
@@ -66,7 +66,7 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 		}
 		return m
 	}
-	cpuOnly := plan.Room{ID: "cpu", Usable: true, Shape: plan.ShapeGPUSlice, CPUMillis: 500, MemoryBytes: 64 << 20}
+	cpuOnly := plan.Candidate{ID: "cpu", Usable: true, Shape: plan.ShapeGPUSlice, CPUMillis: 500, MemoryBytes: 64 << 20}
 	withGPU := cpuOnly
 	withGPU.Accelerators = []plan.Accelerator{{ID: "GPU-1", Vendor: "nvidia", Healthy: true}}
 
@@ -89,15 +89,15 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 
 func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		rooms := make([]plan.Room, rapid.IntRange(0, 6).Draw(t, "rooms"))
-		for i := range rooms {
-			rooms[i] = plan.Room{
-				ID: fmt.Sprintf("room-%d", i), Usable: rapid.Bool().Draw(t, "usable"), Empty: rapid.Bool().Draw(t, "empty"),
+		candidates := make([]plan.Candidate, rapid.IntRange(0, 6).Draw(t, "candidates"))
+		for i := range candidates {
+			candidates[i] = plan.Candidate{
+				ID: fmt.Sprintf("candidate-%d", i), Usable: rapid.Bool().Draw(t, "usable"), Empty: rapid.Bool().Draw(t, "empty"),
 				CPUMillis:   rapid.Int64Range(0, 8).Draw(t, "cpu") * 1000,
 				MemoryBytes: rapid.Int64Range(0, 8).Draw(t, "memory") << 30,
 			}
 			for j := range rapid.IntRange(0, 4).Draw(t, "accelerators") {
-				rooms[i].Accelerators = append(rooms[i].Accelerators, plan.Accelerator{
+				candidates[i].Accelerators = append(candidates[i].Accelerators, plan.Accelerator{
 					ID: fmt.Sprintf("GPU-%d-%d", i, j), Model: rapid.SampledFrom([]string{"H200", "MI300X"}).Draw(t, "model"),
 					Healthy: rapid.Bool().Draw(t, "healthy"),
 				})
@@ -110,9 +110,9 @@ func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {
 			AcceleratorModel: rapid.SampledFrom([]string{"", "H200"}).Draw(t, "needModel"),
 			Whole:            rapid.Bool().Draw(t, "whole"),
 		}
-		choices := plan.Fitting(need, rooms)
-		byID := map[string]plan.Room{}
-		for _, r := range rooms {
+		choices := plan.Fitting(need, candidates)
+		byID := map[string]plan.Candidate{}
+		for _, r := range candidates {
 			byID[r.ID] = r
 		}
 		last := -1
@@ -121,7 +121,7 @@ func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {
 			require.True(t, r.Usable)
 			require.LessOrEqual(t, need.CPUMillis, r.CPUMillis)
 			require.LessOrEqual(t, need.MemoryBytes, r.MemoryBytes)
-			require.GreaterOrEqual(t, len(r.Accelerators), last, "a tighter room came later")
+			require.GreaterOrEqual(t, len(r.Accelerators), last, "a tighter candidate came later")
 			last = len(r.Accelerators)
 			if need.Whole {
 				require.Len(t, c.AcceleratorIDs, len(r.Accelerators))
@@ -129,6 +129,6 @@ func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {
 				require.Len(t, c.AcceleratorIDs, need.Accelerators)
 			}
 		}
-		require.Equal(t, choices, plan.Fitting(need, rapid.Permutation(rooms).Draw(t, "shuffled")))
+		require.Equal(t, choices, plan.Fitting(need, rapid.Permutation(candidates).Draw(t, "shuffled")))
 	})
 }

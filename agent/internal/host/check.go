@@ -157,7 +157,7 @@ func containerd(ctx context.Context, address string) error {
 func space(dir string, limit uint64) error {
 	var st unix.Statfs_t
 	if err := unix.Statfs(dir, &st); err != nil {
-		return unavailable(fault.CodeDirectoryUnusable, fmt.Sprintf("The directory %s cannot be looked at.", dir), err)
+		return unavailable(fault.CodeDirectoryUnusable, fmt.Sprintf("The directory %s cannot be read.", dir), err)
 	}
 	if free := st.Bavail * uint64(st.Bsize); free < limit {
 		return unavailable(fault.CodeDiskFull, fmt.Sprintf("The disk of %s has %d MiB free; a node needs %d MiB: free "+

@@ -96,7 +96,7 @@ func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
 	}{
 		"containerd_unavailable": {func(r *host.Requirements) { r.ContainerdAddress += "x" }, "apt-get install containerd"},
 		"disk_full":              {func(r *host.Requirements) { r.MinFreeBytes = 1 << 60 }, "free space"},
-		"directory_unusable":     {func(r *host.Requirements) { r.RunDir += "/none" }, "cannot be looked at"},
+		"directory_unusable":     {func(r *host.Requirements) { r.RunDir += "/none" }, "cannot be read"},
 	} {
 		t.Run(code, func(t *testing.T) {
 			r := requirements(t)

@@ -25,11 +25,11 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 				"names no node")
 		}
 	}
-	rooms, err := nodeRooms(ctx, tx, nodes, n.OrgID)
+	candidates, err := nodeCandidates(ctx, tx, nodes, n.OrgID)
 	if err != nil {
 		return Allocation{}, err
 	}
-	a, err := n.place(nodes, rooms, now)
+	a, err := n.place(nodes, candidates, now)
 	if err != nil {
 		return Allocation{}, err
 	}
@@ -44,18 +44,18 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 	return a, nil
 }
 
-// Candidates gives the nodes that have room for n, the tightest first, at most limit. By the time of Create that may
-// have changed.
-func Candidates(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, limit int) ([]string, error) {
+// NodesFor returns at most limit nodes that n fits on, the tightest first. Create decides again: the nodes may have
+// changed by then.
+func NodesFor(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, limit int) ([]string, error) {
 	if err := n.readSKU(ctx, tx); err != nil {
 		return nil, err
 	}
-	rooms, err := nodeRooms(ctx, tx, nodes, n.OrgID)
+	candidates, err := nodeCandidates(ctx, tx, nodes, n.OrgID)
 	if err != nil {
 		return nil, err
 	}
 	var ids []string
-	for _, c := range plan.Fitting(n.need(), rooms) {
+	for _, c := range plan.Fitting(n.need(), candidates) {
 		if len(ids) == limit {
 			break
 		}
@@ -166,8 +166,8 @@ func release(ctx context.Context, tx db.Tx, a Allocation, now time.Time) (Alloca
 	return a, endClaims(ctx, tx, a.ID, now)
 }
 
-// Loss is an allocation whose node is gone for good.
-type Loss struct {
+// LostAllocation is an allocation whose node is lost.
+type LostAllocation struct {
 	Before Status
 	// Allocation is as it is now: node_lost, its claims and all that members took of it ended.
 	Allocation Allocation
@@ -188,13 +188,13 @@ func HeldOn(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
 	return countHeld(ctx, tx, nodeID)
 }
 
-// Lose ends every allocation of a node that is gone for good, without any proof of what became of what ran there.
-func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Loss, error) {
+// MarkLost ends every allocation of a lost node, without proof of what became of the members that ran there.
+func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]LostAllocation, error) {
 	held, err := selectAllocations(ctx, tx, `WHERE a.node_id = $1 AND a.released_at IS NULL ORDER BY a.id`, nodeID)
 	if err != nil {
 		return nil, err
 	}
-	losses := make([]Loss, 0, len(held))
+	lost := make([]LostAllocation, 0, len(held))
 	for _, a := range held {
 		before := a.Status
 		a.Status, a.UpdatedAt, a.ReleasedAt = NodeLost, now, now
@@ -208,9 +208,9 @@ func Lose(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Loss, 
 		if err := endReservations(ctx, tx, a.ID); err != nil {
 			return nil, err
 		}
-		losses = append(losses, Loss{Before: before, Allocation: a})
+		lost = append(lost, LostAllocation{Before: before, Allocation: a})
 	}
-	return losses, nil
+	return lost, nil
 }
 
 // Reservation is what one member takes of an allocation.
@@ -221,7 +221,7 @@ type Reservation struct {
 	Choice       plan.Choice
 }
 
-// Reserve writes down what a member takes; the choice must have been made from Rooms in this transaction.
+// Reserve records what a member uses; the choice must come from AllocationCandidates in the same transaction.
 func Reserve(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error {
 	if err := insertReservation(ctx, tx, r, now); err != nil {
 		return err
@@ -255,9 +255,9 @@ func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Alloc
 	return &a, nil
 }
 
-// Rooms gives what a project's allocations have left: those named, or all active ones where none is. A named one that
-// is not there, or is another project's, is a fault that points at it.
-func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Room, error) {
+// AllocationCandidates returns the free capacity of a project's allocations: of those named, or of all active ones when
+// none is named. A named one that does not exist, or belongs to another project, is a fault that points at it.
+func AllocationCandidates(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Candidate, error) {
 	if len(ids) > 1 {
 		return nil, fault.New(fault.Unprocessable, codePlacementUnsupported, "An instance of this version runs in one "+
 			"allocation; name one.", nil).
@@ -291,32 +291,32 @@ func Rooms(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Roo
 	if err != nil {
 		return nil, err
 	}
-	rooms := make([]Room, 0, len(list))
+	candidates := make([]Candidate, 0, len(list))
 	for _, a := range list {
-		rooms = append(rooms, Room{NodeID: a.NodeID, Allocation: a, Room: plan.Room{
+		candidates = append(candidates, Candidate{NodeID: a.NodeID, Allocation: a, Candidate: plan.Candidate{
 			ID: a.ID, Usable: a.Status == Active, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis,
 			MemoryBytes: a.FreeMemoryBytes, Accelerators: free[a.ID],
 		}})
 	}
-	return rooms, nil
+	return candidates, nil
 }
 
-// Room is what an allocation has left, and where it is.
-type Room struct {
-	plan.Room
+// Candidate is an allocation with its free capacity.
+type Candidate struct {
+	plan.Candidate
 	NodeID     string
 	Allocation Allocation
 }
 
 // Choose picks the allocation for one member: the named one if it fits, otherwise the only one with room.
-func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, error) {
+func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, plan.Choice, error) {
 	var (
-		at    Room
+		at    Candidate
 		found plan.Choice
 		fits  int
 	)
-	for _, r := range rooms {
-		if c, ok := plan.FirstFit(needs, r.Room); ok {
+	for _, r := range candidates {
+		if c, ok := plan.FirstFit(needs, r.Candidate); ok {
 			if fits == 0 {
 				at, found = r, c
 			}
@@ -327,14 +327,14 @@ func Choose(needs []plan.Need, rooms []Room, named bool) (Room, plan.Choice, err
 	case fits == 1:
 		return at, found, nil
 	case named:
-		return Room{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
+		return Candidate{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
 			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.",
 			nil).WithField("/placement_intent/allocation_ids", "has no room")
 	case fits == 0:
-		return Room{}, plan.Choice{}, placementRequired("No active allocation of this project has room for this version; " +
-			"create one.")
+		return Candidate{}, plan.Choice{}, placementRequired("No active allocation of this project has room for this " +
+			"version; create one.")
 	default:
-		return Room{}, plan.Choice{}, placementRequired("Several allocations of this project have room; name one.")
+		return Candidate{}, plan.Choice{}, placementRequired("Several allocations of this project have room; name one.")
 	}
 }
 

@@ -144,8 +144,8 @@ func (n NewAllocation) need() plan.Need {
 }
 
 // place chooses a node and gives the allocation as it is to be stored.
-func (n NewAllocation) place(nodes []Node, rooms []plan.Room, now time.Time) (Allocation, error) {
-	choices := plan.Fitting(n.need(), rooms)
+func (n NewAllocation) place(nodes []Node, candidates []plan.Candidate, now time.Time) (Allocation, error) {
+	choices := plan.Fitting(n.need(), candidates)
 	if len(choices) == 0 {
 		return Allocation{}, fault.New(fault.Conflict, CodeInsufficient,
 			"No node that may get new work has this much free; ask for less, name no node, or try again later.", nil)

@@ -269,11 +269,11 @@ func TestAnAllocationHoldsInstancesWhileTheyFit(t *testing.T) {
 func (w *world) reserve(needs []plan.Need, ids ...string) (member string, err error) {
 	member = db.NewID()
 	err = w.try(func(ctx context.Context, tx db.Tx) error {
-		rooms, err := capacity.Rooms(ctx, tx, w.project, ids)
+		candidates, err := capacity.AllocationCandidates(ctx, tx, w.project, ids)
 		if err != nil {
 			return err
 		}
-		room, choice, err := capacity.Choose(needs, rooms, len(ids) > 0)
+		room, choice, err := capacity.Choose(needs, candidates, len(ids) > 0)
 		if err != nil {
 			return err
 		}

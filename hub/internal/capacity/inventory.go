@@ -116,8 +116,8 @@ func (a accelerator) free() plan.Accelerator {
 	return plan.Accelerator{ID: a.ID, Vendor: a.Vendor, Model: a.Model, Healthy: a.Health == HealthOK}
 }
 
-// nodeRooms gives what nodes have left beside the allocations on them.
-func nodeRooms(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]plan.Room, error) {
+// nodeCandidates gives what nodes have left beside the allocations on them.
+func nodeCandidates(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]plan.Candidate, error) {
 	ids := make([]string, 0, len(nodes))
 	for _, n := range nodes {
 		ids = append(ids, n.ID)
@@ -130,14 +130,14 @@ func nodeRooms(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]pla
 	if err != nil {
 		return nil, err
 	}
-	rooms := make([]plan.Room, 0, len(nodes))
+	candidates := make([]plan.Candidate, 0, len(nodes))
 	for _, n := range nodes {
 		h := held[n.ID]
-		rooms = append(rooms, plan.Room{
+		candidates = append(candidates, plan.Candidate{
 			ID: n.ID, Usable: n.Usable && (!n.OneOrg || h.foreign == 0), Empty: h.allocations == 0,
 			CPUMillis: n.CPUCores*millisPerCore - h.cpuMillis, MemoryBytes: n.MemoryBytes - h.memoryBytes,
 			Accelerators: unclaimed[n.ID],
 		})
 	}
-	return rooms, nil
+	return candidates, nil
 }

@@ -70,7 +70,7 @@ func (s *Service) candidates(ctx context.Context, m Meta, in CreateAllocationInp
 		if err != nil {
 			return nil, err
 		}
-		return capacity.Candidates(ctx, tx, in.allocation(project), capacityNodes(m, open), placementCandidates)
+		return capacity.NodesFor(ctx, tx, in.allocation(project), capacityNodes(m, open), placementCandidates)
 	})
 	if f := fault.As(err); err != nil && f.Kind == fault.Unprocessable {
 		return nil, nil // the transaction says the same, unless the request was answered before

@@ -109,7 +109,7 @@ func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Projec
 	need := member.choice.Need
 	_, err := ledger.OpenMember(ctx, tx, ledger.Subject{
 		ID: member.id, OrgID: project.OrgID, ProjectID: project.ID, AppInstanceID: instanceID, AppSlug: w.App.Slug,
-		AllocationID: member.room.ID, NodeID: member.room.NodeID, SKU: member.room.Allocation.SKU,
+		AllocationID: member.candidate.ID, NodeID: member.candidate.NodeID, SKU: member.candidate.Allocation.SKU,
 		OperatingMode: w.OperatingMode, ControlPlaneScope: w.ControlPlaneScope, RuntimeBackend: w.RuntimeBackend,
 		CorrelationID: m.CorrelationID, CPUMillis: need.CPUMillis, MemoryBytes: need.MemoryBytes, OpenedAt: m.Now,
 	}, s.LeaseDuration)
@@ -135,7 +135,7 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 			ReadinessTimeout:   time.Duration(w.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
 		},
 		Members: []instance.NewMember{{
-			ID: member.id, AllocationID: member.room.ID, NodeID: member.room.NodeID, Unreachable: member.unreachable,
+			ID: member.id, AllocationID: member.candidate.ID, NodeID: member.candidate.NodeID, Unreachable: member.unreachable,
 			Services: member.services,
 		}},
 	}

@@ -45,7 +45,7 @@ func (s *Service) EnrollNode(ctx context.Context, m Meta, in EnrollNodeInput) (N
 		if err != nil {
 			return fleet.Node{}, err
 		}
-		eventType, action := "fleet.node.enrolled", "fleet.node.enrol"
+		eventType, action := "fleet.node.enrolled", "fleet.node.enroll"
 		if !enrolled {
 			eventType, action = eventRenewed, actionRenew
 		}

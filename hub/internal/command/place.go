@@ -20,10 +20,10 @@ import (
 
 // placement is where a member runs, and what.
 type placement struct {
-	id       string
-	room     capacity.Room
-	choice   plan.Choice
-	services []*protocol.Service
+	id        string
+	candidate capacity.Candidate
+	choice    plan.Choice
+	services  []*protocol.Service
 	// unreachable: the node is offline, and starts the member when it reconnects.
 	unreachable bool
 }
@@ -38,21 +38,21 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 			"the project's entitlement allows.", nil).
 			WithField("/version", "needs more accelerators than are allowed").Permanent()
 	}
-	rooms, err := capacity.Rooms(ctx, tx, project.ID, in.AllocationIDs)
+	candidates, err := capacity.AllocationCandidates(ctx, tx, project.ID, in.AllocationIDs)
 	if err != nil {
 		return placement{}, err
 	}
-	offline, err := checkNodes(ctx, tx, m, rooms)
+	offline, err := checkNodes(ctx, tx, m, candidates)
 	if err != nil {
 		return placement{}, err
 	}
 	p := placement{id: db.NewID()}
-	if p.room, p.choice, err = capacity.Choose(needs, rooms, len(in.AllocationIDs) > 0); err != nil {
+	if p.candidate, p.choice, err = capacity.Choose(needs, candidates, len(in.AllocationIDs) > 0); err != nil {
 		return placement{}, err
 	}
-	p.unreachable = offline[p.room.NodeID]
+	p.unreachable = offline[p.candidate.NodeID]
 	if err := capacity.Reserve(ctx, tx, capacity.Reservation{
-		MemberID: p.id, AllocationID: p.room.ID, NodeID: p.room.NodeID, Choice: p.choice,
+		MemberID: p.id, AllocationID: p.candidate.ID, NodeID: p.candidate.NodeID, Choice: p.choice,
 	}, m.Now); err != nil {
 		return placement{}, err
 	}
@@ -71,10 +71,12 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	return p, nil
 }
 
-// checkNodes takes the rooms on nodes that get nothing new out of use, and says which nodes have no contact.
-func checkNodes(ctx context.Context, tx db.Tx, m Meta, rooms []capacity.Room) (offline map[string]bool, err error) {
-	ids := make([]string, 0, len(rooms))
-	for _, r := range rooms {
+// checkNodes marks the candidates on nodes that accept no new work unusable, and returns which nodes are offline.
+func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Candidate) (offline map[string]bool,
+	err error,
+) {
+	ids := make([]string, 0, len(candidates))
+	for _, r := range candidates {
 		ids = append(ids, r.NodeID)
 	}
 	nodes, err := fleet.GetAll(ctx, tx, ids)
@@ -86,15 +88,15 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, rooms []capacity.Room) (o
 		return nil, err
 	}
 	offline = map[string]bool{}
-	for i := range rooms {
-		node, ok := nodes[rooms[i].NodeID]
+	for i := range candidates {
+		node, ok := nodes[candidates[i].NodeID]
 		if !ok {
-			return nil, fmt.Errorf("allocation %s is on node %s, which does not exist", rooms[i].ID, rooms[i].NodeID)
+			return nil, fmt.Errorf("allocation %s is on node %s, which does not exist", candidates[i].ID, candidates[i].NodeID)
 		}
 		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing
 		// new, nor does one with as many members as its state may have.
 		if !node.TakesNew() || members[node.ID] >= protocol.MaxParts {
-			rooms[i].Usable = false
+			candidates[i].Usable = false
 		}
 		offline[node.ID] = !node.Connected(m.Now)
 	}

@@ -25,7 +25,7 @@ type RemoveNodeInput struct {
 func (s *Service) RemoveNode(ctx context.Context, m Meta, nodeID string, in RemoveNodeInput) error {
 	eventType, empty := "fleet.node.removed", checkEmpty
 	if in.Lost {
-		eventType, empty = "fleet.node.lost", m.loseNode
+		eventType, empty = "fleet.node.lost", m.markNodeLost
 	}
 	_, err := s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
 		before, err := fleet.Get(ctx, tx, nodeID)
@@ -71,13 +71,13 @@ func checkEmpty(ctx context.Context, tx db.Tx, nodeID string) error {
 	return nil
 }
 
-// loseNode ends everything on a node that is gone for good: capacity, members, bills.
-func (m Meta) loseNode(ctx context.Context, tx db.Tx, nodeID string) error {
-	losses, err := capacity.Lose(ctx, tx, nodeID, m.Now)
+// markNodeLost ends everything on a node that is gone for good: capacity, members, bills.
+func (m Meta) markNodeLost(ctx context.Context, tx db.Tx, nodeID string) error {
+	lost, err := capacity.MarkLost(ctx, tx, nodeID, m.Now)
 	if err != nil {
 		return err
 	}
-	for _, l := range losses {
+	for _, l := range lost {
 		if err := ledger.CloseSubject(ctx, tx, l.Allocation.ID, m.Now, m.Now); err != nil {
 			return err
 		}
