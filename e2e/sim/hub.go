@@ -227,7 +227,7 @@ func (r *nodeRow) free(m *memberRow) {
 	maps.DeleteFunc(r.claims, func(_, member string) bool { return member == m.id })
 }
 
-// room is the free capacity of the node.
+// candidate returns the node with its free capacity.
 func (r *nodeRow) candidate(usable bool) plan.Candidate {
 	candidate := plan.Candidate{
 		ID: strconv.Itoa(r.i), Usable: usable && !r.awaitsResync, CPUMillis: r.cpuMillis,

@@ -1,4 +1,4 @@
-// Package keylock serializes work on the same key inside one process. It knows nothing of what the keys stand for.
+// Package keylock serializes work on the same key inside one process. It does not know what a key names.
 package keylock
 
 import (

@@ -1,5 +1,5 @@
-// Package loop drives work that reads the whole state each time: at once when woken, and periodically anyway,
-// because a wake-up may be lost. It owns when a pass runs; what a pass does belongs to its owner.
+// Package loop runs a pass that reads the whole state: at once when woken, and periodically anyway, because a wake-up
+// may be lost. It owns when a pass runs; its owner decides what a pass does.
 package loop
 
 import (

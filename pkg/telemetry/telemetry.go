@@ -1,6 +1,6 @@
-// Package telemetry sets up what a daemon tells about itself: structured logs that hold no secret, traces, and metrics
-// for Prometheus. It owns the set-up and the list of names that are secret; what is logged or counted belongs to the
-// rooms.
+// Package telemetry sets up a daemon's observability: structured logs without secrets, traces, and metrics for
+// Prometheus. It owns the set-up and the list of secret names; what is logged or counted belongs to the packages that
+// do so.
 package telemetry
 
 import (

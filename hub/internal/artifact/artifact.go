@@ -1,6 +1,6 @@
-// Package artifact owns what is shipped: publish intents, artifacts with their digests and the evidence that makes them
-// trusted, and the OCI registry that holds the bytes. Callers pass the keys that may sign for a repository; apps and
-// versions are the catalogue's.
+// Package artifact owns publish intents, artifacts with their digests and the evidence that makes them trusted, and the
+// OCI registry that stores the bytes. Callers pass the keys that may sign for a repository. It does not own apps and
+// versions (catalog).
 package artifact
 
 import (

@@ -1,6 +1,5 @@
-// Package capacity owns what nodes have and who holds it: accelerators, SKUs, allocations, claims, and what the members
-// of app instances take of an allocation. It does not know instances, prices or nodes beyond their ids; sizes of nodes
-// are arguments.
+// Package capacity owns accelerators, SKUs, allocations, claims and the reservations of members: what nodes have and
+// who uses it. It does not know instances, prices or nodes beyond their ids; sizes of nodes are arguments.
 package capacity
 
 import (

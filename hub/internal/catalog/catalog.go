@@ -1,6 +1,6 @@
-// Package catalog owns what can be run: apps, their versions with the publishers' signed manifests, the publishers to
-// whom the catalog key delegated, and the entitlements of projects. It resolves a wish to run an app into what the
-// server decides. Images are the artifact slice's business, and whether a caller may ask at all is iam's.
+// Package catalog owns apps, their versions with the publishers' signed manifests, the publishers that the catalog key
+// delegated to, and the entitlements of projects. It resolves a request for an app into a version and the effective
+// values. It does not own images (artifact) and does not decide whether a caller may ask (iam).
 package catalog
 
 import (

@@ -1,5 +1,5 @@
-// Package httpapi is the hub's REST face: it checks requests against the contract, finds out who calls, hands over to
-// the commands and the queries, and turns a fault into a problem document in one place. It decides nothing about
+// Package httpapi serves the hub's REST API: it checks requests against the contract, authenticates the caller, calls
+// the commands and the queries, and turns a fault into a problem document in one place. It holds no rule about
 // resources.
 package httpapi
 

@@ -1,7 +1,6 @@
-// Package periodic holds the passes over rows that the hub makes by itself: it bills open allocations and ends those
-// that nobody pays for, renews leases, settles members, posts usage, archives raw usage and deletes old rows. A row
-// that fails is set aside with a finding and holds up no other. When a pass runs is the caller's, the rules are the
-// slices'.
+// Package periodic holds the hub's periodic passes: accruing and releasing unpaid allocations, renewing leases,
+// settling members, posting usage, archiving raw usage and deleting old rows. A row that fails is set aside with a
+// finding and delays no other. The caller decides when a pass runs; the slices own the rules.
 package periodic
 
 import (

@@ -1,5 +1,5 @@
-// Package query reads for the API: each method checks who may read, and returns what the slices have. It changes
-// nothing; commands do. It knows nothing of HTTP.
+// Package query holds the reads of the API: each method checks that the caller may read, and returns what the slices
+// store. It changes nothing (command does) and knows nothing of HTTP.
 package query
 
 import (

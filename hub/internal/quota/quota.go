@@ -1,5 +1,5 @@
-// Package quota counts what an org holds and compares it with the org's limits. The limits are iam's, what is held is
-// that of the slices.
+// Package quota compares what an org holds with the org's limits. Package iam owns the limits; the slices count what is
+// held.
 package quota
 
 import (

@@ -1,5 +1,5 @@
-// Package secret owns custody: sealing what the hub must keep and give out again (signing keys, answers that hold a
-// secret once) so that the database alone, or a backup of it, opens nothing. It owns no rule about who may read what.
+// Package secret seals what the hub must store and give out again (signing keys, answers that hold a secret once), so
+// that the database or a backup alone opens nothing. It does not decide who may read a secret.
 package secret
 
 import (
