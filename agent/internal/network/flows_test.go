@@ -9,6 +9,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 )
 
 // flows is how many entries the host's connection table has.
@@ -60,6 +62,39 @@ func TestAMembersFlowsLeaveRoomForTheHosts(t *testing.T) {
 	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
 	require.NotContains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ", "what was open goes with the member")
 	require.Contains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+b.IP+" ", "and nobody else's")
+}
+
+// fillTable adds flows of one address of the outside to the host's connection table.
+func fillTable(t *testing.T, count int) {
+	t.Helper()
+	netfilter, err := netlink.NewHandle(unix.NETLINK_NETFILTER)
+	require.NoError(t, err)
+	defer netfilter.Close()
+	client, server := net.IPv4(203, 0, 113, 7).To4(), net.IPv4(203, 0, 113, 8).To4()
+	for port := range uint16(count) {
+		require.NoError(t, netfilter.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET, &netlink.ConntrackFlow{
+			FamilyType: unix.AF_INET, TimeOut: 600,
+			Forward: netlink.IPTuple{SrcIP: client, SrcPort: 1 + port, DstIP: server, DstPort: 9, Protocol: unix.IPPROTO_UDP},
+			Reverse: netlink.IPTuple{SrcIP: server, SrcPort: 9, DstIP: client, DstPort: 1 + port, Protocol: unix.IPPROTO_UDP},
+		}))
+	}
+}
+
+// The kernel filters since Linux 5.8; the agent would otherwise need hundreds of megabytes for a busy host's table.
+func TestRemovingAMemberReadsOnlyItsOwnFlows(t *testing.T) {
+	const others = 20_000
+	f := newFixture(t)
+	a := f.setup("m1")
+	openMany(t, a.NetNSPath, outsideIP, 10)
+	fillTable(t, others)
+	require.GreaterOrEqual(t, flows(t), others)
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
+	runtime.ReadMemStats(&after)
+	require.Less(t, after.TotalAlloc-before.TotalAlloc, uint64(4<<20), "a parsed entry takes 900 bytes")
+	require.NotContains(t, sh(t, "cat /proc/net/nf_conntrack"), "src="+a.IP+" ")
+	require.GreaterOrEqual(t, flows(t), others, "the others stay")
 }
 
 // The counts of flows go with the table; which members have any is not known then.
