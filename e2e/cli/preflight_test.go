@@ -324,8 +324,8 @@ func machineCases(w *harness.Testbed) []agentMisconfiguration {
 		},
 		{fault{name: "no iptables", hide: []string{"/usr/sbin/iptables"}, says: []string{"apt-get install iptables"}}, nil},
 		{fault{
-			name: "no runc and no nft", hide: []string{"/usr/sbin/runc", "/usr/sbin/nft"},
-			says: []string{"apt-get install nftables runc"},
+			name: "no runc and no iptables", hide: []string{"/usr/sbin/runc", "/usr/sbin/iptables"},
+			says: []string{"apt-get install iptables runc"},
 		}, nil},
 		{
 			fault{name: "small disk", says: []string{"MiB free", "a node needs 256 MiB"}},
