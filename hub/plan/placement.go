@@ -124,8 +124,8 @@ func Fit(need Need, candidate Candidate) (Choice, bool) {
 	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
 }
 
-// Fitting returns every candidate that the need fits, the tightest first, so that large gaps stay for large needs; equal
-// ones in the order of their ids.
+// Fitting returns every candidate that the need fits, the tightest first, so that large gaps stay for large needs;
+// equal ones in the order of their ids.
 func Fitting(need Need, candidates []Candidate) []Choice {
 	type fit struct {
 		choice Choice

@@ -173,8 +173,8 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 	return r, nil
 }
 
-// quiet sends the errors of the registry library to the hub's log. The library logs through the global logger of logrus,
-// which is why this file imports logrus.
+// quiet sends the errors of the registry library to the hub's log. The library logs through the global logger of
+// logrus, which is why this file imports logrus.
 func quiet(log *slog.Logger) {
 	logrus.SetOutput(io.Discard)
 	logrus.SetLevel(logrus.ErrorLevel)
