@@ -12,7 +12,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// slowList is a runtime whose list, where it shows a start half done, comes when that start is over.
+// slowList returns a list that shows a start half done only after the store has recorded that start. It polls, because
+// the store announces no runs.
 type slowList struct {
 	*runtime.Runtime
 	f *fixture

@@ -31,7 +31,7 @@ func TestUpgradeAndRollback(t *testing.T) {
 
 	ready := w.Says(i, protocol.WorkloadStatus_READY)
 	ready.Revision = 2
-	require.Equal(t, []string{w.Node}, w.Report(2, ready), "the node is told that it may no longer go back")
+	require.Equal(t, []string{w.Node}, w.Report(2, ready), "the node learns that it may no longer roll back")
 	i, err = w.Commands().RollbackInstance(t.Context(), w.Meta("back"), w.Project.ID, i.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, "1.0.0", i.Version)

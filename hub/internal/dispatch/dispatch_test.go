@@ -24,11 +24,7 @@ import (
 )
 
 func TestConcurrentCommandsEndInOneStateWithAllOfThem(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	h.Launch()
 	l.ExpectState(1)
 	const more = 6
@@ -47,11 +43,7 @@ func TestConcurrentCommandsEndInOneStateWithAllOfThem(t *testing.T) {
 }
 
 func TestOnlyTheNewestStatesAndTheirPartsAreKept(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	for range 4 {
 		i := h.Launch()
 		l.ExpectState(1)
@@ -64,11 +56,7 @@ func TestOnlyTheNewestStatesAndTheirPartsAreKept(t *testing.T) {
 
 // What a kept state names can be fetched, however long it has stood in the states and whatever else came and went.
 func TestPartsOfEveryKeptStateCanBeFetched(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	stays := h.Launch()
 	l.ExpectState(1)
 	for range 3 {
@@ -103,11 +91,7 @@ func TestPartsOfEveryKeptStateCanBeFetched(t *testing.T) {
 }
 
 func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, member, first := hubtest.Running(t, h, l)
 	h.Advance(40 * time.Minute)
 	require.NoError(t, h.Dispatcher.Renew(t.Context()))
@@ -126,11 +110,7 @@ func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {
 
 // A node refuses leases while its disk is full: they come again until it takes them.
 func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, _, lease := hubtest.Running(t, h, l)
 	state := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {
 		return dispatch.NewestGeneration(ctx, tx, n.ID)
@@ -156,11 +136,7 @@ func TestLaw13LeasesThatTheNodeCouldNotKeepComeAgain(t *testing.T) {
 }
 
 func TestAnEmptyWalletRenewsNothingAndStopsNothing(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, _, first := hubtest.Running(t, h, l)
 	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
 		_, err := tx.Exec(ctx, `UPDATE wallets SET balance_nanos = 0`)
@@ -179,11 +155,7 @@ func TestAnEmptyWalletRenewsNothingAndStopsNothing(t *testing.T) {
 // A stopped instance costs no lease and, once its last one has ended, only what may still come; starting it gives it a
 // new one.
 func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	i, member, lease := hubtest.Running(t, h, l)
 	start := h.Now()
 	h.Advance(time.Minute)
@@ -224,11 +196,7 @@ func TestAStoppedInstanceHoldsNoMoreThanItMayStillSpend(t *testing.T) {
 
 // One member that breaks a rule keeps neither its neighbours' documents nor anybody's leases from its node.
 func TestAMemberThatBreaksARuleKeepsNoLeaseAndNoNeighbourFromItsNode(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	broken, _, first := hubtest.Running(t, h, l)
 	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (int, error) {
 		_, err := tx.Exec(ctx, `UPDATE instance_revisions SET manifest_envelope = '\xffff' WHERE instance_id = $1`, broken.ID)
@@ -274,11 +242,7 @@ func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {
 
 // The periodic pass skips a node that holds the latest leases, and only such a one.
 func TestNodesThatHoldTheLatestLeasesAreUpToDate(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	hubtest.Running(t, h, l)
 	acked, connected := h.Link.Acked(n.ID)
 	require.True(t, connected)
@@ -303,11 +267,7 @@ func TestNodesThatHoldTheLatestLeasesAreUpToDate(t *testing.T) {
 
 // What runs goes on while no state can be made: leases come first.
 func TestLeasesReachANodeWhoseStateCannotBeMade(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, _, first := hubtest.Running(t, h, l)
 	newest := func() uint64 {
 		return hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (uint64, error) {

@@ -41,6 +41,17 @@ func (h *Hub) BillADay(l *Session, generation uint64, status *protocol.WorkloadS
 // Wallet is in thousandths of the currency.
 func (h *Hub) Wallet() int { return Count(h, `SELECT balance_nanos / 1000000 FROM wallets`) }
 
+// NewWithNode returns a hub with the demo app published, an enrolled node, and its session with an empty state.
+func NewWithNode(t *testing.T) (*Hub, *Node, *Session) {
+	t.Helper()
+	h := New(t)
+	h.PublishDemo()
+	n := h.Enroll()
+	l := n.Connect(Hello("i1"))
+	l.ExpectState(0)
+	return h, n, l
+}
+
 // Running launches an instance, reports it ready, and returns it with its member's id and lease.
 func Running(t *testing.T, h *Hub, l *Session) (instance.Instance, string, *protocol.Lease) {
 	t.Helper()

@@ -159,11 +159,7 @@ func TestANodeThatRenamesItsStoreAgainAndAgainIsKeptOut(t *testing.T) {
 // tenant asked for.
 func TestANodeThatFlapsWritesNoEvents(t *testing.T) {
 	const rounds = 20
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	h.Launch()
 	state, _ := l.ExpectState(1)
 	status := &protocol.WorkloadStatus{Revision: 1}

@@ -42,11 +42,7 @@ func TestANewNodeGetsAnEmptyStateAndCountsAsOnline(t *testing.T) {
 }
 
 func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	l.LastLeases = nil
 	i := h.Launch()
 	state, push := l.ExpectState(1)
@@ -77,11 +73,7 @@ func TestLaunchReachesTheNodeWithItsLease(t *testing.T) {
 }
 
 func TestANodeFetchesOnlyItsOwnParts(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, _, l := hubtest.NewWithNode(t)
 	h.Launch()
 	state, _ := l.ExpectState(1)
 	other := h.Enroll().Connect(hubtest.Hello("i1"))

@@ -184,11 +184,7 @@ func (w half) Write(p []byte) (int, error) {
 // A node that catches up need not wait for each acknowledgement: they come all the same, in the order of the segments,
 // and more segments than the hub takes at once wait on their way.
 func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, member, lease := hubtest.Running(t, h, l)
 	start := h.Now().Truncate(time.Microsecond)
 	const segments = 50
@@ -220,11 +216,7 @@ func TestSegmentsThatFollowEachOtherUnansweredAreAcknowledgedInTheirOrder(t *tes
 // TestSegmentsThatSkipRecordNumbersAreSetAside: a node that chooses the numbers of its records is billed nothing for
 // those segments, makes the hub keep no row for each, and goes on as soon as it numbers as it should.
 func TestSegmentsThatSkipRecordNumbersAreSetAside(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, member, lease := hubtest.Running(t, h, l)
 	start := h.Now().Truncate(time.Microsecond)
 	h.Advance(10 * time.Minute)

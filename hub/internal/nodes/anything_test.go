@@ -77,11 +77,7 @@ func anyValue(r *rand.Rand, kind protoreflect.Kind) protoreflect.Value {
 
 // Whatever a node says about its members is taken or left, and never keeps what else it says from being taken.
 func TestReportOfAnythingIsTakenIn(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, _, l := hubtest.NewWithNode(t)
 	i, member, _ := hubtest.Running(t, h, l)
 	for seed := range uint64(100) {
 		t.Log("seed", seed)
@@ -94,11 +90,7 @@ func TestReportOfAnythingIsTakenIn(t *testing.T) {
 
 // Whatever a node measures is posted or in suspense: no segment of its own keeps the ones behind it from the books.
 func TestUsageOfAnythingIsPosted(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, member, lease := hubtest.Running(t, h, l)
 	var runs [][]*protocol.UsageRecord
 	for seed := range uint64(60) {
@@ -182,11 +174,7 @@ func TestProofWithAnImpossibleTimeEndsTheClaimWhenItComes(t *testing.T) {
 		}, "next year": timestamppb.New(time.Now().AddDate(1, 0, 0)),
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := hubtest.New(t)
-			h.PublishDemo()
-			n := h.Enroll()
-			l := n.Connect(hubtest.Hello("i1"))
-			l.ExpectState(0)
+			h, n, l := hubtest.NewWithNode(t)
 			i, member, lease := hubtest.Running(t, h, l)
 			start := h.Now().Truncate(time.Microsecond)
 			h.Advance(10 * time.Minute)

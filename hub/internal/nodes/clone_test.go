@@ -185,11 +185,7 @@ func TestAReleasedNodeThatIsStillClonedIsQuarantinedAgain(t *testing.T) {
 // A node's disk has forgotten a member, by another name: that it says nothing of it ends the member, and frees what was
 // acked.
 func TestLaw13ANodeThatForgotAMemberLetsItsInstanceEnd(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	i, member, _ := hubtest.Running(t, h, l)
 	h.Decommission(i.ID)
 	state, _ := l.ExpectState(0)

@@ -17,11 +17,7 @@ import (
 // TestLaw01WhatIsSentIsSignedAndAddressed: what the hub sends verifies as the node verifies it, is bound to this node
 // and its key, carries the publisher's own envelope, and a state for another node is of no use.
 func TestLaw01WhatIsSentIsSignedAndAddressed(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	i := h.Launch()
 	_, push := l.ExpectState(1)
 
@@ -135,11 +131,7 @@ func revenue(h *hubtest.Hub) int64 {
 // TestLaw05SegmentsAreBilledOnceInAnyOrder: duplicated, replayed after a reconnect, out of order and raced, every
 // second is posted once; the acknowledgement names only what is posted without a gap.
 func TestLaw05SegmentsAreBilledOnceInAnyOrder(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, member, lease := hubtest.Running(t, h, l)
 	start := h.Now().Truncate(time.Microsecond)
 	h.Advance(10 * time.Minute)
@@ -229,11 +221,7 @@ func TestLaw05AChainThatDoesNotFitIsRefusedAndShown(t *testing.T) {
 
 // TestLaw06MoneyBalancesThroughIntake: whatever comes in, the entries of every posting sum to zero.
 func TestLaw06MoneyBalancesThroughIntake(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, member, lease := hubtest.Running(t, h, l)
 	start := h.Now().Truncate(time.Microsecond)
 	h.Advance(10 * time.Minute)

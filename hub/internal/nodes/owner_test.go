@@ -16,11 +16,7 @@ import (
 // Law 15: an instance that the node's owner refuses waits there, and the tenant is shown the owner's signed refusal. A
 // refusal that the owner has not signed counts as an internal failure.
 func TestLaw15TheOwnersSignedRefusalIsShownToTheTenant(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	_, stranger, err := ed25519.GenerateKey(nil)
 	require.NoError(t, err)
 	parts := 0

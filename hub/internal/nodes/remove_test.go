@@ -30,11 +30,7 @@ func TestARemovedNodeIsCutOffAndRefused(t *testing.T) {
 
 // A lost node that reconnects gets an empty state and no lease, and its usage is posted.
 func TestALostNodeThatReconnectsGetsAnEmptyState(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	i, member, lease := hubtest.Running(t, h, l)
 	start := h.Now().Truncate(time.Microsecond)
 	require.NoError(t, l.Conn.Close(0, "the machine is off"))
@@ -80,11 +76,7 @@ func TestALostNodeThatReconnectsGetsAnEmptyState(t *testing.T) {
 
 // What leaves a banned node is no lease: those that it has run out.
 func TestABannedNodesLeasesAreNotRenewed(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	hubtest.Running(t, h, l)
 	h.Advance(40 * time.Minute)
 	require.NoError(t, h.Dispatcher.Renew(t.Context()))

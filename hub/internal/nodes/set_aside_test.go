@@ -27,11 +27,7 @@ func provenGone(i instance.Instance) *protocol.WorkloadStatus {
 // One member whose bill cannot be closed keeps no news of its node's other members from the hub: it is a finding, its
 // report is not acknowledged, so that the node repeats its proof, and it is taken over once that is possible.
 func TestMemberThatCannotBeTakenOverHoldsUpNoOtherOfItsNode(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	instances := []instance.Instance{h.Launch(), h.Launch(), h.Launch()}
 	l.ExpectState(3)
 	poisoned, removed, running := instances[1], instances[0], instances[2]

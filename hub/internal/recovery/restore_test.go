@@ -35,11 +35,7 @@ func holds(incarnation string, state *protocol.DesiredState, env *protocol.Envel
 // Law 16: a hub comes back from a backup that knows nothing of one instance and nothing of the end of another. It takes
 // over what the node was told since, before it tells the node anything.
 func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	kept := h.Launch()
 	l.ExpectState(1)
 	ended := h.Launch()
@@ -106,11 +102,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 
 // Law 16: a member stays placed while its node awaits resync.
 func TestLaw16ANodeThatAwaitsResyncKeepsItsCapacity(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	h.Launch()
 	l.ExpectState(1)
 	again := h.Restore(h.Backup())
@@ -181,11 +173,7 @@ func TestANodeThatARestoredHubDoesNotKnowIsAStrangerOnceOldCertificatesHaveExpir
 
 // A state that this hub never signed is not taken over, and the node is not told anything by it either.
 func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	kept := h.Launch()
 	state, push := l.ExpectState(1)
 	again := h.Restore(h.Backup())
@@ -203,11 +191,7 @@ func TestLaw16AStateThatTheHubNeverSignedIsAFinding(t *testing.T) {
 
 // Law 16: the node had accepted the state and not yet the first lease of what is in it. Nobody else asks for one.
 func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	backup := h.Backup()
 	made := h.Launch()
 	state, push := l.ExpectState(1)
@@ -233,11 +217,7 @@ func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
 // Law 16: the node's leases come from two batches, one from before the backup and one from after it. What ran is billed
 // under the lease that it ran under, although its end is asked for before the hub gives any lease itself.
 func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {
-	h := hubtest.New(t)
-	h.PublishDemo()
-	n := h.Enroll()
-	l := n.Connect(hubtest.Hello("i1"))
-	l.ExpectState(0)
+	h, n, l := hubtest.NewWithNode(t)
 	h.Launch()
 	l.ExpectState(1)
 	before, backup := h.SignedLeases(l), h.Backup()
