@@ -23,8 +23,8 @@ func TestADraftChangesNothingVisible(t *testing.T) {
 		return a
 	}
 	before := app()
-	verified, env := w.Sign(strings.NewReplacer("version: 1.0.0", "version: 2.0.0", "display_name: Demo",
-		"display_name: Changed").Replace(commandtest.Manifest))
+	verified, env := w.Sign(strings.NewReplacer("version: 1.0.0", "version: 2.0.0", "display_name: A small app",
+		"display_name: Changed").Replace(commandtest.Manifest()))
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		_, err := catalog.Register(ctx, tx, catalog.Registration{
 			ID: db.NewID(), Verified: verified, Envelope: env,

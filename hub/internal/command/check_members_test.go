@@ -31,7 +31,7 @@ func (w *world) releaseWith(version string, variables int) {
 	for n := range variables {
 		env = append(env, fmt.Sprintf("{name: GREETING_%d, parameter: greeting}", n))
 	}
-	doc := strings.Replace(commandtest.Manifest, "command: [/demo]", "command: [/demo]\n    env: ["+strings.Join(env,
+	doc := strings.Replace(commandtest.Manifest(), "command: [/demo]", "command: [/demo]\n    env: ["+strings.Join(env,
 		", ")+"]", 1)
 	verified, signed := w.Sign(strings.Replace(doc, "version: 1.0.0", "version: "+version, 1))
 	w.PublishVersion(version, verified, signed)

@@ -33,29 +33,15 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/manifest/manifesttest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-const (
-	// Image is what Manifest runs.
-	Image = "apps/demo/runtime@sha256:1111111111111111111111111111111111111111111111111111111111111111"
-	// Manifest is of the demo, in version 1.0.0.
-	Manifest = `
-app: {slug: demo, display_name: Demo, runtime_backend: launchable_oci}
-version:
-  version: 1.0.0
-  runtime_profile:
-    kind: launchable_oci
-    image_variants: [{name: cpu, accelerator: none, image_ref: "` + Image + `"}]
-    command: [/demo]
-    ports: [{name: http, container: 8080}]
-    resources: {cpu_millis: {min: 100, default: 500, max: 2000}, memory_mib: {min: 16, default: 128, max: 1024}}
-    readiness: {kind: http, port: http, path: /}
-    readiness_timeout_seconds: 30
-  parameters: {type: object, additionalProperties: false, properties: {greeting: {type: string}}}
-  metering: {kind: session_seconds}
-`
-)
+// Image is what the demo runs.
+const Image = "apps/demo/runtime@sha256:1111111111111111111111111111111111111111111111111111111111111111"
+
+// Manifest returns the manifest of the demo, in version 1.0.0.
+func Manifest() string { return manifesttest.Document("demo", Image) }
 
 // World is one node, one tenant and one app in a real database, wired as the hub wires them.
 type World struct {
@@ -185,7 +171,7 @@ func (w *World) publish() {
 	}
 	w.Release = func(version string) {
 		w.T.Helper()
-		verified, env := w.Sign(strings.Replace(Manifest, "version: 1.0.0", "version: "+version, 1))
+		verified, env := w.Sign(strings.Replace(Manifest(), "version: 1.0.0", "version: "+version, 1))
 		w.PublishVersion(version, verified, env)
 	}
 	w.Release("1.0.0")

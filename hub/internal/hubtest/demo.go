@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/manifest/manifesttest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -89,23 +90,9 @@ func Ready(i instance.Instance) *protocol.WorkloadStatus {
 // The demo app that PublishDemo publishes.
 const (
 	// Bound is how long a test waits for what should come at once; it only ends a test that has failed anyway.
-	Bound        = 30 * time.Second
-	DemoRepo     = "apps/demo/runtime"
-	DemoImage    = DemoRepo + "@sha256:1111111111111111111111111111111111111111111111111111111111111111"
-	DemoManifest = `
-app: {slug: demo, display_name: Demo, runtime_backend: launchable_oci}
-version:
-  version: 1.0.0
-  runtime_profile:
-    kind: launchable_oci
-    image_variants: [{name: cpu, accelerator: none, image_ref: "` + DemoImage + `"}]
-    command: [/demo]
-    ports: [{name: http, container: 8080}]
-    resources: {cpu_millis: {min: 100, default: 500, max: 2000}, memory_mib: {min: 16, default: 128, max: 1024}}
-    readiness: {kind: http, port: http, path: /}
-    readiness_timeout_seconds: 30
-  metering: {kind: session_seconds}
-`
+	Bound      = 30 * time.Second
+	DemoRepo   = "apps/demo/runtime"
+	DemoImage  = DemoRepo + "@sha256:1111111111111111111111111111111111111111111111111111111111111111"
 	Passphrase = "correct horse battery"
 )
 
@@ -141,7 +128,7 @@ func (h *Hub) PublishDemo() {
 	require.NoError(h.T, err)
 	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterPublisher(ctx, h.Admin("publisher"), delegation)
 	require.NoError(h.T, err)
-	env, err := manifest.Sign([]byte(DemoManifest), protocol.NewEd25519Signer(key))
+	env, err := manifest.Sign([]byte(manifesttest.Document("demo", DemoImage)), protocol.NewEd25519Signer(key))
 	require.NoError(h.T, err)
 	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterManifest(ctx, h.Admin("manifest"), env)
 	require.NoError(h.T, err)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/manifest/manifesttest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -21,22 +22,6 @@ const NodeID = "node-1"
 
 // Image is what a Mesh's workloads run.
 const Image = "org/acme/web/runtime@sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-
-const document = `
-app: {slug: web, display_name: Web, runtime_backend: launchable_oci}
-version:
-  version: 1.0.0
-  runtime_profile:
-    kind: launchable_oci
-    image_variants: [{name: cpu, accelerator: none, image_ref: "` + Image + `"}]
-    command: [/web]
-    ports: [{name: http, container: 8080}]
-    resources: {cpu_millis: {min: 100, default: 500, max: 2000}, memory_mib: {min: 16, default: 128, max: 1024}}
-    readiness: {kind: http, port: http, path: /}
-    readiness_timeout_seconds: 30
-  parameters: {type: object, additionalProperties: false, properties: {greeting: {type: string}}}
-  metering: {kind: session_seconds}
-`
 
 // Mesh holds every key of a small mesh.
 type Mesh struct {
@@ -70,7 +55,7 @@ func New(t testing.TB, now time.Time) *Mesh {
 	}
 	m.NextBundle(now)
 	m.Delegate(now.AddDate(1, 0, 0))
-	env, err := manifest.Sign([]byte(document), protocol.NewEd25519Signer(m.Publisher))
+	env, err := manifest.Sign([]byte(manifesttest.Document("web", Image)), protocol.NewEd25519Signer(m.Publisher))
 	require.NoError(t, err)
 	m.manifest = env
 	return m
@@ -153,7 +138,7 @@ func (m *Mesh) Delegate(until time.Time) {
 // Workload is one that the publisher admits, first named at Now.
 func (m *Mesh) Workload(member string, revision uint64) *protocol.Workload {
 	m.t.Helper()
-	parsed, err := manifest.Parse([]byte(document))
+	parsed, err := manifest.Parse([]byte(manifesttest.Document("web", Image)))
 	require.NoError(m.t, err)
 	services, err := manifest.Lower(parsed, nil, manifest.Shape{})
 	require.NoError(m.t, err)
