@@ -24,7 +24,7 @@ type FallBack struct {
 	Detail   string
 }
 
-// ConfirmRevision records that a revision with a fallback was ready: the node never leaves it by itself.
+// ConfirmRevision records that a revision with a fallback was ready: the node does not fall back from it on its own.
 type ConfirmRevision struct {
 	MemberID string
 	Revision uint64

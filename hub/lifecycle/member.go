@@ -27,7 +27,7 @@ type Member struct {
 	ObservedRevision int64
 	// ObservedIncarnation is the incarnation that reported the member last; empty where none did.
 	ObservedIncarnation string
-	// FallbackFrom is the revision that the node left by itself for the observed one; 0 where it did not.
+	// FallbackFrom is the revision that the node fell back from to the observed one; 0 when it did not fall back.
 	FallbackFrom int64
 	// FailingSince is when the node first reported this failure of the observed revision; zero while the member has not
 	// failed.

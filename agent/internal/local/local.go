@@ -296,7 +296,7 @@ func (s *Server) workloads() []Workload {
 }
 
 // verify checks the signatures and digests of all that was accepted again, and reports what did not verify when the
-// agent started. What fails here and runs goes on; it is not started again.
+// agent started. What fails here and runs keeps running, but is not restarted.
 func (s *Server) verify() ([]Check, error) {
 	found, err := accept.Verify(s.Store, s.Node())
 	checks := make([]Check, 0, len(found))

@@ -40,7 +40,7 @@ func (r *Reconciler) proposeClock(hub time.Time, took time.Duration) *clockPropo
 	defer r.Wake()
 	r.proposing.Lock()
 	defer r.proposing.Unlock()
-	next, steps := r.clock.Told(hub, took)
+	next, steps := r.clock.Synced(hub, took)
 	if !steps {
 		r.pendingClock.Store(nil)
 		r.clock.Set(next)

@@ -160,8 +160,9 @@ func (c *Clock) Earliest() time.Time {
 	return is.Earliest(r)
 }
 
-// Told returns this clock after a hub's answer that took so long, and whether it shows another time. Set applies it.
-func (c *Clock) Told(hub time.Time, took time.Duration) (next clock.Clock, leaps bool) {
+// Synced returns this clock corrected by a hub answer that took the given time, and whether its time steps. Set applies
+// it.
+func (c *Clock) Synced(hub time.Time, took time.Duration) (next clock.Clock, steps bool) {
 	is, r := c.read()
 	next = is.Sync(hub, took, r)
 	return next, !next.At(r).Equal(is.At(r))

@@ -33,7 +33,7 @@ func TestClockIsCarriedOverByTheStore(t *testing.T) {
 	b := &box{rtc: noon.Add(time.Hour), up: time.Minute, boot: "one"}
 	c := state.NewClock(s, b.source(), time.Time{})
 	require.Equal(t, noon.Add(time.Hour), c.Now(), "without a hub the machine's clock counts")
-	next, leaps := c.Told(noon.Add(2*time.Hour), 0)
+	next, leaps := c.Synced(noon.Add(2*time.Hour), 0)
 	require.True(t, leaps)
 	require.Equal(t, noon.Add(time.Hour), c.Now(), "told is not set")
 	c.Set(next)

@@ -48,7 +48,7 @@ func (o *observer) Report() agent.Report {
 func (o *observer) Subscribe() <-chan struct{} { return o.changed }
 
 func (o *observer) SyncClock(_ context.Context, hub time.Time, took time.Duration) {
-	next, _ := o.clock().Told(hub, took)
+	next, _ := o.clock().Synced(hub, took)
 	o.clock().Set(next)
 }
 

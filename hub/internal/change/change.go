@@ -1,6 +1,6 @@
 // Package change completes changes inside the transaction that makes them: the event and the audit row of each, the
 // findings, and what a change of an instance means for the other slices (intents of nodes, capacity, bills). Commands,
-// node reports, recovery and periodic passes share it. It makes no change of its own accord and checks no caller.
+// node reports, recovery and periodic passes share it. It starts no change itself and checks no caller.
 package change
 
 import (

@@ -93,7 +93,7 @@ func bumpIntents(ctx context.Context, tx db.Tx, by By, c instance.Change) error 
 	return nil
 }
 
-// completeRemoval frees the capacity of a member of which nothing is left, and closes its bill; the allocation is
+// completeRemoval frees the capacity of a member that is gone from its node, and closes its bill; the allocation is
 // released when it was only waiting for that.
 func completeRemoval(ctx context.Context, tx db.Tx, by By, action string, r instance.Removal) error {
 	released, err := capacity.Free(ctx, tx, r.Member.ID, by.Now)

@@ -13,7 +13,7 @@ import (
 )
 
 // registryHandler gives the registry, which is not part of the contract, what every request gets: a request id, a line
-// in the log, recovery from a panic, and budgets. The registry answers and authenticates by itself.
+// in the log, recovery from a panic, and budgets. The registry authenticates and answers on its own.
 func (a *api) registryHandler(route string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, id := a.conf.Now(), requestID(r.Header)

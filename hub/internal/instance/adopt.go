@@ -59,7 +59,7 @@ type Adopted struct {
 	By          principal.Actor
 }
 
-// Adopt adds or updates the instance of a member of which the rows of a restored hub know nothing, or only an older
+// Adopt adds or updates the instance of a member that the rows of a restored hub lack, or know only in an older
 // revision. Its status is one from which the node's next report continues.
 func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance, made bool, err error) {
 	w := a.Workload

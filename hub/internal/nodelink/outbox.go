@@ -7,7 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// outbox holds the messages for a node's control stream: at most one of each kind, of which the newest wins. So it is
+// outbox holds the messages for a node's control stream: at most one of each kind, the newest. So it is
 // bounded by its shape, and a node that reads slowly gets the latest of everything instead of a backlog.
 type outbox struct {
 	mu       sync.Mutex

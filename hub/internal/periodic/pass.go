@@ -79,7 +79,7 @@ func (p pass[T]) run(ctx context.Context) ([]T, error) {
 	}
 }
 
-// passed is what became of rows: those that were processed, and how many were set aside.
+// passed is the result of a pass: the processed rows, and how many were set aside.
 type passed[T any] struct {
 	done  []T
 	aside int

@@ -10,7 +10,7 @@ import (
 const (
 	// maxPendingDials bounds the accept queue, maxSourceDials the dials of one source in it. maxDialPackets bounds what is
 	// kept of a dial: a first flight with a post-quantum key exchange has two packets and may be sent twice. Together they
-	// are at most 20 MB. A dial that finds no room repeats its flight by itself.
+	// are at most 20 MB. A client whose dial finds the queue full sends its first packets again.
 	maxPendingDials = 4096
 	maxSourceDials  = 1024
 	maxDialPackets  = 4
@@ -56,7 +56,7 @@ func sourceOf(addr netip.Addr) netip.Prefix {
 }
 
 // acceptQueue holds the dials that wait for a slot. It serves the sources in turn, so that one with many dials delays
-// only its own. A dial that its client has given up leaves the queue by itself.
+// only its own. A dial that its client has given up leaves the queue.
 type acceptQueue struct {
 	dials     map[netip.AddrPort]*pendingDial
 	sources   map[netip.Prefix]*source
