@@ -47,6 +47,8 @@ type session struct {
 	digest            [sha256.Size]byte
 	// leases names what was sent: members and lease numbers.
 	leases string
+	// unread is usage that arrived before the state upload that a restored hub has asked for.
+	unread []func()
 }
 
 // rows are the database.
@@ -72,7 +74,8 @@ type nodeRow struct {
 	marks                             map[string]*mark
 	// awaitsResync is set from a restore until the node has uploaded its state.
 	awaitsResync bool
-	// usageOwed is the segment of usageOwedIn up to which a restored hub must post usage before it renews leases.
+	// usageOwed is the segment of usageOwedIn up to which a restored hub must post usage before the node's silence about
+	// a member proves anything.
 	usageOwed   uint64
 	usageOwedIn string
 }

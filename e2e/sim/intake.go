@@ -17,9 +17,16 @@ type mark struct {
 	ahead    map[uint64]usagechain.Link
 }
 
-// usage takes a sealed segment: check, post and remember in one transaction, then acknowledge.
+// usage takes a sealed segment: check, post and remember in one transaction, then acknowledge. A restored hub reads
+// none before the node has uploaded its state on that connection.
 func (h *hub) usage(i, attempt, no int, sealed spool.Sealed) {
 	row, seg := &h.rows.nodes[i], sealed.Segment
+	if row.awaitsResync {
+		if s := h.sessions[i]; s != nil && s.attempt == attempt {
+			s.unread = append(s.unread, func() { h.usage(i, attempt, no, sealed) })
+		}
+		return
+	}
 	ack := usageAck{attempt: attempt, no: no, incarnation: seg.GetIncarnation()}
 	sum := sha256.Sum256(sealed.Payload)
 	at := usagechain.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
@@ -64,11 +71,8 @@ func (h *hub) hello(i, attempt int, g helloMessage) {
 	row.sessionNo++
 	row.reportCounter = 0
 	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
-	switch {
-	case row.awaitsResync:
-		h.adopt(row, g)
-	case row.behind() && g.incarnation != row.usageOwedIn:
-		// The node has sealed the usage that it owes again, under the new incarnation.
+	if row.behind() && g.incarnation != row.usageOwedIn {
+		// A store that takes a new incarnation seals again what it owes.
 		row.usageOwed, row.usageOwedIn = g.lastSegment, g.incarnation
 	}
 	h.sessions[i] = &session{
@@ -77,7 +81,7 @@ func (h *hub) hello(i, attempt int, g helloMessage) {
 	}
 	answer := welcome{
 		attempt: attempt, no: row.sessionNo, hubTime: h.w.now.time(), newIncarnation: behind, posted: m.Number,
-		archived: m.archived, postedSHA256: m.SHA256,
+		archived: m.archived, postedSHA256: m.SHA256, requestUpload: row.awaitsResync,
 	}
 	u := &h.w.nodes[i].up
 	u.carry(false, "welcome", func() { u.welcomed(answer) })

@@ -344,7 +344,7 @@ func (o *oracle) converged(n *node) {
 		stuck("no session")
 		return
 	case row.awaitsResync:
-		stuck("the restored hub still awaitsResync for it")
+		stuck("it has not uploaded its state to the restored hub")
 	case row.head.rev != row.rev || s.digest != row.head.digest:
 		stuck("it holds generation %d, the hub has %d", s.state.GetGeneration(), row.head.generation)
 	}

@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// waitForRecovery is when a renewal is tried again whose node a restored hub still awaitsResync for.
+// waitForRecovery is the pause before a renewal is tried again while its node awaits resync.
 const waitForRecovery = 10 * minute
 
 // newBooks has one price for everybody: half a unit an hour of running, of which the host gets 70 %.
@@ -87,7 +87,7 @@ func (h *hub) renewAt(node int, memberID string, no int64, at instant) {
 		if h.life != life || !h.up || m == nil || !b.IsOpen(memberID) || b.Lease(memberID).No != no {
 			return
 		}
-		if row.behind() {
+		if row.awaitsResync {
 			h.renewAt(node, memberID, no, h.w.now+waitForRecovery)
 			return
 		}

@@ -30,19 +30,35 @@ func (h *hub) restore() {
 	h.restores++
 	h.rows = *h.backup.clone()
 	for i := range h.rows.nodes {
-		h.rows.nodes[i].awaitsResync = !h.w.breaks(BreakAdopt)
+		row := &h.rows.nodes[i]
+		row.awaitsResync, row.usageOwed, row.usageOwedIn = !h.w.breaks(BreakAdopt), 0, ""
 	}
 	h.start()
 }
 
-// adopt applies what a node uploads to a restored hub: newer signed states and leases supersede older rows.
-func (h *hub) adopt(row *nodeRow, g helloMessage) {
-	row.awaitsResync, row.usageOwed, row.usageOwedIn = false, g.lastSegment, g.incarnation
-	newer := g.epoch > row.head.epoch || g.epoch == row.head.epoch && g.generation > row.head.generation
-	if newer && len(g.parts) == len(g.state.GetParts()) {
-		h.adoptState(row, g)
+// uploaded adopts the state that a restored hub has asked for, then reads the usage that came before it.
+func (h *hub) uploaded(i, attempt int, up stateUpload) {
+	row, s := &h.rows.nodes[i], h.sessions[i]
+	if s == nil || s.attempt != attempt || !row.awaitsResync {
+		return
 	}
-	for _, l := range g.leases {
+	row.awaitsResync = false
+	h.adopt(row, up)
+	for _, read := range s.unread {
+		read()
+	}
+	s.unread = nil
+	h.sync(i, 0)
+}
+
+// adopt applies what a node uploads: newer signed states and leases supersede older rows.
+func (h *hub) adopt(row *nodeRow, up stateUpload) {
+	epoch, generation := up.state.GetEpoch(), up.state.GetGeneration()
+	newer := epoch > row.head.epoch || epoch == row.head.epoch && generation > row.head.generation
+	if newer && len(up.parts) == len(up.state.GetParts()) {
+		h.adoptState(row, up)
+	}
+	for _, l := range up.leases {
 		m := row.member(l.GetMemberId())
 		if m == nil || m.Gone {
 			continue
@@ -57,13 +73,13 @@ func (h *hub) adopt(row *nodeRow, g helloMessage) {
 	}
 }
 
-func (h *hub) adoptState(row *nodeRow, g helloMessage) {
+func (h *hub) adoptState(row *nodeRow, up stateUpload) {
 	next := head{
-		epoch: g.epoch, generation: g.generation, digest: g.digest, envelope: g.envelope,
-		refs: g.state.GetParts(), rev: -1,
+		epoch: up.state.GetEpoch(), generation: up.state.GetGeneration(), digest: up.digest, envelope: up.envelope,
+		refs: up.state.GetParts(), rev: -1,
 	}
 	named := map[string]*protocol.Workload{}
-	for _, w := range g.parts {
+	for _, w := range up.parts {
 		raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
 		if err != nil {
 			h.w.fail(16, "part of %s: %v", row.id, err)
@@ -86,15 +102,15 @@ func (h *hub) adoptState(row *nodeRow, g helloMessage) {
 			claims = append(claims, plan.RecordedClaim{AcceleratorID: id, AllocationID: owner.allocation})
 		}
 	}
-	upload := plan.Upload{Newer: true, Workloads: g.parts}
+	upload := plan.Upload{Newer: true, Workloads: up.parts}
 	for id := range named {
 		upload.Named = append(upload.Named, id)
 	}
-	h.apply(row, plan.Adopt(known, claims, upload), g)
+	h.apply(row, plan.Adopt(known, claims, upload), up)
 }
 
 // apply makes the rows say what plan.Adopt found, as package recovery does.
-func (h *hub) apply(row *nodeRow, todo plan.Adoption, g helloMessage) {
+func (h *hub) apply(row *nodeRow, todo plan.Adoption, up stateUpload) {
 	for _, id := range todo.Ended {
 		// The newer state does not name it: it was decommissioned after the backup.
 		m := row.member(id)
@@ -104,7 +120,7 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, g helloMessage) {
 		m := row.member(id)
 		// The newer state does not name it: a report without it proves that it is gone.
 		m.ObservedRevision, m.Status = 0, protocol.WorkloadStatus_PENDING
-		m.AbsentEpoch, m.AbsentGeneration = g.epoch, g.generation
+		m.AbsentEpoch, m.AbsentGeneration = up.state.GetEpoch(), up.state.GetGeneration()
 	}
 	for _, c := range todo.Superseded {
 		if owner := row.member(row.claims[c.AcceleratorID]); owner != nil {
@@ -118,7 +134,7 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, g helloMessage) {
 		m := row.member(w.GetId())
 		m.revision, m.life, m.services = w.GetRevision(), lifecycle.Adopted(w), w.GetServices()
 	}
-	for _, w := range g.parts {
+	for _, w := range up.parts {
 		m := row.member(w.GetId())
 		for _, id := range m.accelerators {
 			row.claims[id] = m.id

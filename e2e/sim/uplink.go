@@ -142,40 +142,49 @@ func (u *uplink) lose() {
 	})
 }
 
-// helloMessage is the hello, with what a node uploads to a restored hub.
+// helloMessage begins a session.
 type helloMessage struct {
 	incarnation       string
 	epoch, generation uint64
 	digest            [sha256.Size]byte
 	lastSegment       uint64
-	envelope          *protocol.Envelope
-	state             *protocol.DesiredState
-	parts             []*protocol.Workload
-	leases            []*protocol.Lease
+}
+
+// stateUpload is what a node uploads when the welcome of a restored hub asks for it.
+type stateUpload struct {
+	digest   [sha256.Size]byte
+	envelope *protocol.Envelope
+	state    *protocol.DesiredState
+	parts    []*protocol.Workload
+	leases   []*protocol.Lease
 }
 
 func (u *uplink) hello(attempt int) {
 	s := u.n.store
 	u.asked = u.n.w.now
-	g := helloMessage{
-		incarnation: s.incarnation, digest: s.digest, lastSegment: s.chain.Number, envelope: s.envelope,
-		state: s.state,
-	}
+	g := helloMessage{incarnation: s.incarnation, digest: s.digest, lastSegment: s.chain.Number}
 	g.epoch, g.generation = s.accepted()
-	for _, ref := range s.state.GetParts() {
-		if w := s.parts[[sha256.Size]byte(ref.GetSha256())]; w != nil {
-			g.parts = append(g.parts, w)
-		}
-		if l := s.leases[ref.GetId()]; l != nil {
-			g.leases = append(g.leases, l)
-		}
-	}
 	u.carry(true, "hello", func() {
 		// A hello belongs to its connection; one whose connection has gone reaches nobody.
 		if u.attempt == attempt && u.no == 0 && u.n.agentUp {
 			u.n.w.hub.hello(u.n.i, attempt, g)
 		}
 	})
+}
+
+// uploadState sends what the node has accepted to a restored hub.
+func (u *uplink) uploadState() {
+	s, attempt := u.n.store, u.attempt
+	up := stateUpload{digest: s.digest, envelope: s.envelope, state: s.state}
+	for _, ref := range s.state.GetParts() {
+		if w := s.parts[[sha256.Size]byte(ref.GetSha256())]; w != nil {
+			up.parts = append(up.parts, w)
+		}
+		if l := s.leases[ref.GetId()]; l != nil {
+			up.leases = append(up.leases, l)
+		}
+	}
+	u.carry(true, "state upload", func() { u.n.w.hub.uploaded(u.n.i, attempt, up) })
 }
 
 // welcome is the hub's answer.
@@ -187,6 +196,8 @@ type welcome struct {
 	posted, archived uint64
 	// postedSHA256 tells a store that has gone on without the hub that it is not the one the hub knows.
 	postedSHA256 []byte
+	// requestUpload asks the node for its accepted state: the hub was restored.
+	requestUpload bool
 }
 
 func (u *uplink) welcomed(m welcome) {
@@ -209,6 +220,9 @@ func (u *uplink) welcomed(m welcome) {
 	u.no, u.since, u.paused = m.no, n.w.now, 0
 	u.reports, u.upload = hubsession.Reports{}, hubsession.NewUpload(n.store.marks.Posted)
 	u.sentNo, u.answered = 0, map[int]bool{}
+	if m.requestUpload {
+		u.uploadState()
+	}
 	n.activate()
 	u.sendReport()
 	u.send()
@@ -326,10 +340,10 @@ func (u *uplink) watch() {
 	timeout := span(hubsession.AckTimeout)
 	u.n.w.after(timeout, -1, "ack timeout", func() {
 		u.watched = false
-		switch awaitsResync := u.no != 0 && u.upload.Waiting(); {
-		case awaitsResync && u.n.w.now-u.progress >= timeout:
+		switch waiting := u.no != 0 && u.upload.Waiting(); {
+		case waiting && u.n.w.now-u.progress >= timeout:
 			u.redial(errLost)
-		case awaitsResync:
+		case waiting:
 			u.watch()
 		}
 	})
