@@ -1,22 +1,24 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/spf13/pflag"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
-	"github.com/gpuaas/gpuaas/agent/internal/host"
 	"github.com/gpuaas/gpuaas/agent/internal/local"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -29,29 +31,21 @@ const (
 	runDirMode = 0o711
 )
 
-// config is what flags and environment say.
+// config is what flags and environment say. The flags of a room are fields of the room's own configuration.
 type config struct {
-	dataDir, runDir string
-	localSocket     string
-	socketMode      string
-
-	apiURL, rootFingerprint, joinTokenFile, sessionAddr string
-
-	containerdAddress, containerdNamespace, snapshotter string
-	cgroupParent                                        string
-	uidMapBase, uidMapSize                              uint32
-	noUserNamespaces, noSeccomp                         bool
-
-	bridge, podCIDR string
-	portRange       string
+	dataDir, runDir                string
+	localSocket, socketMode        string
+	rootFingerprint, joinTokenFile string
+	portRange                      string
+	policyFile                     string
+	logLevel                       string
 
 	containerDiskMiB, imageStoreMiB uint32
 
-	meteringInterval, usageInterval, reportInterval, resync, dialRetryMax time.Duration
-	allowUnbilled                                                         bool
-	policyFile                                                            string
-
-	logLevel string
+	runtime   runtime.Config
+	network   network.Config
+	reconcile reconcile.Config
+	uplink    uplink.Config
 }
 
 // machineFlags say where on the machine everything is; uninstall needs them too.
@@ -62,27 +56,28 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 		"bound into containers")
 	f.StringVar(&c.localSocket, "local-socket", "", "Unix socket of the local commands (default: <run-dir>/agent.sock)")
 	f.StringVar(&c.socketMode, "local-socket-mode", "0600", "file mode of the socket: 0600, or 0660 to let its group in")
-	f.StringVar(&c.containerdAddress, "containerd-address", runtime.DefaultAddress, "socket of containerd")
-	f.StringVar(&c.containerdNamespace, "containerd-namespace", runtime.DefaultNamespace,
+	f.StringVar(&c.runtime.Address, "containerd-address", runtime.DefaultAddress, "socket of containerd")
+	f.StringVar(&c.runtime.Namespace, "containerd-namespace", runtime.DefaultNamespace,
 		"containerd namespace that belongs to this agent alone")
-	f.StringVar(&c.snapshotter, "snapshotter", runtime.DefaultSnapshotter, "containerd snapshotter")
-	f.StringVar(&c.cgroupParent, "cgroup-parent", runtime.DefaultCgroup, "cgroup that holds all containers")
-	f.Uint32Var(&c.uidMapBase, "uid-map-base", runtime.DefaultUIDMapBase, "first user id of the range that containers "+
-		"run in")
-	f.Uint32Var(&c.uidMapSize, "uid-map-size", runtime.DefaultUIDMapSize, "size of that range")
-	f.BoolVar(&c.noUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace, reported "+
-		"as a condition; without it the agent does not start where the kernel has no user namespaces")
-	f.BoolVar(&c.noSeccomp, "no-seccomp", false, "run containers without a filter of system calls, reported as a "+
+	f.StringVar(&c.runtime.Snapshotter, "snapshotter", runtime.DefaultSnapshotter, "containerd snapshotter")
+	f.StringVar(&c.runtime.CgroupParent, "cgroup-parent", runtime.DefaultCgroup, "cgroup that holds all containers")
+	f.Uint32Var(&c.runtime.UIDMapBase, "uid-map-base", runtime.DefaultUIDMapBase,
+		"first user id of the range that containers run in")
+	f.Uint32Var(&c.runtime.UIDMapSize, "uid-map-size", runtime.DefaultUIDMapSize, "size of that range")
+	f.BoolVar(&c.runtime.NoUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace, "+
+		"reported as a condition; without it the agent does not start where the kernel has no user namespaces")
+	f.BoolVar(&c.runtime.NoSeccomp, "no-seccomp", false, "run containers without a filter of system calls, reported as a "+
 		"condition; without it the agent does not start where the kernel has no filter")
-	f.StringVar(&c.bridge, "bridge", "gpuaas0", "network bridge of the containers; at most 15 characters")
-	f.StringVar(&c.podCIDR, "pod-cidr", "10.88.0.0/16", "addresses of the containers")
+	f.StringVar(&c.network.Bridge, "bridge", network.DefaultBridge, "network bridge of the containers; at most 15 "+
+		"characters")
+	f.StringVar(&c.network.CIDR, "pod-cidr", network.DefaultCIDR, "addresses of the containers")
 	f.StringVar(&c.portRange, "port-range", "20000-29999", "ports of 127.0.0.1 on which endpoints are published")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
 }
 
 // enrollmentFlags are needed until the node is enrolled.
 func (c *config) enrollmentFlags(f *pflag.FlagSet) {
-	f.StringVar(&c.apiURL, "api-url", "", "address of the hub's API, https://host:port; kept after enrollment")
+	f.StringVar(&c.uplink.APIURL, "api-url", "", "address of the hub's API, https://host:port; kept after enrollment")
 	f.StringVar(&c.rootFingerprint, "root-fingerprint", "", "what gpuaas-hub init or trust show printed: the "+
 		"fingerprint of a root key, sha256:…, or the digest of the root role, root-role-sha256:…; kept after enrollment, "+
 		"and must name the same root when given again")
@@ -93,17 +88,17 @@ func (c *config) enrollmentFlags(f *pflag.FlagSet) {
 func (c *config) runFlags(f *pflag.FlagSet) {
 	c.machineFlags(f)
 	c.enrollmentFlags(f)
-	f.StringVar(&c.sessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub said "+
-		"at enrollment)")
-	f.DurationVar(&c.meteringInterval, "metering-interval", reconcile.DefaultMeteringInterval,
+	f.StringVar(&c.uplink.SessionAddr, "session-addr", "", "host:port (UDP) of the hub's sessions (default: what the hub "+
+		"said at enrollment)")
+	f.DurationVar(&c.reconcile.MeteringInterval, "metering-interval", agent.DefaultMeteringInterval,
 		"how often usage is measured and made durable; a power cut loses at most this much, in the tenant's favour")
-	f.DurationVar(&c.usageInterval, "usage-interval", reconcile.DefaultUsageInterval, "longest time in one usage record")
-	f.DurationVar(&c.reportInterval, "report-interval", hubsession.DefaultReportInterval,
+	f.DurationVar(&c.reconcile.UsageInterval, "usage-interval", meter.DefaultCutEvery, "longest time in one usage record")
+	f.DurationVar(&c.uplink.ReportInterval, "report-interval", hubsession.DefaultReportInterval,
 		"how often the node reports when nothing changes")
-	f.DurationVar(&c.dialRetryMax, "dial-retry-max", hubsession.DefaultDialRetryMax,
+	f.DurationVar(&c.uplink.DialRetryMax, "dial-retry-max", hubsession.DefaultDialRetryMax,
 		"longest pause before a hub that does not answer is dialled again, 500ms or more")
-	f.DurationVar(&c.resync, "resync", reconcile.DefaultResync, "how often the agent checks everything again without a "+
-		"cause")
+	f.DurationVar(&c.reconcile.Resync, "resync", agent.DefaultResync, "how often the agent checks everything again "+
+		"without a cause")
 	f.Uint32Var(&c.containerDiskMiB, "container-disk-mib", runtime.DefaultDiskBytes>>20,
 		"what a container may write to its own file system where its manifest does not say (resources.disk_mib), in MiB; "+
 			"one that writes more ends with disk_limit")
@@ -111,15 +106,12 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 		"collects unused ones only when less than a seventh of the disk is free")
 	f.StringVar(&c.policyFile, "policy", local.DefaultPolicyFile, "file with the owner's policy (YAML), read again at "+
 		"each resync; the default file may be missing")
-	f.BoolVar(&c.allowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without pay when "+
-		"it ends")
+	f.BoolVar(&c.reconcile.AllowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without "+
+		"pay when it ends")
 }
 
 func (c *config) socket() string {
-	if c.localSocket != "" {
-		return c.localSocket
-	}
-	return filepath.Join(c.runDir, "agent.sock")
+	return cmp.Or(c.localSocket, filepath.Join(c.runDir, "agent.sock"))
 }
 
 func (c *config) mode() (os.FileMode, error) {
@@ -149,36 +141,20 @@ func (c *config) logger() (*slog.Logger, error) {
 }
 
 func (c *config) runtimeConfig(log *slog.Logger) runtime.Config {
-	return runtime.Config{
-		Address: c.containerdAddress, Namespace: c.containerdNamespace, Snapshotter: c.snapshotter,
-		StateDir: filepath.Join(c.runDir, "containers"), LogDir: filepath.Join(c.dataDir, "logs"),
-		RuncRoot:     filepath.Join(c.runDir, "runc"),
-		CgroupParent: c.cgroupParent, UIDMapBase: c.uidMapBase, UIDMapSize: c.uidMapSize,
-		NoUserNamespaces: c.noUserNamespaces,
-		NoSeccomp:        c.noSeccomp, Log: log,
-		DiskBytes: int64(c.containerDiskMiB) << 20, MaxImageStoreBytes: int64(c.imageStoreMiB) << 20,
-	}
+	r := c.runtime
+	r.StateDir, r.RuncRoot = filepath.Join(c.runDir, "containers"), filepath.Join(c.runDir, "runc")
+	r.LogDir, r.Log = filepath.Join(c.dataDir, "logs"), log
+	r.DiskBytes, r.MaxImageStoreBytes = int64(c.containerDiskMiB)<<20, int64(c.imageStoreMiB)<<20
+	return r
 }
 
 func (c *config) networkConfig(rt *runtime.Runtime, egress func() policy.Egress, log *slog.Logger) network.Config {
-	n := network.Config{
-		Bridge:    c.bridge,
-		CIDR:      c.podCIDR,
-		StateDir:  filepath.Join(c.runDir, "network"),
-		Egress:    egress,
-		Resolvers: rt.Resolvers,
-		Log:       log,
-	}
+	n := c.network
+	n.StateDir, n.Egress, n.Resolvers, n.Log = filepath.Join(c.runDir, "network"), egress, rt.Resolvers, log
 	if available, base, size := rt.UserNamespaces(); available {
 		n.UIDMapBase, n.UIDMapSize = base, size
 	}
 	return n
-}
-
-func (c *config) requirements() host.Requirements {
-	return host.Requirements{
-		DataDir: c.dataDir, RunDir: c.runDir, ContainerdAddress: c.containerdAddress,
-	}
 }
 
 // directories makes the two directories, with the modes that their contents need.

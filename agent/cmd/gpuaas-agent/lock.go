@@ -10,10 +10,10 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// lockFile is locked as long as an agent, or uninstall, works on the data directory.
+// lockFile is the file in the data directory that a running agent, enroll or uninstall locks.
 const lockFile = "lock"
 
-// lockDataDir keeps a second agent away. Close the file to let go.
+// lockDataDir locks the data directory against other agents until the file is closed.
 func lockDataDir(dir string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(dir, lockFile), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {

@@ -25,14 +25,13 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
-	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 const (
-	// enrollRetryMax bounds the pause between attempts to reach the hub before the node is enrolled.
+	// enrollRetryMin and enrollRetryMax bound the pause between two attempts to enroll.
 	enrollRetryMin = time.Second
 	enrollRetryMax = 30 * time.Second
 	// maxTokenBytes bounds the join token's file.
@@ -78,7 +77,7 @@ func newEnroll() *cobra.Command {
 	return cmd
 }
 
-// node is what must be open before anything runs.
+// node is what every command that works as the node opens first.
 type node struct {
 	lock  *os.File
 	creds *uplink.Credentials
@@ -136,14 +135,16 @@ func (c *config) enroll(ctx context.Context, n *node) error {
 	if err != nil {
 		return err
 	}
-	e := uplink.Enrollment{APIURL: c.apiURL, RootFingerprint: c.rootFingerprint, JoinToken: token, Hostname: hostname}
+	e := uplink.Enrollment{
+		APIURL: c.uplink.APIURL, RootFingerprint: c.rootFingerprint, JoinToken: token, Hostname: hostname,
+	}
 	for retry := enrollRetryMin; ; retry = min(2*retry, enrollRetryMax) {
 		err := uplink.Enroll(ctx, e, n.creds, n.store, n.clock)
 		if err == nil {
-			n.log.InfoContext(ctx, "enrolled", slog.String("node_id", n.creds.Identity().NodeID), slog.String("hub", c.apiURL))
+			n.log.InfoContext(ctx, "enrolled", slog.String("node_id", n.creds.Identity().NodeID), slog.String("hub", e.APIURL))
 			return nil
 		}
-		// What another attempt may heal is tried for ever: a node may well boot before its hub.
+		// A node may boot before its hub, so the agent repeats an attempt that may succeed later without end.
 		if fault.IsPermanent(err) || (!fault.Is(err, fault.Unavailable) && !fault.Is(err, fault.RateLimited)) {
 			return err
 		}
@@ -181,7 +182,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	oldRunc := make(chan bool, 1)
-	go func() { // beside the opening of the store
+	go func() { // while the store is opened
 		version, err := runtime.RuncVersion(ctx)
 		oldRunc <- err != nil || len(host.RuncConditions(version)) > 0
 	}()
@@ -194,9 +195,9 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	needs := c.requirements()
-	needs.Enrolled = n.creds.Enrolled()
-	if err := host.Check(ctx, needs); err != nil {
+	if err := host.Check(ctx, host.Requirements{
+		DataDir: c.dataDir, RunDir: c.runDir, ContainerdAddress: c.runtime.Address, Enrolled: n.creds.Enrolled(),
+	}); err != nil {
 		return err
 	}
 	rt, err := runtime.Open(ctx, c.runtimeConfig(n.log))
@@ -204,7 +205,7 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, rt.Close()) }()
-	nw, err := network.Open(ctx, c.networkConfig(rt, egressOf(owner), n.log))
+	nw, err := network.Open(ctx, c.networkConfig(rt, owner.Egress, n.log))
 	if err != nil {
 		return err
 	}
@@ -222,32 +223,14 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	reconciling := c.reconcileConfig(n.log, owner, weakIsolation(<-oldRunc, rt.Conditions()))
-	reconciling.PortFrom, reconciling.PortTo = from, to
-	return c.serve(ctx, out, n, reconciling, machineOf(rt, nw), rt, socket)
-}
-
-func (c *config) reconcileConfig(log *slog.Logger, owner *local.PolicyFile, weak []string) reconcile.Config {
-	return reconcile.Config{
-		MeteringInterval: c.meteringInterval,
-		UsageInterval:    c.usageInterval,
-		Resync:           c.resync,
-		AllowUnbilled:    c.allowUnbilled,
-		Policy:           owner.Read,
-		WeakIsolation:    weak,
-		Log:              log,
-	}
-}
-
-func machineOf(rt *runtime.Runtime, nw *network.Network) reconcile.Machine {
-	return reconcile.Machine{
-		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw,
-	}
+	c.reconcile.PortFrom, c.reconcile.PortTo, c.reconcile.Policy, c.reconcile.Log = from, to, owner.Read, n.log
+	c.reconcile.WeakIsolation = weakIsolation(<-oldRunc, rt.Conditions())
+	return c.serve(ctx, out, n, rt, nw, socket)
 }
 
 // serve wires reconciler, session and local socket together and runs them until ctx ends or one of them fails.
-func (c *config) serve(ctx context.Context, out io.Writer, n *node, reconciling reconcile.Config,
-	machine reconcile.Machine, rt *runtime.Runtime, socket net.Listener,
+func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.Runtime, nw *network.Network,
+	socket net.Listener,
 ) error {
 	var up *uplink.Uplink
 	acceptor := accept.New(accept.Config{
@@ -258,16 +241,15 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, reconciling 
 		},
 		Log: n.log,
 	})
-	up = uplink.New(uplink.Config{
-		AgentVersion: daemon.Version(), ReportInterval: c.reportInterval, APIURL: c.apiURL, SessionAddr: c.sessionAddr,
-		DialRetryMax: c.dialRetryMax,
-		Facts:        c.facts(rt, n.log), Logs: logsOf(rt), Log: n.log,
-	}, n.creds, n.store, n.clock, acceptor)
-	re := reconcile.New(reconciling, n.store, n.clock, machine, up)
+	c.uplink.AgentVersion, c.uplink.Facts, c.uplink.Logs, c.uplink.Log = daemon.Version(), facts(rt, n.log), rt.Logs, n.log
+	up = uplink.New(c.uplink, n.creds, n.store, n.clock, acceptor)
+	machine := reconcile.Machine{
+		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw,
+	}
+	re := reconcile.New(c.reconcile, n.store, n.clock, machine, up)
 	server := &local.Server{
 		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Session: up,
-		Acceptor: acceptor, Logs: local.Logs(logsOf(rt)),
-		Node: n.creds.Node, Log: n.log,
+		Acceptor: acceptor, Logs: rt.Logs, Node: n.creds.Node, Log: n.log,
 	}
 	if err := ready(out, n.creds.Identity().NodeID, c.socket()); err != nil {
 		return err
@@ -279,15 +261,6 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, reconciling 
 	return group.Wait()
 }
 
-// egressOf is what the owner lets members reach; with an error in the file, which the reconciler reports, what counted
-// before.
-func egressOf(owner *local.PolicyFile) func() policy.Egress {
-	return func() policy.Egress {
-		rules, _ := owner.Read()
-		return rules.Egress
-	}
-}
-
 // ready reports on out that the store is open and containerd answers.
 func ready(out io.Writer, nodeID, socket string) error {
 	return json.NewEncoder(out).Encode(struct {
@@ -297,8 +270,8 @@ func ready(out io.Writer, nodeID, socket string) error {
 	}{true, nodeID, socket})
 }
 
-// weakIsolation names what lets a container out more easily than it should. It is asked once: a runc that is upgraded
-// counts from the next start of the agent on.
+// weakIsolation names what the machine lacks to isolate containers. The agent checks once: an upgraded runc counts from
+// the agent's next start.
 func weakIsolation(oldRunc bool, conditions []string) []string {
 	var weak []string
 	if oldRunc {
@@ -312,8 +285,8 @@ func weakIsolation(oldRunc bool, conditions []string) []string {
 	return weak
 }
 
-// facts are gathered for each hello, because a machine changes while its agent runs.
-func (c *config) facts(rt *runtime.Runtime, log *slog.Logger) func(context.Context) *protocol.NodeFacts {
+// facts returns the function that describes the machine for each hello: it may change while the agent runs.
+func facts(rt *runtime.Runtime, log *slog.Logger) func(context.Context) *protocol.NodeFacts {
 	return func(ctx context.Context) *protocol.NodeFacts {
 		facts, err := host.Facts(ctx, host.Config{})
 		if err != nil {
@@ -328,11 +301,5 @@ func (c *config) facts(rt *runtime.Runtime, log *slog.Logger) func(context.Conte
 		}
 		facts.Conditions = append(facts.Conditions, rt.Conditions()...)
 		return facts
-	}
-}
-
-func logsOf(rt *runtime.Runtime) uplink.Logs {
-	return func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error) {
-		return rt.Logs(ctx, runID, runtime.LogOptions{TailLines: tailLines, Follow: follow})
 	}
 }

@@ -30,7 +30,7 @@ so decommission the node first.`,
 	return cmd
 }
 
-// uninstall works on from whatever an earlier one has left; it may be repeated.
+// uninstall can be run again: it removes what an interrupted one has left.
 func (c *config) uninstall(ctx context.Context) error {
 	log, err := c.logger()
 	if err != nil {

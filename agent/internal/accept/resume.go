@@ -14,10 +14,9 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Resume verifies what the store holds from the pinned root on: the chain of trust bundles, the state and whose it is,
-// the digest of each document, the leases. What does not verify is set aside. Call it once, before anything reads
-// the store. stored is the pin that the node was enrolled with; given, which may be empty, is one that the operator
-// gives now.
+// Resume verifies the store's documents from the pinned root on and sets those aside that do not verify: trust bundles,
+// desired state and its node, digests of workload documents, leases. stored is the pin of the enrollment; given, which
+// may be empty, is the operator's pin of now. Call Resume once, before anything else reads the store.
 func Resume(store *state.Store, stored, given string, node protocol.NodeIdentity) error {
 	docs := store.Stored()
 	r := &resumption{node: node, out: state.Resumed{Unverified: map[string]string{}}}
@@ -37,8 +36,8 @@ type resumption struct {
 	out  state.Resumed
 }
 
-// pin takes the pins that the first bundle has to satisfy. One that the operator gives now may have another form than
-// the stored one, but must name the same root.
+// pin sets the pins that the first bundle has to satisfy. The given pin may have another form than the stored one, but
+// must name the same root.
 func (r *resumption) pin(bundles []state.Document, stored, given string) error {
 	for _, p := range []string{stored, given} {
 		if p != "" {
@@ -65,8 +64,8 @@ func (r *resumption) pin(bundles []state.Document, stored, given string) error {
 			". Give the root that it was enrolled under, or leave the flag away.", nil).Permanent()
 }
 
-// bundles follows the chain. The present bundle is the last: where that does not verify, nothing does, because an
-// earlier one does not know what was revoked since.
+// bundles verifies the chain of trust bundles. If the last one, which is in force, does not verify, none counts: an
+// earlier bundle does not name the keys that were revoked since.
 func (r *resumption) bundles(docs []state.Document) {
 	var chain []protocol.Bundle
 	for i, doc := range docs {
@@ -83,7 +82,7 @@ func (r *resumption) bundles(docs []state.Document) {
 	r.out.Bundles = chain
 }
 
-// newestBundle refuses a chain whose end was lost.
+// newestBundle refuses a chain that ends before the newest bundle that the node has accepted.
 func (r *resumption) newestBundle(docs state.Stored) {
 	key, version := state.BundleKey, uint64(0)
 	if len(r.out.Bundles) > 0 {
@@ -115,8 +114,8 @@ func (r *resumption) bundle(chain []protocol.Bundle, doc state.Document) (b prot
 	return b, nil
 }
 
-// under tries the present bundle, then those before it, each without the keys that are revoked by now: what was
-// accepted stays accepted when its key is rotated out.
+// under verifies with the present bundle, then with earlier ones, newest first, without the keys that are revoked by
+// now: a document that was accepted stays accepted when its key is rotated out.
 func (r *resumption) under(verify func(protocol.Bundle) error) error {
 	if len(r.out.Bundles) == 0 {
 		return protocol.Refuse(protocol.Nack_SIGNATURE_INVALID, "there is no trust bundle that verifies")
@@ -208,16 +207,19 @@ func reason(err error) string {
 // Check is one result of Verify.
 type Check struct {
 	// Subject is a document or a member.
-	Subject string
-	What    string
-	// Failure is the code and what is wrong, as "code: detail"; empty when the check holds.
-	Failure string
+	Subject string `json:"subject"`
+	What    string `json:"what"`
+	OK      bool   `json:"ok"`
+	// Detail says what is wrong, as "code: detail"; empty when the check holds.
+	Detail string `json:"detail,omitempty"`
 }
 
 // Verify checks all that the store holds again: signatures, digests and admissions.
 func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 	checks := []Check{}
-	note := func(subject, what, failure string) { checks = append(checks, Check{subject, what, failure}) }
+	note := func(subject, what, failure string) {
+		checks = append(checks, Check{Subject: subject, What: what, OK: failure == "", Detail: failure})
+	}
 	noteError := func(subject, what string, err error) {
 		failure := ""
 		if err != nil {

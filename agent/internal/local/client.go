@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -42,8 +43,8 @@ func (c *Client) Workloads(ctx context.Context) ([]Workload, error) {
 }
 
 // Verify checks everything that is signed again.
-func (c *Client) Verify(ctx context.Context) ([]Check, error) {
-	return get[[]Check](ctx, c, "/v1/verify")
+func (c *Client) Verify(ctx context.Context) ([]accept.Check, error) {
+	return get[[]accept.Check](ctx, c, "/v1/verify")
 }
 
 // Apply hands a signed document over.

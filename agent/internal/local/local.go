@@ -78,15 +78,6 @@ type Endpoint struct {
 	URL  string `json:"url"`
 }
 
-// Check is one result of verify.
-type Check struct {
-	// Subject is a document or a member.
-	Subject string `json:"subject"`
-	What    string `json:"what"`
-	OK      bool   `json:"ok"`
-	Detail  string `json:"detail,omitempty"`
-}
-
 // Document is what apply takes: a DSSE envelope and, for a desired state, its parts.
 type Document struct {
 	Envelope json.RawMessage `json:"envelope"`
@@ -124,9 +115,6 @@ type Acceptor interface {
 	RefuseUnread(err error)
 }
 
-// Logs reads the log of one container run.
-type Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
-
 // Server answers on the socket.
 type Server struct {
 	AgentVersion string
@@ -135,14 +123,15 @@ type Server struct {
 	Reconciler   Reconciler
 	Session      Session
 	Acceptor     Acceptor
-	Logs         Logs
-	// Node is who this node is in signed documents.
+	// Logs reads the log of one container run.
+	Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
+	// Node is this node's identity in signed documents.
 	Node func() protocol.NodeIdentity
 	Log  *slog.Logger
 }
 
-// Listen makes the socket with this mode. Whatever lies at the path is replaced: the caller holds the lock of the data
-// directory, so no other agent listens there.
+// Listen makes the socket with this mode. It replaces what is at the path: the caller holds the lock of the data
+// directory, so that no other agent listens there.
 func Listen(ctx context.Context, path string, mode os.FileMode) (net.Listener, error) {
 	//nolint:gosec // containers' files below the run directory need the way
 	if err := os.MkdirAll(filepath.Dir(path), 0o711); err != nil {
@@ -197,7 +186,8 @@ func (s *Server) handler() http.Handler {
 	mux.HandleFunc("GET /v1/status", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.status(), nil) })
 	mux.HandleFunc("GET /v1/workloads", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.workloads(), nil) })
 	mux.HandleFunc("GET /v1/verify", func(w http.ResponseWriter, _ *http.Request) {
-		checks, err := s.verify()
+		// What fails here and runs keeps running, but is not restarted.
+		checks, err := accept.Verify(s.Store, s.Node())
 		s.answer(w, checks, err)
 	})
 	mux.HandleFunc("GET /v1/logs/{member}", s.logs)
@@ -293,17 +283,6 @@ func (s *Server) workloads() []Workload {
 		out = append(out, w)
 	}
 	return out
-}
-
-// verify checks the signatures and digests of all that was accepted again, and reports what did not verify when the
-// agent started. What fails here and runs keeps running, but is not restarted.
-func (s *Server) verify() ([]Check, error) {
-	found, err := accept.Verify(s.Store, s.Node())
-	checks := make([]Check, 0, len(found))
-	for _, f := range found {
-		checks = append(checks, Check{Subject: f.Subject, What: f.What, OK: f.Failure == "", Detail: f.Failure})
-	}
-	return checks, err
 }
 
 func (s *Server) logs(w http.ResponseWriter, req *http.Request) {

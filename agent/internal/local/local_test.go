@@ -43,7 +43,9 @@ type fixture struct {
 	signer ed25519.PrivateKey
 }
 
-func newFixture(t *testing.T, logs local.Logs) *fixture {
+func newFixture(t *testing.T,
+	logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error),
+) *fixture {
 	t.Helper()
 	dir := t.TempDir()
 	f := &fixture{t: t, seen: &observer{}, socket: filepath.Join(dir, "run", "agent.sock")}

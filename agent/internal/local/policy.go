@@ -20,8 +20,8 @@ import (
 // DefaultPolicyFile holds the owner's policy where no other file is named. It may be missing.
 const DefaultPolicyFile = "/etc/gpuaas/policy.yaml"
 
-// PolicyFile is the owner's policy on disk. What was read last counts until something else can be read, also after a
-// restart: neither a typing error nor a file that is away for a moment stops or admits anything.
+// PolicyFile is the owner's policy on disk. The last policy that could be read stays in force, also after a restart:
+// neither a typing error nor a file that is missing for a moment stops or admits anything.
 type PolicyFile struct {
 	path, kept string
 	key        []byte
@@ -29,7 +29,7 @@ type PolicyFile struct {
 	mu       sync.Mutex
 	lastRead version
 	rules    policy.Policy
-	// read says that rules are of the file, or of its copy, and not what stands for none.
+	// read says that rules come from the file and not from the zero value.
 	read bool
 	err  error
 }
@@ -40,21 +40,20 @@ type version struct {
 	modified time.Time
 }
 
-// OpenPolicy reads the owner's policy from path. kept is a file of the agent's own with what it read last. A named file
-// that does not exist, or one that cannot be read and never could, is an error; the default one may be missing, which
-// allows everything. key authenticates the copy: an altered one counts as none.
+// OpenPolicy reads the owner's policy from path, or from kept, the agent's copy of the last policy that it could read.
+// It fails where it has neither; the default file may be missing, which allows everything. key authenticates the copy.
 func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
 	p := &PolicyFile{path: path, kept: kept, key: key}
 	_, err := os.Stat(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist) && path == DefaultPolicyFile:
-		return p, p.removeCopy()
+		return p, os.RemoveAll(kept)
 	case errors.Is(err, fs.ErrNotExist):
 		return nil, fault.New(fault.Malformed, codePolicyMissing, fmt.Sprintf("There is no file %s. Write the owner's "+
 			"policy there, or leave --policy away.", path), err)
 	}
 	if _, err = p.Read(); err == nil || p.read {
-		return p, nil // what was read counts, although a full disk may not have kept it
+		return p, nil // without a copy where the disk is full
 	}
 	copied, keptErr := readAtMost(kept, len(p.code(nil)))
 	if keptErr != nil {
@@ -70,14 +69,14 @@ func OpenPolicy(path, kept string, key []byte) (*PolicyFile, error) {
 	return p, nil
 }
 
-// Read gives what the owner allows now. With an error, which says what is wrong with the file, it gives what counted
-// before.
+// Read returns what the owner allows now. With an error, which says what is wrong with the file, it returns the policy
+// that was in force before.
 func (p *PolicyFile) Read() (policy.Policy, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	info, err := os.Stat(p.path)
 	if errors.Is(err, fs.ErrNotExist) {
-		return p.rules, p.err // from the next start on it counts as missing
+		return p.rules, p.err // the next start notices that the file is missing
 	}
 	if err != nil {
 		return p.rules, err
@@ -86,11 +85,17 @@ func (p *PolicyFile) Read() (policy.Policy, error) {
 	if p.err == nil && now == p.lastRead {
 		return p.rules, nil
 	}
-	// With an error it is read again next time: the disk may have room by then.
+	// After an error the next call reads the file again: the disk may have space by then.
 	if p.err = p.load(); p.err == nil {
 		p.lastRead = now
 	}
 	return p.rules, p.err
+}
+
+// Egress returns what the owner lets members reach now; the reconciler reports an error in the file.
+func (p *PolicyFile) Egress() policy.Egress {
+	rules, _ := p.Read()
+	return rules.Egress
 }
 
 func (p *PolicyFile) load() error {
@@ -103,7 +108,7 @@ func (p *PolicyFile) load() error {
 		return err
 	}
 	p.rules, p.read = rules, true
-	// First whole, then in place.
+	// A crash leaves the old copy or the new one.
 	next := p.kept + ".next"
 	if err := os.WriteFile(next, append(p.code(doc), doc...), 0o600); err != nil {
 		return err
@@ -111,14 +116,7 @@ func (p *PolicyFile) load() error {
 	return os.Rename(next, p.kept)
 }
 
-func (p *PolicyFile) removeCopy() error {
-	if err := os.Remove(p.kept); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
-}
-
-// code is the line that the copy of the policy begins with, a comment of YAML.
+// code is the first line of the copy, a comment in YAML: the authentication code of the policy.
 func (p *PolicyFile) code(doc []byte) []byte {
 	h := hmac.New(sha256.New, p.key)
 	h.Write([]byte("policy.yaml\x00"))
@@ -126,7 +124,7 @@ func (p *PolicyFile) code(doc []byte) []byte {
 	return fmt.Appendf(nil, "# %x\n", h.Sum(nil))
 }
 
-// readAtMost reads one byte more than a policy may have, and so many before it: policy.Parse says that it is too long.
+// readAtMost reads the bytes before the policy and one more than a policy may have: policy.Parse then refuses it.
 func readAtMost(path string, before int) ([]byte, error) {
 	f, err := os.Open(filepath.Clean(path))
 	if err != nil {

@@ -35,13 +35,8 @@ const (
 	imagesEvery = 10 * time.Minute
 )
 
-// Defaults of Config.
-const (
-	DefaultMeteringInterval = agent.DefaultMeteringInterval
-	DefaultUsageInterval    = meter.DefaultCutEvery
-	DefaultResync           = agent.DefaultResync
-	DefaultCollectEvery     = 10 * time.Minute
-)
+// DefaultCollectEvery is the default of Config.CollectEvery.
+const DefaultCollectEvery = 10 * time.Minute
 
 // Config says how often and where. Zero values take the defaults.
 type Config struct {
@@ -118,9 +113,9 @@ type work struct {
 
 // New makes a reconciler.
 func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hub Hub) *Reconciler {
-	cfg.MeteringInterval = cmp.Or(max(cfg.MeteringInterval, 0), DefaultMeteringInterval)
-	cfg.UsageInterval = cmp.Or(max(cfg.UsageInterval, 0), DefaultUsageInterval)
-	cfg.Resync = cmp.Or(max(cfg.Resync, 0), DefaultResync)
+	cfg.MeteringInterval = cmp.Or(max(cfg.MeteringInterval, 0), agent.DefaultMeteringInterval)
+	cfg.UsageInterval = cmp.Or(max(cfg.UsageInterval, 0), meter.DefaultCutEvery)
+	cfg.Resync = cmp.Or(max(cfg.Resync, 0), agent.DefaultResync)
 	cfg.CollectEvery = cmp.Or(max(cfg.CollectEvery, 0), DefaultCollectEvery)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Policy == nil {

@@ -26,7 +26,7 @@ func seen(t *testing.T, f *fixture, spec runtime.Spec) map[string]any {
 	f.start(spec)
 	f.wait(spec.ID, runtime.StateExited)
 	// Followed, because the shim may still copy the output of a container that has exited.
-	r, err := f.rt.Logs(t.Context(), spec.ID, runtime.LogOptions{Follow: true})
+	r, err := f.rt.Logs(t.Context(), spec.ID, 0, true)
 	require.NoError(t, err)
 	var out map[string]any
 	require.NoError(t, json.NewDecoder(r).Decode(&out))

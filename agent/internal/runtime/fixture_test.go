@@ -221,7 +221,7 @@ func (f *fixture) wait(id string, want runtime.State) runtime.Container {
 
 func (f *fixture) log(id string) string {
 	f.t.Helper()
-	r, err := f.rt.Logs(context.WithoutCancel(f.t.Context()), id, runtime.LogOptions{})
+	r, err := f.rt.Logs(context.WithoutCancel(f.t.Context()), id, 0, false)
 	if err != nil {
 		return err.Error()
 	}
@@ -236,7 +236,7 @@ func (f *fixture) waitForLog(id, text string) {
 	f.t.Helper()
 	ctx, cancel := context.WithTimeout(f.t.Context(), 60*time.Second)
 	defer cancel()
-	r, err := f.rt.Logs(ctx, id, runtime.LogOptions{Follow: true})
+	r, err := f.rt.Logs(ctx, id, 0, true)
 	require.NoError(f.t, err)
 	defer func() { _ = r.Close() }()
 	var all bytes.Buffer

@@ -20,7 +20,7 @@ import (
 const (
 	logSuffix     = ".log"
 	rotatedSuffix = ".log.1"
-	// MaxTailLines bounds LogOptions.TailLines.
+	// MaxTailLines bounds the lines of a log that Logs reads back.
 	MaxTailLines = 10_000
 	// followEvery is how often a followed log is read.
 	followEvery = 250 * time.Millisecond
@@ -100,22 +100,15 @@ func (r *Runtime) rotate(id string) error {
 	return errors.Join(err, log.Truncate(0))
 }
 
-// LogOptions says which part of a log to read.
-type LogOptions struct {
-	// TailLines is how many of the last lines come first; 0 means all that is kept, at most MaxTailLines.
-	TailLines int
-	// Follow goes on with what is written, until the container has ended and all of its output is read, or the reader is
-	// closed.
-	Follow bool
-}
-
-// Logs reads what the container wrote to its standard output and error, in the order it was written.
-func (r *Runtime) Logs(ctx context.Context, id string, opts LogOptions) (io.ReadCloser, error) {
+// Logs reads what the container wrote to its standard output and error, in the order it was written: the last tailLines
+// lines first (0 means all that is kept, at most MaxTailLines). With follow it goes on with what is written, until the
+// container has ended and all of its output is read, or the reader is closed.
+func (r *Runtime) Logs(ctx context.Context, id string, tailLines int, follow bool) (io.ReadCloser, error) {
 	if !idPattern.MatchString(id) {
 		return nil, badSpec("The run has no usable id.")
 	}
-	if opts.TailLines <= 0 || opts.TailLines > MaxTailLines {
-		opts.TailLines = MaxTailLines
+	if tailLines <= 0 || tailLines > MaxTailLines {
+		tailLines = MaxTailLines
 	}
 	log, err := os.Open(r.logPath(id))
 	if errors.Is(err, fs.ErrNotExist) {
@@ -128,7 +121,7 @@ func (r *Runtime) Logs(ctx context.Context, id string, opts LogOptions) (io.Read
 	pr, pw := io.Pipe()
 	go func() {
 		defer func() { _ = log.Close() }()
-		pw.CloseWithError(r.copyLog(ctx, pw, log, id, opts))
+		pw.CloseWithError(r.copyLog(ctx, pw, log, id, tailLines, follow))
 	}()
 	return &logReader{PipeReader: pr, cancel: cancel}, nil
 }
@@ -144,19 +137,19 @@ func (l *logReader) Close() error {
 	return l.PipeReader.Close()
 }
 
-func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id string, opts LogOptions) error {
-	at, lines, err := tail(log, opts.TailLines)
+func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id string, tailLines int, follow bool) error {
+	at, lines, err := tail(log, tailLines)
 	if err != nil {
 		return err
 	}
-	if lines < opts.TailLines {
-		if err := copyRotated(w, r.rotatedPath(id), opts.TailLines-lines); err != nil {
+	if lines < tailLines {
+		if err := copyRotated(w, r.rotatedPath(id), tailLines-lines); err != nil {
 			return err
 		}
 	}
 	for {
 		// Checked before reading: what was written before the end is then read after it.
-		more := opts.Follow && (r.isRunning(ctx, id) || isWritten(log))
+		more := follow && (r.isRunning(ctx, id) || isWritten(log))
 		info, err := log.Stat()
 		if err != nil {
 			return err

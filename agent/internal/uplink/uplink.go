@@ -41,9 +41,6 @@ type Reconciler interface {
 	SyncClock(ctx context.Context, hub time.Time, took time.Duration)
 }
 
-// Logs reads the log of one container run.
-type Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
-
 // Config is how the session behaves. Zero values take the defaults.
 type Config struct {
 	AgentVersion   string
@@ -57,8 +54,9 @@ type Config struct {
 	SessionAddr string
 	// Facts are gathered for each hello.
 	Facts func(ctx context.Context) *protocol.NodeFacts
-	Logs  Logs
-	Log   *slog.Logger
+	// Logs reads the log of one container run.
+	Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
+	Log  *slog.Logger
 }
 
 // Uplink holds at most one session. Make one with New, then call Run once.
