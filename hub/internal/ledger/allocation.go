@@ -79,8 +79,9 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 		return out, err
 	}
 	if lack := min(need-h.Balance(), wallet); lack > 0 {
-		if h, err = place(ctx, tx, s, h, lack, fmt.Sprintf("allocation:%s:%d", s.ID, s.accruedUntil.UnixMicro()),
-			now); err != nil {
+		// Another hub, whose clock is ahead, may have placed as much as the wallet had then, at this very time of accrual.
+		key := fmt.Sprintf("allocation:%s:%d", s.ID, h.Placed)
+		if h, err = place(ctx, tx, s, h, lack, key, now); err != nil {
 			return out, err
 		}
 	}

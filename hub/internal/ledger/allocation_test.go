@@ -113,6 +113,32 @@ func TestLaw07ExhaustedAllocationIsNamedAndWrittenOff(t *testing.T) {
 	w.checkBill()
 }
 
+// Credit that comes between two accruals of one moment, or while another hub's clock is ahead, extends the hold.
+func TestCreditExtendsTheHoldOfAnAllocationThatIsAccruedAlready(t *testing.T) {
+	w := newWorld(t)
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds}, "3.6")
+	w.credit("4")
+	s, err := w.open(w.subject(ledger.Allocation))
+	require.NoError(t, err)
+	w.now = at(1000)
+	accrue := func(want string) {
+		t.Helper()
+		_, err := run(w, func(ctx context.Context, tx db.Tx) (ledger.Accrued, error) {
+			return ledger.AccrueAllocation(ctx, tx, s.ID, w.now)
+		})
+		require.NoError(t, err)
+		_, held := w.wallet()
+		require.Equal(t, want, held)
+	}
+	accrue("3")
+	w.credit("0.2")
+	accrue("3.2")
+	w.credit("1")
+	w.now = at(999)
+	accrue("3.6")
+	w.checkBill()
+}
+
 func TestOpeningAgainChangesNothing(t *testing.T) {
 	w := newWorld(t)
 	w.credit("100")

@@ -28,7 +28,8 @@ func TestAccrualGoesOnPastAnAllocationThatCannotBeBilled(t *testing.T) {
 	})
 	ids := w.Subjects(ledger.Allocation, periodic.PassPageRows+1)
 	w.Now = w.Now.Add(30 * time.Minute)
-	w.Occupy(ids[0], fmt.Sprintf("allocation:%s:%d", ids[0], w.Now.UnixMicro()))
+	w.Occupy(ids[0], fmt.Sprintf("allocation:%s:%d", ids[0],
+		w.Count(`SELECT placed_nanos FROM holds WHERE subject_id = $1`, ids[0])))
 	require.NoError(t, w.passes().AccrueAllocations(t.Context(), w.Now))
 	require.Equal(t, periodic.PassPageRows,
 		w.Count(`SELECT count(*) FROM subjects WHERE kind = 'allocation' AND accrued_until = $1`, w.Now))
