@@ -60,9 +60,9 @@ type Clock struct {
 // Start begins the clock of a process. In a boot that the last stamp knows it goes on from there. After another boot it
 // goes by the machine's clock, which has counted while the power was off.
 func Start(k Known, r Reading) Clock {
-	signed := later(k.Certain, k.Signed)
+	signed := Later(k.Certain, k.Signed)
 	if k.Last.At.IsZero() || k.Last.BootID != r.BootID {
-		return Clock{anchor: afterBoot(k.Last, later(signed, k.Last.At), r), floor: k.Certain}
+		return Clock{anchor: afterBoot(k.Last, Later(signed, k.Last.At), r), floor: k.Certain}
 	}
 	c := Clock{anchor: k.Last, floor: k.Certain}
 	if c.anchor.Synced {
@@ -103,7 +103,7 @@ func (c Clock) Earliest(r Reading) time.Time {
 	if c.anchor.Synced || !r.RTC.Before(at) {
 		return at
 	}
-	return later(r.RTC, c.floor).Round(0).UTC()
+	return Later(r.RTC, c.floor).Round(0).UTC()
 }
 
 // Sync sets the clock by a hub's answer that took so long: the time is between hub and hub + took. A clock within that
@@ -116,13 +116,13 @@ func (c Clock) Sync(hub time.Time, took time.Duration, r Reading) Clock {
 	case at.After(latest.Add(Near)):
 		at = latest
 	}
-	c.anchor = Stamp{At: later(at, c.floor).Round(0).UTC(), BootID: r.BootID, SinceBoot: r.SinceBoot, Synced: true}
+	c.anchor = Stamp{At: Later(at, c.floor).Round(0).UTC(), BootID: r.BootID, SinceBoot: r.SinceBoot, Synced: true}
 	return c
 }
 
 // Passed moves the clock to a time that has certainly passed.
 func (c Clock) Passed(t time.Time, r Reading) Clock {
-	c.floor = later(c.floor, t)
+	c.floor = Later(c.floor, t)
 	return c.atLeast(t, r)
 }
 
@@ -161,7 +161,7 @@ func (c Clock) FromMachineTime(t, after time.Time, last Stamp, r Reading) time.T
 	var found time.Time
 	for _, at := range c.candidates(t, last, r) {
 		if !at.Before(after) && !at.After(c.At(r)) {
-			found = later(found, at)
+			found = Later(found, at)
 		}
 	}
 	if found.IsZero() {
@@ -195,7 +195,8 @@ func (c Clock) candidates(t time.Time, last Stamp, r Reading) []time.Time {
 	return out
 }
 
-func later(a, b time.Time) time.Time {
+// Later returns the later of two times.
+func Later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}

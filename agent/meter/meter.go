@@ -21,6 +21,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -202,7 +203,7 @@ func ClockStep(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	records := s.cutMembers(members)
 	for i := range s.Intervals {
 		if iv := &s.Intervals[i]; !iv.StartedAt.IsZero() {
-			iv.CutAt, iv.Until = later(iv.CutAt, to), later(iv.Until, to)
+			iv.CutAt, iv.Until = clock.Later(iv.CutAt, to), clock.Later(iv.Until, to)
 		}
 	}
 	return s, records
@@ -279,16 +280,16 @@ func (iv *Interval) exit(r Run, started time.Time) {
 		return
 	}
 	// It ran at the last sample, whatever a clock says that was set back in between.
-	iv.Until = later(exited, iv.Until)
+	iv.Until = clock.Later(exited, iv.Until)
 }
 
 func (iv *Interval) begin(started time.Time) {
-	iv.StartedAt = later(started, iv.OpenedAt)
+	iv.StartedAt = clock.Later(started, iv.OpenedAt)
 	iv.CutAt, iv.Until = iv.StartedAt, iv.StartedAt
 }
 
 // extend never shortens: with a clock that was set back, an interval waits for it to catch up.
-func (iv *Interval) extend(to time.Time) { iv.Until = later(iv.Until, to) }
+func (iv *Interval) extend(to time.Time) { iv.Until = clock.Later(iv.Until, to) }
 
 // sample adds memory for the time since the last sample, at the lower of the two samples, and takes over the counter.
 func (iv *Interval) sample(r Run, now time.Time) {
@@ -369,7 +370,7 @@ func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
 	}
 	records := make([]*protocol.UsageRecord, 0, 3)
 	m := s.memberRecord(iv)
-	if from := later(iv.CutAt, m.Until); iv.Until.After(from) {
+	if from := clock.Later(iv.CutAt, m.Until); iv.Until.After(from) {
 		records = append(records, record(protocol.MeterSessionSeconds, from, iv.Until.Sub(from).Microseconds()))
 		m.Until = iv.Until
 	}
@@ -383,7 +384,7 @@ func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
 func (s *State) memberRecord(iv *Interval) *Member {
 	m := s.member(iv.MemberID)
 	if m == nil {
-		at, _ := slices.BinarySearchFunc(s.Members, iv.MemberID, func(m Member, id string) int { return compare(m.ID, id) })
+		at, _ := slices.BinarySearchFunc(s.Members, iv.MemberID, Member.compare)
 		s.Members = slices.Insert(s.Members, at, Member{ID: iv.MemberID})
 		m = &s.Members[at]
 	}

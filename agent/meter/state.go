@@ -1,8 +1,8 @@
 package meter
 
 import (
-	"cmp"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -10,38 +10,23 @@ func (s State) clone() State {
 	return State{Intervals: slices.Clone(s.Intervals), Members: slices.Clone(s.Members)}
 }
 
-func (s *State) interval(runID string) *Interval {
-	at, ok := slices.BinarySearchFunc(s.Intervals, runID, func(iv Interval, id string) int {
-		return compare(iv.RunID, id)
-	})
-	if !ok {
-		return nil
+func (iv Interval) compare(runID string) int { return strings.Compare(iv.RunID, runID) }
+func (m Member) compare(id string) int       { return strings.Compare(m.ID, id) }
+
+// find returns the element of a sorted slice, nil if there is none.
+func find[T any](sorted []T, id string, compare func(T, string) int) *T {
+	if at, ok := slices.BinarySearchFunc(sorted, id, compare); ok {
+		return &sorted[at]
 	}
-	return &s.Intervals[at]
+	return nil
 }
+
+func (s *State) interval(runID string) *Interval { return find(s.Intervals, runID, Interval.compare) }
+func (s *State) member(id string) *Member        { return find(s.Members, id, Member.compare) }
 
 func (s *State) insert(iv Interval) {
-	at, _ := slices.BinarySearchFunc(s.Intervals, iv.RunID, func(iv Interval, id string) int {
-		return compare(iv.RunID, id)
-	})
+	at, _ := slices.BinarySearchFunc(s.Intervals, iv.RunID, Interval.compare)
 	s.Intervals = slices.Insert(s.Intervals, at, iv)
-}
-
-func (s *State) member(id string) *Member {
-	at, ok := slices.BinarySearchFunc(s.Members, id, func(m Member, id string) int { return compare(m.ID, id) })
-	if !ok {
-		return nil
-	}
-	return &s.Members[at]
-}
-
-func compare(a, b string) int { return cmp.Compare(a, b) }
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // micros drops what is below a microsecond, so that lengths are whole base units and add up exactly, and the monotonic

@@ -48,9 +48,7 @@ func (s *Store) InitBundle(b protocol.Bundle) error {
 	}
 	aside := s.d.asideKeys(BundleKey, preBundle)
 	return s.write(func(w *batch) {
-		for _, key := range aside {
-			w.delete(key)
-		}
+		w.delete(aside...)
 		w.proto(bundleKey(b), b.Envelope())
 	}, func(d *data) { d.bundles = []protocol.Bundle{b} })
 }
@@ -228,9 +226,7 @@ func (s *Store) storeState(next *protocol.DesiredState, env *protocol.Envelope, 
 		for _, sum := range dropped {
 			b.delete(partKey(sum))
 		}
-		for _, key := range aside {
-			b.delete(key)
-		}
+		b.delete(aside...)
 	}, func(d *data) {
 		d.state, d.stateEnv = next, env
 		for sum, p := range fresh {
@@ -358,9 +354,7 @@ func (s *Store) AcceptLeases(v protocol.Verified[*protocol.LeaseBatch]) error {
 	}
 	drop := append(idleBatches(s.d.batches, from), s.d.asideKeys(preBatch)...)
 	err := s.write(func(b *batch) {
-		for _, key := range drop {
-			b.delete(key)
-		}
+		b.delete(drop...)
 		b.proto(batchKey(v.Envelope()), v.Envelope())
 		for id := range higher {
 			if s.d.consumedAside(id) {

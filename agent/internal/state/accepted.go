@@ -62,25 +62,23 @@ func (p Part) SHA256Hex() string { return hex.EncodeToString(p.SHA256[:]) }
 
 // Accepted returns the accepted state. Callers do not change the workloads.
 func (s *Store) Accepted() Accepted {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.accepted()
+	return view(s, (*data).accepted)
 }
 
-func (s *Store) accepted() Accepted {
-	if s.d.state == nil {
+func (d *data) accepted() Accepted {
+	if d.state == nil {
 		return Accepted{}
 	}
 	a := Accepted{
-		Epoch: s.d.state.GetEpoch(), Generation: s.d.state.GetGeneration(), IssuedAt: s.d.state.GetIssuedAt().AsTime(),
+		Epoch: d.state.GetEpoch(), Generation: d.state.GetGeneration(), IssuedAt: d.state.GetIssuedAt().AsTime(),
 	}
-	sum := sha256.Sum256(s.d.stateEnv.GetPayload())
+	sum := sha256.Sum256(d.stateEnv.GetPayload())
 	a.SHA256 = sum[:]
-	for _, ref := range s.d.state.GetParts() {
+	for _, ref := range d.state.GetParts() {
 		p := Part{MemberID: ref.GetId()}
 		copy(p.SHA256[:], ref.GetSha256())
-		p.Workload = s.d.parts[p.SHA256Hex()].workload
-		if v, judged := s.d.admissions[p.SHA256Hex()]; judged {
+		p.Workload = d.parts[p.SHA256Hex()].workload
+		if v, decided := d.admissions[p.SHA256Hex()]; decided {
 			p.Admission = &v
 		}
 		a.Parts = append(a.Parts, p)
@@ -132,11 +130,8 @@ func (s *Store) readRaw(key string) (raw []byte, err error) {
 func (s *Store) Signed() (state *protocol.Envelope, leases []*protocol.Envelope) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	idle := idleBatches(s.d.batches, s.d.leaseFrom)
-	for _, key := range slices.Sorted(maps.Keys(s.d.batches)) {
-		if !slices.Contains(idle, key) {
-			leases = append(leases, s.d.batches[key])
-		}
+	for _, key := range slices.Compact(slices.Sorted(maps.Values(s.d.leaseFrom))) {
+		leases = append(leases, s.d.batches[key])
 	}
 	return s.d.stateEnv, leases
 }

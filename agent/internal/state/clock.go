@@ -27,7 +27,7 @@ func (s *Store) known(built time.Time) clock.Known {
 	defer s.mu.Unlock()
 	k := clock.Known{Last: s.d.stamp, Certain: built}
 	if b := s.d.bundle(); b.Valid() {
-		k.Certain = later(k.Certain, b.IssuedAt())
+		k.Certain = clock.Later(k.Certain, b.IssuedAt())
 	}
 	if s.d.state != nil {
 		k.Signed = s.d.state.GetIssuedAt().AsTime()
@@ -41,7 +41,7 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	metered, records := meter.ClockStep(s.d.meter, from, to.At)
-	sealed, err := s.seal(records, to.At)
+	sealed, err := s.seal(s.d.chain, metered, records, to.At)
 	if err != nil {
 		return err
 	}
@@ -60,7 +60,6 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	}
 	return s.release(func(b *batch) {
 		sealed.fill(b)
-		b.meter(&s.d, metered)
 		b.json(keyStamp, to)
 		for id, r := range runs {
 			b.json(preRun+id, r)
@@ -70,7 +69,6 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 		}
 	}, func(d *data) {
 		sealed.apply(d)
-		d.meter = metered
 		d.stamp = to
 		maps.Copy(d.runs, runs)
 		maps.Copy(d.members, members)
@@ -217,11 +215,4 @@ func (c *Clock) FromMachineTime(t, after time.Time) time.Time {
 func (c *Clock) Exited(t time.Time) time.Time {
 	is, r := c.read()
 	return is.Exited(t, c.store.LastStamp(), r)
-}
-
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }

@@ -57,6 +57,7 @@ func (s *Store) load() error {
 			fmt.Sprintf("The state in %s was written by another release (format %d, this one reads %d).", s.dir, s.d.meta.Format,
 				formatVersion), nil)
 	}
+	s.d.setMarks(s.d.marks)
 	return s.gcSegments()
 }
 

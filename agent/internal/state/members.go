@@ -182,7 +182,7 @@ func (s *Store) OpenRun(r Run) error {
 func (s *Store) OpenRunIfDesired(r Run) (wanted bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	wanted = slices.ContainsFunc(s.accepted().Parts, func(p Part) bool {
+	wanted = slices.ContainsFunc(s.d.accepted().Parts, func(p Part) bool {
 		if p.MemberID != r.MemberID || p.Workload.GetStopped() || p.Admission == nil {
 			return false
 		}
@@ -300,7 +300,7 @@ func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 		return nil
 	}
 	metered, records := meter.Close(s.d.meter, memberID, now)
-	sealed, err := s.seal(records, now)
+	sealed, err := s.seal(s.d.chain, metered, records, now)
 	if err != nil {
 		return err
 	}
@@ -314,11 +314,9 @@ func (s *Store) Retire(memberID string, absent []string, now time.Time) error {
 	}}
 	return s.release(func(b *batch) {
 		sealed.fill(b)
-		b.meter(&s.d, metered)
 		b.json(preMember+memberID, m)
 	}, func(d *data) {
 		sealed.apply(d)
-		d.meter = metered
 		d.members[memberID] = m
 		delete(d.leases, memberID)
 		delete(d.leaseFrom, memberID)

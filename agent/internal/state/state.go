@@ -111,17 +111,13 @@ type Store struct {
 	highestFile    slotFile
 	flattenedAt    time.Time
 
-	node   identity
+	// signer is the node's key; nil before Identify.
+	signer protocol.Signer
 	d      data
 	closed bool
 
 	// changed wakes after each accepted document, sealed after each segment.
 	changed, sealed notify.Broadcast
-}
-
-type identity struct {
-	id     string
-	signer protocol.Signer
 }
 
 // data mirrors the disk. It changes only after a write has succeeded.
@@ -247,16 +243,7 @@ func (s *Store) slotFile(name string, slotBytes int) slotFile {
 }
 
 func openBadger(dir string) (*badger.DB, error) {
-	db, err := badger.Open(badgerOptions(dir))
-	if err != nil {
-		return nil, fault.New(fault.Unavailable, codeStateUnusable,
-			fmt.Sprintf("The state in %s cannot be opened. If another agent uses it, stop that one first.", dir), err)
-	}
-	return db, nil
-}
-
-func badgerOptions(dir string) badger.Options {
-	return badger.DefaultOptions(dir).
+	db, err := badger.Open(badger.DefaultOptions(dir).
 		WithSyncWrites(true).
 		WithLogger(nil).
 		WithMemTableSize(memTableBytes).WithNumMemtables(2).
@@ -270,7 +257,12 @@ func badgerOptions(dir string) badger.Options {
 		WithDetectConflicts(false). // one writer: the mutex
 		// Without it a block that is altered ends an iteration early, without an error.
 		WithChecksumVerificationMode(options.OnTableRead).
-		WithVerifyValueChecksum(true)
+		WithVerifyValueChecksum(true))
+	if err != nil {
+		return nil, fault.New(fault.Unavailable, codeStateUnusable,
+			fmt.Sprintf("The state in %s cannot be opened. If another agent uses it, stop that one first.", dir), err)
+	}
+	return db, nil
 }
 
 // Close syncs and closes. Whatever is called afterwards fails.
@@ -297,7 +289,7 @@ func (s *Store) Identify(nodeID string, signer protocol.Signer) error {
 			fmt.Sprintf("The state in %s belongs to node %s, not to %s. Give this agent an empty data directory.", s.dir,
 				s.d.chain.NodeID, nodeID), nil)
 	}
-	s.node = identity{nodeID, signer}
+	s.signer = signer
 	if s.d.chain.NodeID == nodeID {
 		return nil
 	}
@@ -309,12 +301,12 @@ func (s *Store) Identify(nodeID string, signer protocol.Signer) error {
 // SignRefusal signs, with the node's key, that its owner refused what the status is about.
 func (s *Store) SignRefusal(status *protocol.WorkloadStatus) error {
 	s.mu.Lock()
-	node := s.node
+	nodeID, signer := s.d.chain.NodeID, s.signer
 	s.mu.Unlock()
-	if node.signer == nil {
+	if signer == nil {
 		return errors.New("state: nothing can be signed before the node is identified")
 	}
-	return status.RefuseAsOwner(node.id, node.signer)
+	return status.RefuseAsOwner(nodeID, signer)
 }
 
 // NodeID is the node of Identify, also of an earlier process.
@@ -377,6 +369,3 @@ func (s *Store) CollectGarbage() error {
 		}
 	}
 }
-
-// Dir is where the store is.
-func (s *Store) Dir() string { return filepath.Clean(s.dir) }

@@ -130,23 +130,12 @@ func (s *Store) LeasesUnverified() bool {
 
 // asideKeys are the keys with one of these prefixes that are set aside or unnamed.
 func (d *data) asideKeys(prefixes ...string) []string {
-	var out []string
-	has := func(key string) bool {
-		return slices.ContainsFunc(prefixes, func(p string) bool {
+	all := slices.AppendSeq(slices.Clone(d.unnamed), maps.Keys(d.unverified))
+	return slices.DeleteFunc(all, func(key string) bool {
+		return !slices.ContainsFunc(prefixes, func(p string) bool {
 			return key == p || strings.HasSuffix(p, "/") && strings.HasPrefix(key, p)
 		})
-	}
-	for key := range d.unverified {
-		if has(key) {
-			out = append(out, key)
-		}
-	}
-	for _, key := range d.unnamed {
-		if has(key) {
-			out = append(out, key)
-		}
-	}
-	return out
+	})
 }
 
 // clearSetAside removes keys that a batch has written or deleted from those that are set aside.
@@ -179,17 +168,11 @@ func (d *data) addBatch(v protocol.Verified[*protocol.LeaseBatch]) {
 
 // idleBatches are the batches that no lease is from any more.
 func idleBatches(batches map[string]*protocol.Envelope, leaseFrom map[string]string) []string {
-	needed := map[string]bool{}
-	for _, key := range leaseFrom {
-		needed[key] = true
-	}
-	var idle []string
-	for key := range batches {
-		if !needed[key] {
-			idle = append(idle, key)
-		}
-	}
-	return idle
+	needed := slices.Sorted(maps.Values(leaseFrom))
+	return slices.DeleteFunc(slices.Collect(maps.Keys(batches)), func(key string) bool {
+		_, found := slices.BinarySearch(needed, key)
+		return found
+	})
 }
 
 func batchKey(env *protocol.Envelope) string { return preBatch + hexSum(env.GetPayload()) }

@@ -20,9 +20,10 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// sealing is what one write adds to the spool.
+// sealing is the next state of the meter and what one write adds to the spool.
 type sealing struct {
 	s        *Store
+	metered  meter.State
 	chain    spool.Chain
 	segments []signed
 	consumed map[string]map[string]int64
@@ -33,9 +34,11 @@ type signed struct {
 	raw    []byte
 }
 
-// seal turns records into signed segments after the present chain, without writing anything yet.
-func (s *Store) seal(records []*protocol.UsageRecord, now time.Time) (sealing, error) {
-	out := sealing{s: s, chain: s.d.chain, consumed: map[string]map[string]int64{}}
+// seal turns the meter's records into signed segments after the chain, without writing anything yet.
+func (s *Store) seal(chain spool.Chain, metered meter.State, records []*protocol.UsageRecord,
+	now time.Time,
+) (sealing, error) {
+	out := sealing{s: s, metered: metered, chain: chain, consumed: map[string]map[string]int64{}}
 	for _, r := range records {
 		totals, started := out.consumed[r.GetMemberId()]
 		if !started {
@@ -47,7 +50,7 @@ func (s *Store) seal(records []*protocol.UsageRecord, now time.Time) (sealing, e
 		}
 		totals[r.GetMeter()] += r.GetQuantity()
 	}
-	if len(records) > 0 && s.node.signer == nil {
+	if len(records) > 0 && s.signer == nil {
 		return sealing{}, errors.New("state: usage cannot be sealed before the node is identified")
 	}
 	for len(records) > 0 {
@@ -56,7 +59,7 @@ func (s *Store) seal(records []*protocol.UsageRecord, now time.Time) (sealing, e
 		if sealed, out.chain, records, err = spool.Seal(out.chain, records, now); err != nil {
 			return sealing{}, err
 		}
-		env, err := protocol.Sign(protocol.PayloadSegment, sealed.Payload, s.node.signer)
+		env, err := protocol.Sign(protocol.PayloadSegment, sealed.Payload, s.signer)
 		if err != nil {
 			return sealing{}, err
 		}
@@ -71,6 +74,7 @@ func (s *Store) seal(records []*protocol.UsageRecord, now time.Time) (sealing, e
 }
 
 func (x sealing) fill(b *batch) {
+	b.meter(&x.s.d, x.metered)
 	if len(x.segments) == 0 {
 		return
 	}
@@ -84,7 +88,7 @@ func (x sealing) fill(b *batch) {
 }
 
 func (x sealing) apply(d *data) {
-	d.chain = x.chain
+	d.meter, d.chain = x.metered, x.chain
 	for _, seg := range x.segments {
 		d.sizes[seg.number] = int64(len(seg.raw))
 		d.unsent += int64(len(seg.raw))
@@ -102,7 +106,7 @@ func (s *Store) SaveSample(o meter.Observation, stamp clock.Stamp) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	metered, records := meter.Sample(s.d.meter, o)
-	sealed, err := s.seal(records, o.At)
+	sealed, err := s.seal(s.d.chain, metered, records, o.At)
 	if err != nil {
 		return err
 	}
@@ -112,20 +116,16 @@ func (s *Store) SaveSample(o meter.Observation, stamp clock.Stamp) error {
 	}
 	return s.commit(kind, func(b *batch) {
 		sealed.fill(b)
-		b.meter(&s.d, metered)
 		b.json(keyStamp, stamp)
 	}, func(d *data) {
 		sealed.apply(d)
-		d.meter = metered
 		d.stamp = stamp
 	})
 }
 
 // Measured reports whether the run's interval has ended and its records are sealed, or never began.
 func (s *Store) Measured(runID string) bool {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.d.meter.Measured(runID)
+	return view(s, func(d *data) bool { return d.meter.Measured(runID) })
 }
 
 // Metering reports whether the meter has an open interval of the member.
@@ -201,11 +201,7 @@ func (s *Store) AcknowledgeUsage(said spool.HubProgress) error {
 		return nil
 	}
 	var pruned []uint64
-	var posting int64
-	for number, size := range s.d.sizes {
-		if number > s.d.marks.Posted && number <= marks.Posted {
-			posting += size
-		}
+	for number := range s.d.sizes {
 		if number <= spool.PruneUpTo(marks) {
 			pruned = append(pruned, number)
 		}
@@ -216,11 +212,10 @@ func (s *Store) AcknowledgeUsage(said spool.HubProgress) error {
 			b.delete(segmentKey(s.d.chain.Incarnation, number))
 		}
 	}, func(d *data) {
-		d.marks = marks
-		d.unsent -= posting
 		for _, number := range pruned {
 			delete(d.sizes, number)
 		}
+		d.setMarks(marks)
 	})
 }
 
@@ -233,15 +228,17 @@ func (s *Store) RewindUsage(posted uint64) error {
 	if err != nil || marks == s.d.marks {
 		return err
 	}
-	return s.release(func(b *batch) { b.json(keyMarks, marks) }, func(d *data) {
-		d.marks = marks
-		d.unsent = 0
-		for number, size := range d.sizes {
-			if number > marks.Posted {
-				d.unsent += size
-			}
+	return s.release(func(b *batch) { b.json(keyMarks, marks) }, func(d *data) { d.setMarks(marks) })
+}
+
+// setMarks sets the hub's progress and counts what is unsent from then on.
+func (d *data) setMarks(marks spool.Marks) {
+	d.marks, d.unsent = marks, 0
+	for number, size := range d.sizes {
+		if number > marks.Posted {
+			d.unsent += size
 		}
-	})
+	}
 }
 
 // segmentDigest is the digest of this store's segment number hub.Posted; nil where the store does not have it.
@@ -278,15 +275,10 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 	m := s.d.meta
 	m.Incarnation = uuid.NewString()
 	chain, records := spool.Reincarnate(s.d.chain, m.Incarnation, s.d.marks, kept, nil)
-	before := s.d
-	s.d.chain = chain
-	sealed, err := s.seal(records, now)
-	s.d.chain = before.chain
+	sealed, err := s.seal(chain, s.d.meter, records, now)
 	if err != nil {
 		return err
 	}
-	// The records are in the totals already.
-	sealed.consumed = nil
 	// The new segments first, one by one: they count only once meta names their incarnation.
 	for _, seg := range sealed.segments {
 		if err := s.write(func(b *batch) {
@@ -300,12 +292,11 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 		b.json(keyChain, sealed.chain)
 		b.json(keyMarks, spool.Marks{})
 	}, func(d *data) {
-		d.meta, d.chain, d.marks = m, sealed.chain, spool.Marks{}
-		d.sizes, d.unsent = map[uint64]int64{}, 0
+		d.meta, d.chain, d.sizes = m, sealed.chain, map[uint64]int64{}
 		for _, seg := range sealed.segments {
 			d.sizes[seg.number] = int64(len(seg.raw))
-			d.unsent += int64(len(seg.raw))
 		}
+		d.setMarks(spool.Marks{}) // not sealed.apply: the members' totals have these records already
 	})
 	if err != nil {
 		return err
@@ -313,14 +304,8 @@ func (s *Store) TakeNewIncarnation(now time.Time) error {
 	return s.gcSegments()
 }
 
-// gcSegments counts what is unsent and removes the segments of incarnations that this store no longer has.
+// gcSegments removes the segments of incarnations that this store no longer has.
 func (s *Store) gcSegments() error {
-	s.d.unsent = 0
-	for number, size := range s.d.sizes {
-		if number > s.d.marks.Posted {
-			s.d.unsent += size
-		}
-	}
 	var stale []string
 	err := s.db.View(func(tx *badger.Txn) error {
 		it := tx.NewIterator(badger.IteratorOptions{Prefix: []byte(preSegment)})
@@ -337,12 +322,7 @@ func (s *Store) gcSegments() error {
 	}
 	const atOnce = 1000
 	for chunk := range slices.Chunk(stale, atOnce) {
-		err := s.release(func(b *batch) {
-			for _, key := range chunk {
-				b.delete(key)
-			}
-		}, func(*data) {})
-		if err != nil {
+		if err := s.release(func(b *batch) { b.delete(chunk...) }, func(*data) {}); err != nil {
 			return err
 		}
 	}

@@ -47,7 +47,7 @@ func (b *batch) proto(key string, m proto.Message) {
 	b.raw(key, raw)
 }
 
-func (b *batch) delete(key string) { b.deletes = append(b.deletes, key) }
+func (b *batch) delete(keys ...string) { b.deletes = append(b.deletes, keys...) }
 
 // write makes one synced transaction of what fill gathers and then lets apply change the mirror. The mutex is held.
 func (s *Store) write(fill func(*batch), apply func(*data)) error {
