@@ -4,17 +4,31 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
-// Reserve makes sure that the slug belongs to the org (empty: to the platform): the first one who names it gets it. It
-// returns the app and whether it is new.
+// appColumns are the fields of App.
+const appColumns = `a.slug, COALESCE(a.org_id::TEXT, ''), a.display_name, a.description, a.category, a.runtime_backend,
+	a.described_at IS NOT NULL,
+	COALESCE((SELECT v.version FROM app_versions v WHERE v.app_slug = a.slug AND v.status = 'active'
+	ORDER BY v.published_at DESC, v.id DESC LIMIT 1), ''),
+	a.resource_version`
+
+// Reserve gives the slug to the org (empty: to the platform) unless another owner has it. It returns the app and
+// whether it is new.
 func Reserve(ctx context.Context, tx db.Tx, slug, orgID string, now time.Time) (App, bool, error) {
-	made, err := insertApp(ctx, tx, slug, orgID, now)
+	tag, err := tx.Exec(ctx, `
+		INSERT INTO apps (slug, org_id, display_name, description, category, runtime_backend, resource_version, created_at,
+		updated_at)
+		VALUES ($1, $2, $1, '', '', $3, 1, $4, $4) ON CONFLICT (slug) DO NOTHING`, slug, db.OrNull(orgID),
+		manifest.RuntimeLaunchableOCI, now)
 	if err != nil {
 		return App{}, false, err
 	}
-	a, err := selectApp(ctx, tx, slug)
+	a, err := GetApp(ctx, tx, slug)
 	if err != nil {
 		return App{}, false, err
 	}
@@ -22,12 +36,14 @@ func Reserve(ctx context.Context, tx db.Tx, slug, orgID string, now time.Time) (
 		return App{}, false, conflict(CodeSlugTaken, "This app slug belongs to someone else; choose another one.").
 			WithField("/app_slug", "is taken")
 	}
-	return a, made, nil
+	return a, tag.RowsAffected() == 1, nil
 }
 
 // GetApp returns an app of any owner.
 func GetApp(ctx context.Context, tx db.Tx, slug string) (App, error) {
-	return selectApp(ctx, tx, slug)
+	a, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[App], `SELECT `+appColumns+` FROM apps a WHERE a.slug = $1`,
+		slug)
+	return a, orNotFound(err)
 }
 
 // AppFilter says which apps a listing shows.
@@ -44,52 +60,80 @@ type AppFilter struct {
 
 // Apps lists described apps by slug; apps of others only when they have a version beyond draft.
 func Apps(ctx context.Context, tx db.Tx, f AppFilter) ([]App, error) {
-	return selectApps(ctx, tx, f)
+	return db.Select(ctx, tx, pgx.RowToStructByPos[App], `
+		SELECT `+appColumns+` FROM apps a
+		WHERE a.slug > $1 AND a.described_at IS NOT NULL
+		  AND ($2 OR a.org_id = $3::UUID
+		       OR (a.org_id IS NULL AND EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = a.slug
+		       AND v.status <> 'draft')))
+		  AND ($4::UUID IS NULL OR EXISTS (SELECT 1 FROM entitlements e WHERE e.project_id = $4::UUID AND e.app_slug = a.slug
+		  AND e.enabled))
+		ORDER BY a.slug LIMIT $5`, f.After, f.All, db.OrNull(f.OrgID), db.OrNull(f.ProjectID), pageOf(f.Limit))
 }
 
-// CountApps is how many slugs belong to the org.
+// describe copies the description of an app from a manifest, where the condition holds.
+func describe(ctx context.Context, tx db.Tx, a manifest.App, now time.Time, where string) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE apps SET display_name = $2, description = $3, category = $4, runtime_backend = $5, described_at = $6,
+		updated_at = $6,
+		       resource_version = resource_version + 1 `+where, a.Slug, a.DisplayName, a.Description, a.Category,
+		a.RuntimeBackend, now)
+	return err
+}
+
+// CountApps returns how many slugs belong to the org.
 func CountApps(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
-	return countApps(ctx, tx, orgID)
+	return db.Value[int64](ctx, tx, `SELECT count(*) FROM apps WHERE org_id = $1`, orgID)
 }
 
-// HasVersions reports whether anything was registered under the slug.
+// HasVersions reports whether a version is registered under the slug.
 func HasVersions(ctx context.Context, tx db.Tx, slug string) (bool, error) {
-	return hasVersions(ctx, tx, slug)
+	return db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM app_versions WHERE app_slug = $1)`, slug)
 }
 
-// Release makes the slug free for everybody. Entitlements to it go with it: they were given for the app of this org.
-// The caller has made sure that nothing exists under the slug.
+// Release deletes an app without versions and its entitlements, which were granted for the app of this org; any owner
+// may then reserve the slug.
 func Release(ctx context.Context, tx db.Tx, slug string) error {
 	if err := deleteEntitlements(ctx, tx, slug); err != nil {
 		return err
 	}
-	return deleteApp(ctx, tx, slug)
+	_, err := tx.Exec(ctx, `DELETE FROM apps WHERE slug = $1`, slug)
+	return err
 }
 
-// Transfer gives the slug to another org (empty: to the platform), as Release does.
+// Transfer gives the slug to another org (empty: to the platform) and deletes its entitlements, as Release does.
 func Transfer(ctx context.Context, tx db.Tx, a App, orgID string, now time.Time) (App, error) {
 	if err := deleteEntitlements(ctx, tx, a.Slug); err != nil {
 		return App{}, err
 	}
 	a.OrgID = orgID
 	a.ResourceVersion++
-	return a, updateAppOwner(ctx, tx, a, now)
+	_, err := tx.Exec(ctx, `UPDATE apps SET org_id = $2, resource_version = $3, updated_at = $4 WHERE slug = $1`,
+		a.Slug, db.OrNull(a.OrgID), a.ResourceVersion, now)
+	return a, err
 }
 
 // Slug is an app's name and its owner.
 type Slug struct {
 	Slug, OrgID string
-	// Published tells that versions exist under it.
+	// Published is true where versions exist under it.
 	Published bool
 	CreatedAt time.Time
 }
 
+// slugColumns are the fields of Slug.
+const slugColumns = `a.slug, COALESCE(a.org_id::TEXT, ''), EXISTS (SELECT 1 FROM app_versions v
+	WHERE v.app_slug = a.slug), a.created_at`
+
 // GetSlug returns one slug.
 func GetSlug(ctx context.Context, tx db.Tx, slug string) (Slug, error) {
-	return selectSlug(ctx, tx, slug)
+	s, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Slug], `SELECT `+slugColumns+` FROM apps a WHERE a.slug = $1`,
+		slug)
+	return s, orNotFound(err)
 }
 
 // Slugs lists the slugs of an org; after is the last one of the page before.
 func Slugs(ctx context.Context, tx db.Tx, orgID, after string, limit int) ([]Slug, error) {
-	return selectSlugs(ctx, tx, orgID, after, pageOf(limit))
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Slug], `SELECT `+slugColumns+
+		` FROM apps a WHERE a.org_id = $1 AND a.slug > $2 ORDER BY a.slug LIMIT $3`, orgID, after, pageOf(limit))
 }

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
@@ -130,6 +131,13 @@ type Entitlement struct {
 
 func notFound() *fault.Error {
 	return fault.New(fault.NotFound, fault.CodeNotFound, "There is no such resource.", nil)
+}
+
+func orNotFound(err error) error {
+	if db.IsNoRows(err) {
+		return notFound()
+	}
+	return err
 }
 
 func conflict(code fault.Code, public string) *fault.Error {

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -50,10 +52,20 @@ func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.D
 		}
 		p.ResourceVersion = old.ResourceVersion + 1
 	}
-	return p, upsertPublisher(ctx, tx, p, now)
+	_, err = tx.Exec(ctx, `
+		INSERT INTO publishers (key_id, org_slug, public_key, repository_prefixes, issued_at, expires_at, delegation_envelope,
+		resource_version, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)
+		ON CONFLICT (key_id, org_slug) DO UPDATE SET public_key = excluded.public_key, repository_prefixes =
+		excluded.repository_prefixes,
+			issued_at = excluded.issued_at, expires_at = excluded.expires_at, delegation_envelope = excluded.delegation_envelope,
+			resource_version = excluded.resource_version, updated_at = excluded.updated_at`,
+		p.KeyID, p.OrgSlug, p.PublicKey, append([]string{}, p.RepositoryPrefixes...), p.IssuedAt, p.ExpiresAt, p.DelegationEnvelope,
+		p.ResourceVersion, now)
+	return p, err
 }
 
-// checkPrefixes keeps an org's delegation inside the org and the platform's outside of orgs, whatever was signed.
+// checkPrefixes refuses prefixes outside the org of the delegation, and those of orgs in one of the platform.
 func checkPrefixes(p Publisher) error {
 	want := "apps/"
 	if p.OrgSlug != "" {
@@ -68,43 +80,50 @@ func checkPrefixes(p Publisher) error {
 	return nil
 }
 
-// Publishers lists delegations by key and org; after is the Cursor of the last one seen.
+// publisherColumns are the fields of Publisher.
+const publisherColumns = `key_id, org_slug, public_key, repository_prefixes, issued_at, expires_at, delegation_envelope,
+	resource_version`
+
+func selectPublisher(ctx context.Context, tx db.Tx, keyID, orgSlug string) (p Publisher, found bool, err error) {
+	p, err = db.SelectOne(ctx, tx, pgx.RowToStructByPos[Publisher], `SELECT `+publisherColumns+
+		` FROM publishers WHERE key_id = $1 AND org_slug = $2`, keyID, orgSlug)
+	if db.IsNoRows(err) {
+		return Publisher{}, false, nil
+	}
+	return p, err == nil, err
+}
+
+// Publishers lists delegations by key and org; after is the Cursor of the last one of the page before.
 func Publishers(ctx context.Context, tx db.Tx, after string, limit int) ([]Publisher, error) {
 	return selectPublishers(ctx, tx, after, pageOf(limit))
 }
 
-// Cursor marks p's place in the listing.
+func selectPublishers(ctx context.Context, tx db.Tx, after string, limit int) ([]Publisher, error) {
+	keyID, orgSlug, _ := strings.Cut(after, ".")
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Publisher], `
+		SELECT `+publisherColumns+` FROM publishers WHERE $1 = '' OR (key_id, org_slug) > ($2, $3)
+		ORDER BY key_id, org_slug LIMIT $4`, after, keyID, orgSlug, limit)
+}
+
+// Cursor is p's position in the listing.
 func (p Publisher) Cursor() string { return p.KeyID + "." + p.OrgSlug }
 
-// PublishersOf lists who may sign for a repository now.
+// PublishersOf lists the publishers who may sign for a repository now.
 func PublishersOf(ctx context.Context, tx db.Tx, repository string, now time.Time) ([]Publisher, error) {
 	all, err := selectPublishers(ctx, tx, "", maxPublishers)
-	if err != nil {
-		return nil, err
-	}
-	var out []Publisher
-	for _, p := range all {
-		if !p.Expired(now) && covers(p.RepositoryPrefixes, repository) {
-			out = append(out, p)
-		}
-	}
-	return out, nil
+	return slices.DeleteFunc(all, func(p Publisher) bool {
+		return p.Expired(now) || !slices.ContainsFunc(p.RepositoryPrefixes, func(prefix string) bool {
+			return strings.HasPrefix(repository, prefix)
+		})
+	}), err
 }
 
 // PublishersWithKey lists a key's delegations: one for each org, or for the platform.
 func PublishersWithKey(ctx context.Context, tx db.Tx, keyID string) ([]Publisher, error) {
-	return selectPublishersWithKey(ctx, tx, keyID)
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Publisher],
+		`SELECT `+publisherColumns+` FROM publishers WHERE key_id = $1 ORDER BY org_slug`, keyID)
 }
 
 // maxPublishers bounds how many delegations are read for one repository; more of them means that the search has to
 // move into SQL.
 const maxPublishers = 10_000
-
-func covers(prefixes []string, repository string) bool {
-	for _, p := range prefixes {
-		if strings.HasPrefix(repository, p) {
-			return true
-		}
-	}
-	return false
-}

@@ -96,14 +96,14 @@ func CheckRestartable(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope
 // entitled finds app and version, and the entitlement that lets the project run it.
 func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement, error) {
 	refuse := func(err error) (App, Version, Entitlement, error) { return App{}, Version{}, Entitlement{}, err }
-	a, err := selectApp(ctx, tx, w.AppSlug)
+	a, err := GetApp(ctx, tx, w.AppSlug)
 	if fault.Is(err, fault.NotFound) || err == nil && !a.VisibleTo(w.OrgID) {
 		return refuse(unknown("/app_slug", "names no app of the catalogue"))
 	}
 	if err != nil {
 		return refuse(err)
 	}
-	e, err := selectEntitlement(ctx, tx, w.ProjectID, w.AppSlug)
+	e, err := GetEntitlement(ctx, tx, w.ProjectID, w.AppSlug)
 	if err != nil && !fault.Is(err, fault.NotFound) {
 		return refuse(err)
 	}
@@ -112,7 +112,7 @@ func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement,
 			"admin for an entitlement.", nil).
 			WithField("/app_slug", "the project has no entitlement to it").Permanent())
 	}
-	v, err := selectVersion(ctx, tx, w.AppSlug, w.Version)
+	v, err := GetVersion(ctx, tx, w.AppSlug, w.Version)
 	if fault.Is(err, fault.NotFound) {
 		return refuse(unknown("/version", "names no version of the app"))
 	}

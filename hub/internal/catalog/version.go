@@ -3,9 +3,12 @@ package catalog
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -14,22 +17,22 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Registration is a verified manifest on its way into the catalogue.
+// Registration is a verified manifest that Register adds to the catalogue.
 type Registration struct {
 	// ID is the new version's.
 	ID       string
 	Verified manifest.Verified
 	Envelope *protocol.Envelope
-	// Delegated tells a delegated publisher from a catalog key.
+	// Delegated is true for a delegated publisher, false for a catalog key.
 	Delegated bool
 	// OrgID owns the app: that of the delegation's org slug; empty for apps of the platform.
 	OrgID string
 	Now   time.Time
 }
 
-// Register adds a version as draft. An app of which no version ever left draft takes its description from it; after
-// that only a version that is published changes what the catalogue shows. A draft may be registered again with other
-// content; whatever is further on never changes, because nodes and reviewers rely on it.
+// Register adds a version as draft, or replaces the content of a draft. Content beyond draft never changes, because
+// nodes and reviewers rely on it. The version describes the app while no version of it has left draft; later only
+// publishing one changes what the catalogue shows.
 func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	m := r.Verified.Manifest()
 	if !r.Verified.OK() {
@@ -54,7 +57,7 @@ func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 		PublisherOrgSlug: r.Verified.Publisher().OrgSlug, Delegated: r.Delegated, ResourceVersion: 1, CreatedAt: r.Now,
 		UpdatedAt: r.Now,
 	}
-	old, err := selectVersion(ctx, tx, v.AppSlug, v.Version)
+	old, err := GetVersion(ctx, tx, v.AppSlug, v.Version)
 	switch {
 	case fault.Is(err, fault.NotFound):
 		err = insertVersion(ctx, tx, v)
@@ -72,23 +75,79 @@ func Register(ctx context.Context, tx db.Tx, r Registration) (Version, error) {
 	if err != nil {
 		return Version{}, err
 	}
-	return v, describeNewApp(ctx, tx, m.App, r.Now)
+	return v, describe(ctx, tx, m.App, r.Now,
+		`WHERE slug = $1 AND NOT EXISTS (SELECT 1 FROM app_versions v WHERE v.app_slug = $1 AND v.status <> 'draft')`)
+}
+
+func insertVersion(ctx context.Context, tx db.Tx, v Version) error {
+	_, err := tx.Exec(ctx, `
+		INSERT INTO app_versions (app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256,
+		publisher_key_id, publisher_org_slug,
+		                          published_at, resource_version, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
+		v.AppSlug, v.Version, v.ID, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256,
+		v.PublisherKeyID, delegatedBy(v), db.OrNull(v.PublishedAt), v.ResourceVersion, v.CreatedAt, v.UpdatedAt)
+	return err
+}
+
+func updateVersion(ctx context.Context, tx db.Tx, v Version) error {
+	_, err := tx.Exec(ctx, `
+		UPDATE app_versions SET status = $3, manifest = $4, manifest_envelope = $5, manifest_sha256 = $6, publisher_key_id =
+		$7,
+		       publisher_org_slug = $8, published_at = $9, resource_version = $10, updated_at = $11
+		WHERE app_slug = $1 AND version = $2`,
+		v.AppSlug, v.Version, v.Status, json.RawMessage(v.ManifestJSON), v.ManifestEnvelope, v.ManifestSHA256,
+		v.PublisherKeyID, delegatedBy(v), db.OrNull(v.PublishedAt), v.ResourceVersion, v.UpdatedAt)
+	return err
+}
+
+func delegatedBy(v Version) *string {
+	if !v.Delegated {
+		return nil
+	}
+	return &v.PublisherOrgSlug
+}
+
+const versionColumns = `app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256, publisher_key_id,
+	publisher_org_slug,
+	published_at, resource_version, created_at, updated_at`
+
+func scanVersion(row pgx.CollectableRow) (Version, error) {
+	var (
+		v       Version
+		orgSlug *string
+	)
+	err := row.Scan(&v.AppSlug, &v.Version, &v.ID, &v.Status, &v.ManifestJSON, &v.ManifestEnvelope, &v.ManifestSHA256,
+		&v.PublisherKeyID, &orgSlug, (*zeronull.Timestamptz)(&v.PublishedAt), &v.ResourceVersion, &v.CreatedAt, &v.UpdatedAt)
+	if err != nil {
+		return Version{}, err
+	}
+	if orgSlug != nil {
+		v.PublisherOrgSlug, v.Delegated = *orgSlug, true
+	}
+	v.Manifest, err = manifest.FromJSON(v.ManifestJSON)
+	return v, err
 }
 
 // GetVersion returns one version.
 func GetVersion(ctx context.Context, tx db.Tx, slug, version string) (Version, error) {
-	return selectVersion(ctx, tx, slug, version)
+	v, err := db.SelectOne(ctx, tx, scanVersion, `SELECT `+versionColumns+
+		` FROM app_versions WHERE app_slug = $1 AND version = $2`, slug, version)
+	return v, orNotFound(err)
 }
 
-// EachManifest gives the signed envelope of every version that is not retired. The bytes are valid during the call.
+// EachManifest calls each with the signed envelope of every version that is not retired. The bytes are valid during
+// the call.
 func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) error {
-	return eachManifest(ctx, tx, each)
+	var envelope []byte
+	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) },
+		`SELECT manifest_envelope FROM app_versions WHERE status <> 'retired'`)
 }
 
 // VersionFilter says which versions a listing shows.
 type VersionFilter struct {
 	AppSlug string
-	// Drafts shows those that are not out yet as well: for the owner and for admins.
+	// Drafts shows drafts as well: for the owner and for admins.
 	Drafts bool
 	// After is the id of the last version of the page before.
 	After string
@@ -100,14 +159,18 @@ func Versions(ctx context.Context, tx db.Tx, f VersionFilter) ([]Version, error)
 	if f.After != "" && !db.IsID(f.After) {
 		return nil, cursorInvalid()
 	}
-	return selectVersions(ctx, tx, f)
+	return db.Select(ctx, tx, scanVersion, `
+		SELECT `+versionColumns+` FROM app_versions
+		WHERE app_slug = $1 AND ($2 OR status <> 'draft') AND ($3::UUID IS NULL OR id < $3::UUID)
+		ORDER BY id DESC LIMIT $4`, f.AppSlug, f.Drafts, db.OrNull(f.After), pageOf(f.Limit))
 }
 
-// SetStatus moves a version. The caller has made sure that what an active version refers to is active and verified.
+// SetStatus moves a version to a status. The caller has checked that the images of an active version are active and
+// verified.
 func SetStatus(ctx context.Context, tx db.Tx, slug, version string, status Status,
 	now time.Time,
 ) (before, after Version, err error) {
-	before, err = selectVersion(ctx, tx, slug, version)
+	before, err = GetVersion(ctx, tx, slug, version)
 	if err != nil {
 		return Version{}, Version{}, err
 	}
@@ -122,5 +185,5 @@ func SetStatus(ctx context.Context, tx db.Tx, slug, version string, status Statu
 	if err := updateVersion(ctx, tx, after); err != nil || status != Active {
 		return before, after, err
 	}
-	return before, after, describeApp(ctx, tx, after.Manifest.App, now)
+	return before, after, describe(ctx, tx, after.Manifest.App, now, `WHERE slug = $1`)
 }

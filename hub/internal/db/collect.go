@@ -1,6 +1,46 @@
 package db
 
-import "github.com/jackc/pgx/v5"
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// Select returns the rows of a query, each read by scan (pgx.RowTo, pgx.RowToStructByPos).
+func Select[T any](ctx context.Context, tx Tx, scan pgx.RowToFunc[T], sql string, args ...any) ([]T, error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, scan)
+}
+
+// SelectOne returns the only row of a query; IsNoRows tells the error where there is none.
+func SelectOne[T any](ctx context.Context, tx Tx, scan pgx.RowToFunc[T], sql string, args ...any) (one T, err error) {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return one, err
+	}
+	return pgx.CollectExactlyOneRow(rows, scan)
+}
+
+// Value returns the only column of the only row of a query.
+func Value[T any](ctx context.Context, tx Tx, sql string, args ...any) (T, error) {
+	return SelectOne(ctx, tx, pgx.RowTo[T], sql, args...)
+}
+
+// ForEach scans each row of a query into scans and then calls fn.
+func ForEach(ctx context.Context, tx Tx, scans []any, fn func(), sql string, args ...any) error {
+	rows, err := tx.Query(ctx, sql, args...)
+	if err != nil {
+		return err
+	}
+	_, err = pgx.ForEachRow(rows, scans, func() error {
+		fn()
+		return nil
+	})
+	return err
+}
 
 // CollectMap collects rows of two columns, key and value, into a map. It takes what Query returns.
 func CollectMap[K comparable, V any](rows pgx.Rows, err error) (map[K]V, error) {
@@ -25,4 +65,12 @@ func CollectColumn[T any](rows pgx.Rows, err error) ([]T, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[T])
+}
+
+// OrNull is NULL for the zero value.
+func OrNull[T comparable](value T) *T {
+	if value == *new(T) {
+		return nil
+	}
+	return &value
 }

@@ -122,66 +122,50 @@ func (d *Dump) keepWhole(ctx context.Context, engine Engine) (whole bool, err er
 		}
 	}
 	// The column is of the snapshot, the function's result of now.
-	err = d.QueryRow(ctx,
+	return Value[bool](ctx, d,
 		`SELECT NOT EXISTS (SELECT 1 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-		WHERE n.nspname = 'public' AND c.relkind = 'r' AND pg_relation_filenode(c.oid) IS DISTINCT FROM c.relfilenode)`).Scan(
-		&whole)
-	return whole, err
+		WHERE n.nspname = 'public' AND c.relkind = 'r' AND pg_relation_filenode(c.oid) IS DISTINCT FROM c.relfilenode)`)
 }
 
 func appliedVersions(ctx context.Context, tx Tx) ([]int64, error) {
-	rows, err := tx.Query(ctx, `SELECT version_id FROM `+versionsTable+
+	versions, err := Select(ctx, tx, pgx.RowTo[int64], `SELECT version_id FROM `+versionsTable+
 		` WHERE is_applied AND version_id > 0 ORDER BY version_id`)
-	if err != nil {
-		return nil, err
-	}
-	versions, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	return slices.Compact(versions), err
 }
 
 func tables(ctx context.Context, tx Tx) ([]Table, error) {
-	rows, err := tx.Query(ctx,
-		`SELECT c.table_name, c.column_name FROM information_schema.columns c JOIN information_schema.tables t
-			ON t.table_schema = c.table_schema AND t.table_name = c.table_name AND t.table_type = 'BASE TABLE'
-		WHERE c.table_schema = 'public' AND c.is_generated = 'NEVER' ORDER BY c.table_name, c.column_name`)
-	if err != nil {
-		return nil, err
-	}
 	var (
 		out          []Table
 		name, column string
 	)
-	_, err = pgx.ForEachRow(rows, []any{&name, &column}, func() error {
+	err := ForEach(ctx, tx, []any{&name, &column}, func() {
 		// CockroachDB shows the row id of a table without a primary key.
 		if name == versionsTable || name == lockTable || column == "rowid" {
-			return nil
+			return
 		}
 		if len(out) == 0 || out[len(out)-1].Name != name {
 			out = append(out, Table{Name: name})
 		}
 		last := &out[len(out)-1]
 		last.Columns = append(last.Columns, column)
-		return nil
-	})
+	},
+		`SELECT c.table_name, c.column_name FROM information_schema.columns c JOIN information_schema.tables t
+			ON t.table_schema = c.table_schema AND t.table_name = c.table_name AND t.table_type = 'BASE TABLE'
+		WHERE c.table_schema = 'public' AND c.is_generated = 'NEVER' ORDER BY c.table_name, c.column_name`)
 	return out, err
 }
 
 // referredFirst orders tables so that foreign keys hold while they are filled one after the other.
 func referredFirst(ctx context.Context, tx Tx, in []Table) ([]Table, error) {
-	rows, err := tx.Query(ctx, `SELECT r.relname, t.relname FROM pg_catalog.pg_constraint c
-		JOIN pg_catalog.pg_class r ON r.oid = c.conrelid JOIN pg_catalog.pg_class t ON t.oid = c.confrelid
-		WHERE c.contype = 'f'`)
-	if err != nil {
-		return nil, err
-	}
 	refers := map[string][]string{}
 	var from, to string
-	if _, err := pgx.ForEachRow(rows, []any{&from, &to}, func() error {
+	if err := ForEach(ctx, tx, []any{&from, &to}, func() {
 		if from != to {
 			refers[from] = append(refers[from], to)
 		}
-		return nil
-	}); err != nil {
+	}, `SELECT r.relname, t.relname FROM pg_catalog.pg_constraint c
+		JOIN pg_catalog.pg_class r ON r.oid = c.conrelid JOIN pg_catalog.pg_class t ON t.oid = c.confrelid
+		WHERE c.contype = 'f'`); err != nil {
 		return nil, err
 	}
 	var out []Table

@@ -34,11 +34,7 @@ func DeleteOld(ctx context.Context, tx Tx, o Old[string], query, statement strin
 	if after == "" {
 		after = uuid.Nil.String()
 	}
-	rows, err := tx.Query(ctx, query, after, FirstID(o.Before), o.Before, o.Limit)
-	if err != nil {
-		return "", 0, err
-	}
-	ids, err := pgx.CollectRows(rows, pgx.RowTo[pgtype.UUID])
+	ids, err := Select(ctx, tx, pgx.RowTo[pgtype.UUID], query, after, FirstID(o.Before), o.Before, o.Limit)
 	if err != nil || len(ids) == 0 {
 		return "", 0, err
 	}
