@@ -100,9 +100,7 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 		return backup.Made{}, err
 	}
 	id, now := db.NewID(), time.Now().UTC().Truncate(time.Microsecond)
-	if _, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, backuprecord.Plan(ctx, tx, id, now)
-	}); err != nil {
+	if err := db.WriteTx(ctx, d, func(tx db.Tx) error { return backuprecord.Plan(ctx, tx, id, now) }); err != nil {
 		return backup.Made{}, err
 	}
 	var ends []ledger.ChainEnd

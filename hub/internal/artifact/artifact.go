@@ -134,17 +134,19 @@ func NewIntent(i Intent, now time.Time) Intent {
 	return i
 }
 
-// AddIntent keeps an intent.
-func AddIntent(ctx context.Context, tx db.Tx, i Intent) error { return insertIntent(ctx, tx, i) }
-
-// CountOpenIntents is how many intents of the org have not ended.
+// CountOpenIntents returns how many intents of the org have not ended.
 func CountOpenIntents(ctx context.Context, tx db.Tx, orgID string, now time.Time) (int64, error) {
-	return countOpenIntents(ctx, tx, orgID, now)
+	return db.Value[int64](ctx, tx, `SELECT count(*) FROM publish_intents WHERE org_id = $1 AND expires_at > $2`, orgID,
+		now)
 }
 
-// InUse reports whether artifacts or open intents exist for the app; orgID is its owner, empty for the platform.
+// InUse reports whether artifacts of the app exist, or open intents of its owner; orgID is empty for an app of the
+// platform, for which any org may have intents.
 func InUse(ctx context.Context, tx db.Tx, orgID, appSlug string, now time.Time) (bool, error) {
-	return inUse(ctx, tx, orgID, appSlug, now)
+	return db.Value[bool](ctx, tx, `
+		SELECT EXISTS (SELECT 1 FROM artifacts WHERE app_slug = $1)
+		    OR EXISTS (SELECT 1 FROM publish_intents WHERE ($2::UUID IS NULL OR org_id = $2::UUID) AND expires_at > $3
+		    AND app_slug = $1)`, appSlug, db.OrNull(orgID), now)
 }
 
 // CheckIntentOpen reports, as a fault, that an intent does not exist or has ended.
@@ -154,14 +156,11 @@ func CheckIntentOpen(ctx context.Context, tx db.Tx, id string, now time.Time) er
 	if !db.IsID(id) {
 		return ended
 	}
-	i, found, err := selectIntent(ctx, tx, id)
-	if err != nil {
-		return err
-	}
-	if !found || now.After(i.ExpiresAt) {
+	expiresAt, err := db.Value[time.Time](ctx, tx, `SELECT expires_at FROM publish_intents WHERE id = $1`, id)
+	if db.IsNoRows(err) || err == nil && now.After(expiresAt) {
 		return ended
 	}
-	return nil
+	return err
 }
 
 // SignerKey is a publisher who may sign for the repository in question.
@@ -202,6 +201,7 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 		return nil, Artifact{}, err
 	}
 	a.CreatedAt, a.UpdatedAt, a.Status, a.ResourceVersion = now, now, Registered, 1
+	a.Platforms, a.Evidence = append([]string{}, a.Platforms...), append([]Evidence{}, a.Evidence...) // nil is NULL
 	if !found {
 		return nil, a, insertArtifact(ctx, tx, a)
 	}
@@ -281,10 +281,14 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Artifact, error) {
 	if f.Limit <= 0 || f.Limit > MaxPage {
 		f.Limit = MaxPage
 	}
-	return selectArtifacts(ctx, tx, f)
+	return db.Select(ctx, tx, scanArtifact, `
+		SELECT `+artifactColumns+` FROM artifacts
+		WHERE project_id = $1 AND ($2 = '' OR app_slug = $2) AND ($3::UUID IS NULL OR id > $3::UUID)
+		ORDER BY id LIMIT $4`, f.ProjectID, f.AppSlug, db.OrNull(f.After), f.Limit)
 }
 
 // OfVersion returns every artifact of a version, whichever project registered it.
 func OfVersion(ctx context.Context, tx db.Tx, appSlug, appVersion string) ([]Artifact, error) {
-	return selectOfVersion(ctx, tx, appSlug, appVersion)
+	return db.Select(ctx, tx, scanArtifact, `SELECT `+artifactColumns+
+		` FROM artifacts WHERE app_slug = $1 AND app_version = $2 ORDER BY id`, appSlug, appVersion)
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/distribution/distribution/v3/registry/storage"
 	"github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/reference"
+	"github.com/jackc/pgx/v5"
 	"github.com/opencontainers/go-digest"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -35,9 +36,17 @@ type Roots struct {
 	Repositories []string
 }
 
-// RootsOf lists the artifacts that are not retired or revoked, and the repositories that may be pushed to.
+// RootsOf lists the artifacts that are not retired or revoked, and the repositories that may be pushed to. A retired
+// or revoked artifact stays only where a manifest names it.
 func RootsOf(ctx context.Context, tx db.Tx, now time.Time) (Roots, error) {
-	return selectRoots(ctx, tx, now.Add(-tokenLifetime))
+	images, err := db.Select(ctx, tx, pgx.RowToStructByPos[Ref],
+		`SELECT DISTINCT repository, digest FROM artifacts WHERE status NOT IN ('retired', 'revoked')`)
+	if err != nil {
+		return Roots{}, err
+	}
+	repositories, err := db.Select(ctx, tx, pgx.RowTo[string],
+		`SELECT DISTINCT repository FROM publish_intents WHERE expires_at > $1`, now.Add(-tokenLifetime))
+	return Roots{Images: images, Repositories: repositories}, err
 }
 
 // RefsIn finds the image references (repository@digest) in the text of a manifest, whatever its schema.

@@ -6,6 +6,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
@@ -17,9 +19,8 @@ type Record struct {
 	At        time.Time
 }
 
-// Plan is called before a backup reads the rows. From the first one on, nodes forget their usage only when it
-// is in one: what is posted while the very first is being made must not be forgotten, because that backup does not have
-// it.
+// Plan records a backup before it reads the rows. From the first planned backup on, nodes delete usage only when a
+// verified backup holds it: the first one does not hold what is posted while it is being made.
 func Plan(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	_, err := tx.Exec(ctx, `INSERT INTO backups (id, taken_at, size_bytes) VALUES ($1, $2, 0)`, id, now)
 	return err
@@ -34,9 +35,9 @@ func Verified(ctx context.Context, tx db.Tx, b Record) error {
 
 // Last gives the newest verified backup; ok is false where there is none.
 func Last(ctx context.Context, tx db.Tx) (b Record, ok bool, err error) {
-	err = tx.QueryRow(ctx,
+	b, err = db.SelectOne(ctx, tx, pgx.RowToStructByPos[Record],
 		`SELECT id, taken_at, size_bytes, verified_at FROM backups WHERE verified_at IS NOT NULL
-			ORDER BY taken_at DESC, id DESC LIMIT 1`).Scan(&b.ID, &b.TakenAt, &b.SizeBytes, &b.At)
+			ORDER BY taken_at DESC, id DESC LIMIT 1`)
 	if db.IsNoRows(err) {
 		return Record{}, false, nil
 	}

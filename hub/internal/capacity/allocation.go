@@ -6,6 +6,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -80,24 +82,21 @@ func (n *NewAllocation) readSKU(ctx context.Context, tx db.Tx) error {
 	return nil
 }
 
-// Get gives an allocation of the project; another project's answers like none.
+// Get returns an allocation of the project; one of another project answers as if it did not exist.
 func Get(ctx context.Context, tx db.Tx, projectID, id string) (Allocation, error) {
 	if !db.IsID(id) {
 		return Allocation{}, errNotFound()
 	}
-	list, err := selectAllocations(ctx, tx, `WHERE a.project_id = $1 AND a.id = $2`, projectID, id)
-	if err != nil {
-		return Allocation{}, err
-	}
-	if len(list) == 0 {
-		return Allocation{}, errNotFound()
-	}
-	return list[0], nil
+	return selectAllocation(ctx, tx, `WHERE a.project_id = $1 AND a.id = $2`, projectID, id)
 }
 
-// GetAny gives an allocation, whosever it is; commands on behalf of a principal use Get.
+// GetAny returns an allocation of any project; commands on behalf of a principal use Get.
 func GetAny(ctx context.Context, tx db.Tx, id string) (Allocation, error) {
-	list, err := selectAllocations(ctx, tx, `WHERE a.id = $1`, id)
+	return selectAllocation(ctx, tx, `WHERE a.id = $1`, id)
+}
+
+func selectAllocation(ctx context.Context, tx db.Tx, where string, args ...any) (Allocation, error) {
+	list, err := selectAllocations(ctx, tx, where, args...)
 	if err == nil && len(list) == 0 {
 		err = errNotFound()
 	}
@@ -180,12 +179,14 @@ type Held struct {
 
 // HeldByOrg sums up the allocations of an org that are not released.
 func HeldByOrg(ctx context.Context, tx db.Tx, orgID string) (Held, error) {
-	return sumHeld(ctx, tx, orgID)
+	return db.SelectOne(ctx, tx, pgx.RowToStructByPos[Held], `
+		SELECT count(*), coalesce(sum(cpu_cores), 0)::INT8, coalesce(sum(accelerator_count), 0)::INT8
+		FROM allocations WHERE org_id = $1 AND released_at IS NULL`, orgID)
 }
 
-// HeldOn is how many allocations a node still has to serve.
+// HeldOn returns how many allocations of a node are not released.
 func HeldOn(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
-	return countHeld(ctx, tx, nodeID)
+	return db.Value[int](ctx, tx, `SELECT count(*) FROM allocations WHERE node_id = $1 AND released_at IS NULL`, nodeID)
 }
 
 // MarkLost ends every allocation of a lost node, without proof of what became of the members that ran there.
@@ -356,6 +357,6 @@ func SnapshotFor(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Allocatio
 			CPUMillis: a.CPUCores * millisPerCore, MemoryBytes: a.MemoryMiB * mebibyte, AcceleratorIDs: a.AcceleratorIDs,
 		})
 	}
-	ids, err := acceleratorIDs(ctx, tx, nodeID)
+	ids, err := db.Select(ctx, tx, pgx.RowTo[string], `SELECT id FROM accelerators WHERE node_id = $1 ORDER BY id`, nodeID)
 	return out, ids, err
 }

@@ -135,7 +135,7 @@ func nodeCandidates(ctx context.Context, tx db.Tx, nodes []Node, orgID string) (
 		h := held[n.ID]
 		candidates = append(candidates, plan.Candidate{
 			ID: n.ID, Usable: n.Usable && (!n.OneOrg || h.foreign == 0), Empty: h.allocations == 0,
-			CPUMillis: n.CPUCores*millisPerCore - h.cpuMillis, MemoryBytes: n.MemoryBytes - h.memoryBytes,
+			CPUMillis: (n.CPUCores - h.cores) * millisPerCore, MemoryBytes: n.MemoryBytes - h.memoryMiB*mebibyte,
 			Accelerators: unclaimed[n.ID],
 		})
 	}

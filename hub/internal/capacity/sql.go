@@ -2,10 +2,10 @@ package capacity
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/plan"
@@ -36,13 +36,9 @@ func insertAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
 }
 
 func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
-	var released *time.Time
-	if !a.ReleasedAt.IsZero() {
-		released = &a.ReleasedAt
-	}
 	return tx.Queue(ctx,
 		`UPDATE allocations SET status = $2, resource_version = $3, updated_at = $4, released_at = $5 WHERE id = $1`,
-		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, released)
+		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, db.OrNull(a.ReleasedAt))
 }
 
 // insertClaim relies on the unique index on active claims (law 14): what placement overlooked fails here.
@@ -103,28 +99,15 @@ func endReservations(ctx context.Context, tx db.Tx, allocationID string) error {
 	return err
 }
 
-func countHeld(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM allocations WHERE node_id = $1 AND released_at IS NULL`, nodeID).Scan(&n)
-	return n, err
-}
-
-func sumHeld(ctx context.Context, tx db.Tx, orgID string) (h Held, err error) {
-	err = tx.QueryRow(ctx, `
-		SELECT count(*), coalesce(sum(cpu_cores), 0)::INT8, coalesce(sum(accelerator_count), 0)::INT8
-		FROM allocations WHERE org_id = $1 AND released_at IS NULL`, orgID).Scan(&h.Allocations, &h.CPUCores, &h.Accelerators)
-	return h, err
-}
-
-func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (n int, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`,
-		allocationID).Scan(&n)
-	return n, err
+func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (int, error) {
+	return db.Value[int](ctx, tx, `SELECT count(*) FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`,
+		allocationID)
 }
 
 // selectAllocations reads allocations with the accelerators that they hold; one that is released keeps those that it
 // held last.
 func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any) ([]Allocation, error) {
-	rows, err := tx.Query(ctx,
+	return db.Select(ctx, tx, scanAllocation,
 		`SELECT a.id, a.org_id, a.project_id, a.node_id, a.sku, a.capacity_shape, a.accelerator_count, a.accelerator_model,
 			a.cpu_cores, a.memory_mib, a.status, a.requested_by_type, a.requested_by_id, a.correlation_id, a.resource_version,
 			a.created_at, a.updated_at, a.activated_at, a.released_at,
@@ -135,76 +118,54 @@ func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any)
 			ARRAY(SELECT c.accelerator_id FROM claims c WHERE c.allocation_id = a.id AND (c.released_at IS NULL
 			OR a.released_at IS NOT NULL) ORDER BY c.accelerator_id)
 		FROM allocations a `+where, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Allocation, error) {
-		var (
-			a                   Allocation
-			activated, released *time.Time
-			cpu, memory         int64
-		)
-		err := row.Scan(&a.ID, &a.OrgID, &a.ProjectID, &a.NodeID, &a.SKU, &a.Shape, &a.AcceleratorCount, &a.AcceleratorModel,
-			&a.CPUCores, &a.MemoryMiB, &a.Status, &a.RequestedBy.Type, &a.RequestedBy.ID, &a.CorrelationID, &a.ResourceVersion,
-			&a.CreatedAt, &a.UpdatedAt, &activated, &released, &cpu, &memory, &a.AcceleratorIDs)
-		if activated != nil {
-			a.ActivatedAt = *activated
-		}
-		if released != nil {
-			a.ReleasedAt = *released
-		}
-		a.FreeCPUMillis, a.FreeMemoryBytes = a.CPUCores*millisPerCore-cpu, a.MemoryMiB*mebibyte-memory
-		return a, err
-	})
 }
 
+func scanAllocation(row pgx.CollectableRow) (Allocation, error) {
+	var (
+		a           Allocation
+		cpu, memory int64
+	)
+	err := row.Scan(&a.ID, &a.OrgID, &a.ProjectID, &a.NodeID, &a.SKU, &a.Shape, &a.AcceleratorCount, &a.AcceleratorModel,
+		&a.CPUCores, &a.MemoryMiB, &a.Status, &a.RequestedBy.Type, &a.RequestedBy.ID, &a.CorrelationID, &a.ResourceVersion,
+		&a.CreatedAt, &a.UpdatedAt, (*zeronull.Timestamptz)(&a.ActivatedAt), (*zeronull.Timestamptz)(&a.ReleasedAt), &cpu,
+		&memory, &a.AcceleratorIDs)
+	a.FreeCPUMillis, a.FreeMemoryBytes = a.CPUCores*millisPerCore-cpu, a.MemoryMiB*mebibyte-memory
+	return a, err
+}
+
+// held is what allocations take of a node.
 type held struct {
 	// foreign are the allocations of other orgs among all.
-	allocations, foreign   int
-	cpuMillis, memoryBytes int64
+	allocations, foreign int
+	cores, memoryMiB     int64
 }
 
 func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (map[string]held, error) {
-	rows, err := tx.Query(ctx,
+	var (
+		nodeID string
+		h      held
+	)
+	out := map[string]held{}
+	return out, db.ForEach(ctx, tx, []any{&nodeID, &h.allocations, &h.foreign, &h.cores, &h.memoryMiB},
+		func() { out[nodeID] = h },
 		`SELECT node_id, count(*), count(*) FILTER (WHERE org_id <> $2), sum(cpu_cores)::INT8, sum(memory_mib)::INT8
 			FROM allocations
 		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs, orgID)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]held{}
-	var (
-		nodeID        string
-		n, foreign    int
-		cores, memory int64
-	)
-	_, err = pgx.ForEachRow(rows, []any{&nodeID, &n, &foreign, &cores, &memory}, func() error {
-		out[nodeID] = held{allocations: n, foreign: foreign, cpuMillis: cores * millisPerCore, memoryBytes: memory * mebibyte}
-		return nil
-	})
-	return out, err
 }
 
 // selectAccelerators gives the accelerators of nodes, by node and by their own ids.
 func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]map[string]accelerator, error) {
-	rows, err := tx.Query(ctx,
-		`SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string]map[string]accelerator{}
 	var (
 		node string
 		a    accelerator
 	)
-	_, err = pgx.ForEachRow(rows, []any{&node, &a.ID, &a.Vendor, &a.Model, &a.MemoryBytes, &a.Health}, func() error {
+	out := map[string]map[string]accelerator{}
+	return out, db.ForEach(ctx, tx, []any{&node, &a.ID, &a.Vendor, &a.Model, &a.MemoryBytes, &a.Health}, func() {
 		if out[node] == nil {
 			out[node] = map[string]accelerator{}
 		}
 		out[node][a.ID] = a
-		return nil
-	})
-	return out, err
+	}, `SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
 }
 
 func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerator) error {
@@ -216,14 +177,6 @@ func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerat
 			health = excluded.health, updated_at = excluded.updated_at`,
 		nodeID, a.ID, a.Vendor, a.Model, a.MemoryBytes, a.Health, a.at)
 	return err
-}
-
-func acceleratorIDs(ctx context.Context, tx db.Tx, nodeID string) ([]string, error) {
-	rows, err := tx.Query(ctx, `SELECT id FROM accelerators WHERE node_id = $1 ORDER BY id`, nodeID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
 func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]plan.Accelerator, error) {
@@ -246,21 +199,12 @@ func freeAccelerators(ctx context.Context, tx db.Tx, allocationIDs []string) (ma
 func collectAccelerators(ctx context.Context, tx db.Tx, sql string,
 	args ...any,
 ) (map[string][]plan.Accelerator, error) {
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	out := map[string][]plan.Accelerator{}
 	var (
 		key string
 		a   accelerator
 	)
-	_, err = pgx.ForEachRow(rows, []any{&key, &a.ID, &a.Vendor, &a.Model, &a.Health}, func() error {
+	out := map[string][]plan.Accelerator{}
+	return out, db.ForEach(ctx, tx, []any{&key, &a.ID, &a.Vendor, &a.Model, &a.Health}, func() {
 		out[key] = append(out[key], a.free())
-		return nil
-	})
-	if err != nil {
-		return nil, fmt.Errorf("read accelerators: %w", err)
-	}
-	return out, nil
+	}, sql, args...)
 }

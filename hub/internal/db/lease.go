@@ -53,7 +53,7 @@ func TakeLease(ctx context.Context, d *DB, me Process) (*Lease, error) {
 }
 
 func takeLease(ctx context.Context, d *DB, me Process) error {
-	_, err := RunTx(ctx, d, func(tx Tx) (struct{}, error) {
+	return WriteTx(ctx, d, func(tx Tx) error {
 		var (
 			other             Process
 			since             time.Time
@@ -67,19 +67,17 @@ func takeLease(ctx context.Context, d *DB, me Process) error {
 		switch {
 		case IsNoRows(err):
 		case err != nil:
-			return struct{}{}, err
+			return err
 		case remaining > 0 && other.Owner != me.Owner:
-			return struct{}{}, leaseHeld(other, since, silent, remaining)
+			return leaseHeld(other, since, silent, remaining)
 		}
-		return struct{}{},
-			tx.Queue(ctx, `INSERT INTO hub_lease (name, holder, owner, host, pid, since, heartbeat_at, expires_at)
+		return tx.Queue(ctx, `INSERT INTO hub_lease (name, holder, owner, host, pid, since, heartbeat_at, expires_at)
 			VALUES ('hub', $1, $2, $3, $4, now(), now(), now() + $5::INT8 * INTERVAL '1 millisecond')
 			ON CONFLICT (name) DO UPDATE SET holder = excluded.holder, owner = excluded.owner, host = excluded.host, pid =
 			excluded.pid,
 				since = excluded.since, heartbeat_at = excluded.heartbeat_at, expires_at = excluded.expires_at`,
-				me.ID, me.Owner, me.Host, me.PID, leaseDuration.Milliseconds())
+			me.ID, me.Owner, me.Host, me.PID, leaseDuration.Milliseconds())
 	})
-	return err
 }
 
 func leaseHeld(other Process, since time.Time, silent, remaining float64) error {
@@ -128,9 +126,8 @@ func (l *Lease) Renew(ctx context.Context) (kept bool, err error) {
 func (l *Lease) End(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), leaseEndTimeout)
 	defer cancel()
-	_, err := RunTx(ctx, l.db, func(tx Tx) (struct{}, error) {
-		_, err := tx.Exec(ctx, `UPDATE hub_lease SET expires_at = now() WHERE name = 'hub' AND holder = $1`, l.me.ID)
-		return struct{}{}, err
+	err := WriteTx(ctx, l.db, func(tx Tx) error {
+		return tx.Queue(ctx, `UPDATE hub_lease SET expires_at = now() WHERE name = 'hub' AND holder = $1`, l.me.ID)
 	})
 	if fault.Is(err, fault.Unavailable) || errors.Is(err, context.DeadlineExceeded) {
 		return nil // the lease ends by itself

@@ -41,6 +41,12 @@ func RunTx[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, err
 	return run(ctx, d, pgx.TxOptions{IsoLevel: pgx.Serializable, AccessMode: pgx.ReadWrite}, fn)
 }
 
+// WriteTx is RunTx for an fn that returns nothing.
+func WriteTx(ctx context.Context, d *DB, fn func(tx Tx) error) error {
+	_, err := RunTx(ctx, d, func(tx Tx) (struct{}, error) { return struct{}{}, fn(tx) })
+	return err
+}
+
 // LockTx runs fn in one READ COMMITTED transaction and commits it; on CockroachDB it is RunTx. fn must lock the rows
 // that its decisions rest on (SELECT … FOR UPDATE, in one order) before it reads what they guard. It then waits for
 // another transaction where RunTx would start afresh, and conflicts with none that changes other rows.

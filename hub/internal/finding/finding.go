@@ -88,16 +88,9 @@ func Add(ctx context.Context, tx db.Tx, f Finding) (news bool, err error) {
 
 // List returns the unresolved findings, oldest first.
 func List(ctx context.Context, tx db.Tx) ([]Finding, error) {
-	rows, err := tx.Query(ctx,
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Finding],
 		`SELECT id, node_id, kind, resource_type, resource_id, detail, found_at FROM recovery_findings ORDER BY id LIMIT $1`,
 		MaxListed)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (f Finding, err error) {
-		err = row.Scan(&f.ID, &f.NodeID, &f.Kind, &f.ResourceType, &f.ResourceID, &f.Detail, &f.At)
-		return f, err
-	})
 }
 
 // Resolve deletes a finding whose row was processed after all; resolved is false where there was none.
@@ -117,11 +110,6 @@ func ResolveOthers(ctx context.Context, tx db.Tx, nodeID, kind string, still []s
 // DeleteOldSetAside deletes usage segments that were set aside before a moment, with their findings: by then their
 // usage cannot be disputed any more. It returns how many they were, and when the last of them was set aside.
 func DeleteOldSetAside(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
-	rows, err := tx.Query(ctx, `SELECT node_id, incarnation, number, set_aside_at FROM usage_set_aside
-		WHERE set_aside_at >= $1 AND set_aside_at < $2 ORDER BY set_aside_at LIMIT $3`, o.After, o.Before, o.Limit)
-	if err != nil {
-		return last, 0, err
-	}
 	var (
 		nodes        []pgtype.UUID
 		incarnations []string
@@ -130,10 +118,11 @@ func DeleteOldSetAside(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last
 		incarnation  string
 		number       int64
 	)
-	if _, err := pgx.ForEachRow(rows, []any{&node, &incarnation, &number, &last}, func() error {
+	if err := db.ForEach(ctx, tx, []any{&node, &incarnation, &number, &last}, func() {
 		nodes, incarnations, numbers = append(nodes, node), append(incarnations, incarnation), append(numbers, number)
-		return nil
-	}); err != nil || len(nodes) == 0 {
+	}, `SELECT node_id, incarnation, number, set_aside_at FROM usage_set_aside
+		WHERE set_aside_at >= $1 AND set_aside_at < $2 ORDER BY set_aside_at LIMIT $3`, o.After, o.Before,
+		o.Limit); err != nil || len(nodes) == 0 {
 		return last, 0, err
 	}
 	for _, statement := range []string{

@@ -21,16 +21,9 @@ func change(ctx context.Context, tx db.Tx, nodeID string, now time.Time, apply f
 			ban_reason = $6, removed_at = $7, lost = $8, remove_reason = $9, quarantined_at = $10, quarantine_reason = $11,
 			suspect_incarnations = $12
 		WHERE id = $1`,
-		nodeID, n.ResourceVersion, now, n.Draining, orNull(n.BannedAt), n.BanReason, orNull(n.RemovedAt), n.Lost,
-		n.RemoveReason, orNull(n.QuarantinedAt), n.QuarantineReason, append([]string{}, n.SuspectIncarnations...))
+		nodeID, n.ResourceVersion, now, n.Draining, db.OrNull(n.BannedAt), n.BanReason, db.OrNull(n.RemovedAt), n.Lost,
+		n.RemoveReason, db.OrNull(n.QuarantinedAt), n.QuarantineReason, append([]string{}, n.SuspectIncarnations...))
 	return n, true, err
-}
-
-func orNull(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
 }
 
 // Drain stops new placements on the node; drained is false when it was draining already.

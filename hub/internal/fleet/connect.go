@@ -7,7 +7,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
@@ -70,7 +69,14 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 	if len(ids) == 0 {
 		return out, nil
 	}
-	rows, err := tx.Query(ctx,
+	var (
+		id string
+		no int64
+	)
+	return out, db.ForEach(ctx, tx, []any{&id, &no}, func() {
+		c := &out[at[id]]
+		c.SessionNo, c.Node.SessionNo, c.Node.LastSeenAt, c.Node.DisconnectedAt = uint64(no), uint64(no), now, time.Time{}
+	},
 		`INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable,
 			last_session)
 		SELECT x.id, 1, $4::text, 0, $5::timestamptz, $5::timestamptz, x.reachable, x.last
@@ -80,19 +86,6 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable =
 			excluded.reachable, last_session = excluded.last_session
 		RETURNING node_id, session_no`, ids, reachable, last, replica, now)
-	if err != nil {
-		return nil, err
-	}
-	var (
-		id string
-		no int64
-	)
-	_, err = pgx.ForEachRow(rows, []any{&id, &no}, func() error {
-		c := &out[at[id]]
-		c.SessionNo, c.Node.SessionNo, c.Node.LastSeenAt, c.Node.DisconnectedAt = uint64(no), uint64(no), now, time.Time{}
-		return nil
-	})
-	return out, err
 }
 
 // evaluateHello returns what a hello changes of the stored node.

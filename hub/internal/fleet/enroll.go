@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -21,8 +22,7 @@ func defaultSite(ctx context.Context, tx db.Tx, newID string, now time.Time) (id
 		newID, DefaultSite, "Default", now); err != nil {
 		return "", err
 	}
-	err = tx.QueryRow(ctx, `SELECT id FROM sites WHERE slug = $1`, DefaultSite).Scan(&id)
-	return id, err
+	return db.Value[string](ctx, tx, `SELECT id FROM sites WHERE slug = $1`, DefaultSite)
 }
 
 // NewToken is the input of CreateToken.
@@ -65,24 +65,16 @@ func CreateToken(ctx context.Context, tx db.Tx, in NewToken, now time.Time) (Joi
 const tokenColumns = `id, site_id, description, created_by, created_at, expires_at, used_at, COALESCE(node_id::TEXT,
 	'')`
 
-func scanToken(row pgx.Row) (JoinToken, error) {
-	var (
-		t    JoinToken
-		used *time.Time
-	)
-	err := row.Scan(&t.ID, &t.SiteID, &t.Description, &t.CreatedBy, &t.CreatedAt, &t.ExpiresAt, &used, &t.NodeID)
-	t.UsedAt = orZero(used)
+func scanToken(row pgx.CollectableRow) (t JoinToken, err error) {
+	err = row.Scan(&t.ID, &t.SiteID, &t.Description, &t.CreatedBy, &t.CreatedAt, &t.ExpiresAt,
+		(*zeronull.Timestamptz)(&t.UsedAt), &t.NodeID)
 	return t, err
 }
 
 // ListTokens returns up to limit tokens with an id above after, in the order of their ids.
 func ListTokens(ctx context.Context, tx db.Tx, after string, limit int) ([]JoinToken, error) {
-	rows, err := tx.Query(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE id > $1 ORDER BY id LIMIT $2`,
+	return db.Select(ctx, tx, scanToken, `SELECT `+tokenColumns+` FROM join_tokens WHERE id > $1 ORDER BY id LIMIT $2`,
 		cmp.Or(after, nilID), limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (JoinToken, error) { return scanToken(row) })
 }
 
 // Enrollment is the input of Enroll.
@@ -99,24 +91,21 @@ type Enrollment struct {
 // Enroll uses a join token. The same token with the same key returns the same node again, with enrolled false, so that
 // a lost answer costs nothing.
 func Enroll(ctx context.Context, tx db.Tx, in Enrollment, now time.Time) (n Node, enrolled bool, err error) {
-	t, err := scanToken(tx.QueryRow(ctx, `SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`,
-		secretDigest(in.Secret)))
-	if db.IsNoRows(err) {
+	t, err := db.SelectOne(ctx, tx, scanToken,
+		`SELECT `+tokenColumns+` FROM join_tokens WHERE secret_sha256 = $1 FOR UPDATE`, secretDigest(in.Secret))
+	if db.IsNoRows(err) || err == nil && !now.Before(t.ExpiresAt) {
 		return Node{}, false, tokenFault()
 	}
 	if err != nil {
 		return Node{}, false, err
 	}
-	if !now.Before(t.ExpiresAt) {
-		return Node{}, false, tokenFault()
-	}
 	if t.NodeID != "" {
 		n, err := reenroll(ctx, tx, t.NodeID, in, now)
 		return n, false, err
 	}
-	known := false
-	if err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM nodes WHERE public_key = $1)`, []byte(in.PublicKey)).Scan(
-		&known); err != nil {
+	known, err := db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM nodes WHERE public_key = $1)`,
+		[]byte(in.PublicKey))
+	if err != nil {
 		return Node{}, false, err
 	}
 	if known {

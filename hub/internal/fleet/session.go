@@ -61,27 +61,20 @@ func (c contact) isCloned(no uint64) bool {
 
 // selectContacts returns the contacts of those of the nodes that ever connected.
 func selectContacts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]contact, error) {
-	rows, err := tx.Query(ctx,
-		`SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
-			n.conditions, n.resync, n.owed_incarnation, n.owed_segment
-		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, nodeIDs)
-	if err != nil {
-		return nil, err
-	}
-	contacts := map[string]contact{}
 	var (
 		id string
 		c  contact
 	)
-	_, err = pgx.ForEachRow(rows, []any{
+	contacts := map[string]contact{}
+	return contacts, db.ForEach(ctx, tx, []any{
 		&id, &c.reachable, &c.lastSession, &c.reported, &c.incarnation, &c.quarantined,
 		&c.conditions, &c.resync.Status, &c.resync.OwedIncarnation, &c.resync.OwedSegment,
-	}, func() error {
+	}, func() {
 		contacts[id] = c
 		c.conditions = nil // so that the next row does not overwrite them
-		return nil
-	})
-	return contacts, err
+	}, `SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
+			n.conditions, n.resync, n.owed_incarnation, n.owed_segment
+		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, nodeIDs)
 }
 
 // ReportResult is what a report changed.
@@ -193,15 +186,7 @@ func RecordRefusal(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusa
 
 // Refusals returns the newest refusals of a node, newest first.
 func Refusals(ctx context.Context, tx db.Tx, nodeID string, limit int) ([]Refusal, error) {
-	rows, err := tx.Query(ctx,
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Refusal],
 		`SELECT document, epoch, generation, reason, detail, at FROM node_refusals WHERE node_id = $1
 			ORDER BY at DESC, id DESC LIMIT $2`, nodeID, limit)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Refusal, error) {
-		var r Refusal
-		err := row.Scan(&r.Document, &r.Epoch, &r.Generation, &r.Reason, &r.Detail, &r.At)
-		return r, err
-	})
 }

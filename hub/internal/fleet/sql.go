@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -23,26 +24,14 @@ const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_versi
 
 const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
 
-func scanNode(row pgx.Row) (Node, error) {
-	var (
-		n                                                        Node
-		bannedAt, removedAt, quarantinedAt, seenAt, disconnected *time.Time
-	)
-	err := row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining, &bannedAt, &n.BanReason,
-		&removedAt, &n.Lost, &n.RemoveReason,
-		&quarantinedAt, &n.QuarantineReason, &n.SuspectIncarnations, &n.CertificateExpiresAt, &n.Incarnation,
-		&n.AcceptedEpoch,
-		&n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion,
-		&n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
-		&n.UpdatedAt,
-		&n.Resync.Status, &n.Resync.OwedIncarnation, &n.Resync.OwedSegment,
-		&n.SessionNo, &seenAt, &disconnected, &n.reachable)
-	if err != nil {
-		return Node{}, err
-	}
-	n.BannedAt, n.RemovedAt, n.QuarantinedAt, n.LastSeenAt, n.DisconnectedAt = orZero(bannedAt), orZero(removedAt),
-		orZero(quarantinedAt), orZero(seenAt), orZero(disconnected)
-	return n, nil
+func scanNode(row pgx.CollectableRow) (n Node, err error) {
+	err = row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining,
+		(*zeronull.Timestamptz)(&n.BannedAt), &n.BanReason, (*zeronull.Timestamptz)(&n.RemovedAt), &n.Lost, &n.RemoveReason,
+		(*zeronull.Timestamptz)(&n.QuarantinedAt), &n.QuarantineReason, &n.SuspectIncarnations, &n.CertificateExpiresAt, &n.Incarnation,
+		&n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion, &n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
+		&n.UpdatedAt, &n.Resync.Status, &n.Resync.OwedIncarnation, &n.Resync.OwedSegment, &n.SessionNo,
+		(*zeronull.Timestamptz)(&n.LastSeenAt), (*zeronull.Timestamptz)(&n.DisconnectedAt), &n.reachable)
+	return n, err
 }
 
 // LoadFacts reads the nodes' facts. They may be large, and only what shows them needs them.
@@ -65,19 +54,12 @@ func LoadFacts(ctx context.Context, tx db.Tx, nodes ...*Node) error {
 	return nil
 }
 
-func orZero(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return *t
-}
-
 // Get returns a node, banned or not.
 func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
 	if !db.IsID(nodeID) {
 		return Node{}, notFound()
 	}
-	n, err := scanNode(tx.QueryRow(ctx, `SELECT `+nodeColumns+nodeFrom+`WHERE n.id = $1`, nodeID))
+	n, err := db.SelectOne(ctx, tx, scanNode, `SELECT `+nodeColumns+nodeFrom+`WHERE n.id = $1`, nodeID)
 	if db.IsNoRows(err) {
 		return Node{}, notFound()
 	}
@@ -86,11 +68,7 @@ func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
 
 // selectNodes returns the nodes of a condition.
 func selectNodes(ctx context.Context, tx db.Tx, where string, args ...any) ([]Node, error) {
-	rows, err := tx.Query(ctx, `SELECT `+nodeColumns+nodeFrom+where, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (Node, error) { return scanNode(row) })
+	return db.Select(ctx, tx, scanNode, `SELECT `+nodeColumns+nodeFrom+where, args...)
 }
 
 // insertNode also sets a first intent, so that the node gets a first generation, even if it is empty.
@@ -162,10 +140,8 @@ func addSuspect(list []string, incarnation string) []string {
 
 // NextVersion increments the node's resource version, for its next event.
 func NextVersion(ctx context.Context, tx db.Tx, nodeID string) (version int64, err error) {
-	err = tx.QueryRow(ctx,
-		`UPDATE nodes SET resource_version = resource_version + 1 WHERE id = $1 RETURNING resource_version`,
-		nodeID).Scan(&version)
-	return version, err
+	return db.Value[int64](ctx, tx,
+		`UPDATE nodes SET resource_version = resource_version + 1 WHERE id = $1 RETURNING resource_version`, nodeID)
 }
 
 // CertificateIssued records when the node's certificate expires.

@@ -13,6 +13,8 @@ import (
 	"crypto/ed25519"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/backuprecord"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -51,47 +53,45 @@ type Restore struct {
 func RecordBackup(ctx context.Context, d *db.DB, b backuprecord.Record, archive func(ctx context.Context,
 	tx db.Tx) error,
 ) error {
-	_, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
+	return db.WriteTx(ctx, d, func(tx db.Tx) error {
 		if err := backuprecord.Verified(ctx, tx, b); err != nil {
-			return struct{}{}, err
+			return err
 		}
 		if err := archive(ctx, tx); err != nil {
-			return struct{}{}, err
+			return err
 		}
-		return struct{}{}, recordHub(ctx, tx, "hub.backup.verified", actionBackup, b.ID, map[string]any{
+		return recordHub(ctx, tx, "hub.backup.verified", actionBackup, b.ID, map[string]any{
 			"taken_at":   b.TakenAt,
 			"size_bytes": b.SizeBytes,
 		}, b.At)
 	})
-	return err
 }
 
 // Begin records that the hub was restored: every node must upload its accepted state. Event positions jump ahead, so
 // that none that a client has seen names another event.
 func Begin(ctx context.Context, d *db.DB, r Restore) error {
-	_, err := db.RunTx(ctx, d, func(tx db.Tx) (struct{}, error) {
+	return db.WriteTx(ctx, d, func(tx db.Tx) error {
 		nodes, err := fleet.AwaitResyncOfAll(ctx, tx)
 		if err != nil {
-			return struct{}{}, err
+			return err
 		}
 		if err := insertRestore(ctx, tx, r); err != nil {
-			return struct{}{}, err
+			return err
 		}
 		if err := event.Leap(ctx, tx); err != nil {
-			return struct{}{}, err
+			return err
 		}
 		// The lease in the backup belongs to a process on the old database.
 		if err := db.ForgetLease(ctx, tx); err != nil {
-			return struct{}{}, err
+			return err
 		}
-		return struct{}{}, recordHub(ctx, tx, "hub.restored", actionRestore, r.ID, map[string]any{
+		return recordHub(ctx, tx, "hub.restored", actionRestore, r.ID, map[string]any{
 			"backup_id": r.BackupID,
 			"taken_at":  r.TakenAt,
 			"epoch":     r.Epoch,
 			"nodes":     nodes,
 		}, r.At)
 	})
-	return err
 }
 
 // insertRestore also deletes the uploads and findings of an earlier restore; the audit trail has the findings.
@@ -111,14 +111,11 @@ func insertRestore(ctx context.Context, tx db.Tx, r Restore) error {
 
 // Last gives the newest restore; ok is false for a hub that was never restored.
 func Last(ctx context.Context, tx db.Tx) (r Restore, ok bool, err error) {
-	var epoch int64
-	err = tx.QueryRow(ctx,
-		`SELECT id, backup_id, taken_at, epoch, restored_at FROM restores ORDER BY restored_at DESC, id DESC LIMIT 1`).
-		Scan(&r.ID, &r.BackupID, &r.TakenAt, &epoch, &r.At)
+	r, err = db.SelectOne(ctx, tx, pgx.RowToStructByPos[Restore],
+		`SELECT id, backup_id, taken_at, epoch, restored_at FROM restores ORDER BY restored_at DESC, id DESC LIMIT 1`)
 	if db.IsNoRows(err) {
 		return Restore{}, false, nil
 	}
-	r.Epoch = uint64(epoch)
 	return r, err == nil, err
 }
 
