@@ -28,7 +28,8 @@ func insertArtifact(ctx context.Context, tx db.Tx, a Artifact) error {
 		                       created_by_id, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21)`,
 		a.ID, a.OrgID, a.ProjectID, a.AppSlug, a.AppVersion, a.ArtifactName, a.ArtifactKind, a.Repository, a.Digest,
-		a.MediaType, a.SizeBytes, a.Platforms, a.Status, a.TrustState, a.Channel, a.Evidence, a.ResourceVersion, a.CreatedBy.Type, a.CreatedBy.ID,
+		a.MediaType, a.SizeBytes, a.Platforms, a.Status, a.TrustState, a.Channel, a.Evidence, a.ResourceVersion,
+		a.CreatedBy.Type, a.CreatedBy.ID,
 		a.CreatedAt, a.UpdatedAt)
 	return err
 }
@@ -57,7 +58,9 @@ func scanArtifact(row pgx.CollectableRow) (Artifact, error) {
 	return a, err
 }
 
-func selectOne(ctx context.Context, tx db.Tx, repository, digest, appVersion string) (a Artifact, found bool, err error) {
+func selectOne(ctx context.Context, tx db.Tx, repository, digest,
+	appVersion string,
+) (a Artifact, found bool, err error) {
 	a, err = db.SelectOne(ctx, tx, scanArtifact, `SELECT `+artifactColumns+
 		` FROM artifacts WHERE repository = $1 AND digest = $2 AND app_version = $3`, repository, digest, appVersion)
 	if db.IsNoRows(err) {

@@ -165,7 +165,8 @@ func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[st
 			out[node] = map[string]accelerator{}
 		}
 		out[node][a.ID] = a
-	}, `SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	}, `SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`,
+		nodeIDs)
 }
 
 func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerator) error {

@@ -60,7 +60,8 @@ func AddPublisher(ctx context.Context, tx db.Tx, d protocol.Verified[*protocol.D
 		excluded.repository_prefixes,
 			issued_at = excluded.issued_at, expires_at = excluded.expires_at, delegation_envelope = excluded.delegation_envelope,
 			resource_version = excluded.resource_version, updated_at = excluded.updated_at`,
-		p.KeyID, p.OrgSlug, p.PublicKey, append([]string{}, p.RepositoryPrefixes...), p.IssuedAt, p.ExpiresAt, p.DelegationEnvelope,
+		p.KeyID, p.OrgSlug, p.PublicKey, append([]string{}, p.RepositoryPrefixes...), p.IssuedAt, p.ExpiresAt,
+		p.DelegationEnvelope,
 		p.ResourceVersion, now)
 	return p, err
 }

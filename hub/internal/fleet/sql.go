@@ -27,8 +27,10 @@ const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
 func scanNode(row pgx.CollectableRow) (n Node, err error) {
 	err = row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining,
 		(*zeronull.Timestamptz)(&n.BannedAt), &n.BanReason, (*zeronull.Timestamptz)(&n.RemovedAt), &n.Lost, &n.RemoveReason,
-		(*zeronull.Timestamptz)(&n.QuarantinedAt), &n.QuarantineReason, &n.SuspectIncarnations, &n.CertificateExpiresAt, &n.Incarnation,
-		&n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion, &n.ProtocolVersion, &n.Features, &n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
+		(*zeronull.Timestamptz)(&n.QuarantinedAt), &n.QuarantineReason, &n.SuspectIncarnations, &n.CertificateExpiresAt,
+		&n.Incarnation,
+		&n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion, &n.ProtocolVersion, &n.Features,
+		&n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
 		&n.UpdatedAt, &n.Resync.Status, &n.Resync.OwedIncarnation, &n.Resync.OwedSegment, &n.SessionNo,
 		(*zeronull.Timestamptz)(&n.LastSeenAt), (*zeronull.Timestamptz)(&n.DisconnectedAt), &n.reachable)
 	return n, err
