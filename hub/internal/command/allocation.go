@@ -17,18 +17,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// CreateAllocationInput is the request; NodeID, SKU and AcceleratorModel may be empty.
-type CreateAllocationInput struct {
-	ProjectID        string
-	NodeID           string
-	SKU              string
-	Shape            capacity.Shape
-	AcceleratorCount int
-	AcceleratorModel string
-	CPUCores         int64
-	MemoryMiB        int64
-}
-
 const (
 	// placementCandidates is how many nodes one transaction reads.
 	placementCandidates = 4
@@ -38,8 +26,10 @@ const (
 
 // CreateAllocation holds capacity on a node for a project. It answers with the active allocation. It chooses among all
 // nodes by a snapshot, and checks a few candidates in the transaction: one that read all nodes would conflict with
-// every report of any.
-func (s *Service) CreateAllocation(ctx context.Context, m Meta, in CreateAllocationInput) (capacity.Allocation, error) {
+// every report of any. NodeID, SKU and AcceleratorModel of the request may be empty.
+func (s *Service) CreateAllocation(ctx context.Context, m Meta,
+	in capacity.NewAllocation,
+) (capacity.Allocation, error) {
 	for attempt := 1; ; attempt++ {
 		nodeIDs, err := s.candidates(ctx, m, in)
 		if err != nil {
@@ -57,7 +47,7 @@ func (s *Service) CreateAllocation(ctx context.Context, m Meta, in CreateAllocat
 }
 
 // candidates are the nodes that the request fits on best, or the one that it names.
-func (s *Service) candidates(ctx context.Context, m Meta, in CreateAllocationInput) ([]string, error) {
+func (s *Service) candidates(ctx context.Context, m Meta, in capacity.NewAllocation) ([]string, error) {
 	if in.NodeID != "" {
 		return []string{in.NodeID}, nil
 	}
@@ -66,11 +56,12 @@ func (s *Service) candidates(ctx context.Context, m Meta, in CreateAllocationInp
 		if err != nil {
 			return nil, err
 		}
+		in.OrgID, in.ProjectID = project.OrgID, project.ID
 		open, err := fleet.ForPlacement(ctx, tx, m.Now)
 		if err != nil {
 			return nil, err
 		}
-		return capacity.NodesFor(ctx, tx, in.allocation(project), capacityNodes(m, open), placementCandidates)
+		return capacity.NodesFor(ctx, tx, in, capacityNodes(m, open), placementCandidates)
 	})
 	if f := fault.As(err); err != nil && f.Kind == fault.Unprocessable {
 		return nil, nil // the transaction says the same, unless the request was answered before
@@ -78,17 +69,8 @@ func (s *Service) candidates(ctx context.Context, m Meta, in CreateAllocationInp
 	return ids, err
 }
 
-// allocation is what the request asks for.
-func (in CreateAllocationInput) allocation(project iam.Project) capacity.NewAllocation {
-	return capacity.NewAllocation{
-		OrgID: project.OrgID, ProjectID: project.ID, NodeID: in.NodeID, SKU: in.SKU, Shape: in.Shape,
-		AcceleratorCount: in.AcceleratorCount, AcceleratorModel: in.AcceleratorModel,
-		CPUCores: in.CPUCores, MemoryMiB: in.MemoryMiB,
-	}
-}
-
 func (s *Service) createAllocation(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
-	in CreateAllocationInput, nodeIDs []string,
+	in capacity.NewAllocation, nodeIDs []string,
 ) (capacity.Allocation, error) {
 	known, err := fleet.GetAll(ctx, tx, nodeIDs)
 	if err != nil {
@@ -98,10 +80,9 @@ func (s *Service) createAllocation(ctx context.Context, tx db.Tx, m Meta, projec
 	if err != nil {
 		return capacity.Allocation{}, err
 	}
-	n := in.allocation(project)
-	n.ID = db.NewID()
-	n.RequestedBy, n.CorrelationID = m.Principal.Actor(), m.CorrelationID
-	a, err := capacity.Create(ctx, tx, n, capacityNodes(m, slices.Collect(maps.Values(known))), m.Now)
+	in.ID, in.OrgID, in.ProjectID = db.NewID(), project.OrgID, project.ID
+	in.RequestedBy, in.CorrelationID = m.Principal.Actor(), m.CorrelationID
+	a, err := capacity.Create(ctx, tx, in, capacityNodes(m, slices.Collect(maps.Values(known))), m.Now)
 	if err != nil {
 		return capacity.Allocation{}, err
 	}

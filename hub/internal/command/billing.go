@@ -39,31 +39,15 @@ func (s *Service) CreatePrice(ctx context.Context, m Meta, in ledger.Price) (led
 	})
 }
 
-// GrantCreditInput says to whom, how much and why.
-type GrantCreditInput struct {
-	OrgID       string
-	Currency    string
-	Nanos       int64
-	Description string
-}
-
-// GrantCredit puts money into an org's wallet.
-func (s *Service) GrantCredit(ctx context.Context, m Meta, in GrantCreditInput) (ledger.Posting, error) {
-	key := db.NewID()
+// GrantCredit puts money into an org's wallet. It sets the grant's key.
+func (s *Service) GrantCredit(ctx context.Context, m Meta, in ledger.Grant) (ledger.Posting, error) {
+	in.Key, in.CorrelationID = db.NewID(), m.CorrelationID
 	check := access.Platform(m.Principal, iam.CreditGrant)
 	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (ledger.Posting, error) {
-		org, err := iam.GetOrg(ctx, tx, in.OrgID)
-		if err != nil {
+		if _, err := iam.GetOrg(ctx, tx, in.OrgID); err != nil {
 			return ledger.Posting{}, err
 		}
-		p, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
-			OrgID:         org.ID,
-			Currency:      in.Currency,
-			Nanos:         in.Nanos,
-			Description:   in.Description,
-			CorrelationID: m.CorrelationID,
-			Key:           key,
-		}, m.Now)
+		p, err := ledger.GrantCredit(ctx, tx, in, m.Now)
 		if err != nil {
 			return ledger.Posting{}, err
 		}
@@ -77,7 +61,7 @@ func (s *Service) GrantCredit(ctx context.Context, m Meta, in GrantCreditInput) 
 			Action:       iam.CreditGrant,
 			ResourceType: resourcePosting,
 			ResourceID:   p.ID,
-			OrgID:        org.ID,
+			OrgID:        in.OrgID,
 			Data:         data,
 			After:        data,
 		})

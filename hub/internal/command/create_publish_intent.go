@@ -15,13 +15,6 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// PublishIntentInput is what the caller wants to push.
-type PublishIntentInput struct {
-	ProjectID, AppSlug, AppVersion string
-	ArtifactName, ArtifactKind     string
-	Channel                        string
-}
-
 // CreatedPublishIntent holds the password, which is shown this once.
 type CreatedPublishIntent struct {
 	Intent             artifact.Intent
@@ -30,15 +23,13 @@ type CreatedPublishIntent struct {
 	SigningKeyID string
 }
 
-// CreatePublishIntent says where to push, and gives credentials for it. It reserves the slug where it is new, and
-// makes the intent.
-func (s *Service) CreatePublishIntent(ctx context.Context, m Meta,
-	in PublishIntentInput,
-) (CreatedPublishIntent, error) {
+// CreatePublishIntent makes an intent of a project for an app's version and artifact, and gives credentials for it. It
+// reserves the slug where it is new. An empty kind is oci.
+func (s *Service) CreatePublishIntent(ctx context.Context, m Meta, in artifact.Intent) (CreatedPublishIntent, error) {
 	if err := onlyOCI(in.ArtifactKind); err != nil {
 		return CreatedPublishIntent{}, err
 	}
-	id := db.NewID()
+	in.ID, in.ArtifactKind, in.CreatedBy = db.NewID(), artifact.KindOCI, m.Principal.Actor()
 	check := access.Project(m.Principal, iam.ArtifactPublish, in.ProjectID)
 	return onceSealed(ctx, s, m, s.Sealer, check, func(tx db.Tx, project iam.Project) (CreatedPublishIntent, error) {
 		orgSlug, reserved, err := publisherOrg(ctx, tx, m, project, in.AppSlug)
@@ -48,18 +39,9 @@ func (s *Service) CreatePublishIntent(ctx context.Context, m Meta,
 		if err := quota.CheckIntent(ctx, tx, project.OrgID, reserved, m.Now); err != nil {
 			return CreatedPublishIntent{}, err
 		}
-		intent := artifact.NewIntent(artifact.Intent{
-			ID:           id,
-			OrgID:        project.OrgID,
-			ProjectID:    project.ID,
-			AppSlug:      in.AppSlug,
-			AppVersion:   in.AppVersion,
-			ArtifactName: in.ArtifactName,
-			ArtifactKind: artifact.KindOCI,
-			Channel:      in.Channel,
-			Repository:   artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName),
-			CreatedBy:    m.Principal.Actor(),
-		}, m.Now)
+		in.OrgID, in.ProjectID = project.OrgID, project.ID
+		in.Repository = artifact.Repository(orgSlug, in.AppSlug, in.ArtifactName)
+		intent := artifact.NewIntent(in, m.Now)
 		if err := artifact.AddIntent(ctx, tx, intent); err != nil {
 			return CreatedPublishIntent{}, err
 		}

@@ -22,7 +22,7 @@ func (s *Service) WithMinVersion(fn func(appSlug string) string) *Service {
 }
 
 // CreateAllocationOn creates an allocation on one of the nodes in the caller's transaction.
-func (s *Service) CreateAllocationOn(ctx context.Context, tx db.Tx, m Meta, in CreateAllocationInput,
+func (s *Service) CreateAllocationOn(ctx context.Context, tx db.Tx, m Meta, in capacity.NewAllocation,
 	nodeIDs []string,
 ) (capacity.Allocation, error) {
 	project, err := access.Project(m.Principal, iam.AllocationCreate, in.ProjectID)(ctx, tx)

@@ -76,7 +76,7 @@ func TestLaw08CredentialsAreOneTransaction(t *testing.T) {
 			m := w.Admin("k")
 			return w.command(func(ctx context.Context, s *command.Service) error {
 				s.Sealer = idempotency.Plain{}
-				return second(s.CreateJoinToken(ctx, m, command.CreateJoinTokenInput{}))
+				return second(s.CreateJoinToken(ctx, m, fleet.NewToken{}))
 			})
 		}},
 		{"enroll node", "nodes", func(w *world) func(commandtest.Around) error {

@@ -12,14 +12,9 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// CreateOrgInput is what the caller chooses.
-type CreateOrgInput struct {
-	Slug, DisplayName string
-}
-
-// CreateOrg makes a tenant.
-func (s *Service) CreateOrg(ctx context.Context, m Meta, in CreateOrgInput) (iam.Org, error) {
-	org := iam.Org{ID: db.NewID(), Slug: in.Slug, DisplayName: in.DisplayName, CreatedAt: m.Now}
+// CreateOrg makes a tenant. It sets the org's id and time.
+func (s *Service) CreateOrg(ctx context.Context, m Meta, org iam.Org) (iam.Org, error) {
+	org.ID, org.CreatedAt = db.NewID(), m.Now
 	check := access.Platform(m.Principal, iam.OrgCreate)
 	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (iam.Org, error) {
 		if err := iam.CreateOrg(ctx, tx, org); err != nil {
@@ -70,22 +65,15 @@ func (s *Service) PutOrgQuota(ctx context.Context, m Meta, orgID string, set iam
 	})
 }
 
-// CreateProjectInput is what the caller chooses.
-type CreateProjectInput struct {
-	// OrgID empty means the caller's.
-	OrgID             string
-	Slug, DisplayName string
-}
-
-// CreateProject makes a project in an org.
-func (s *Service) CreateProject(ctx context.Context, m Meta, in CreateProjectInput) (iam.Project, error) {
-	orgID := cmp.Or(in.OrgID, m.Principal.OrgID)
-	if orgID == "" {
+// CreateProject makes a project in an org; an empty org is the caller's. It sets the project's id and time.
+func (s *Service) CreateProject(ctx context.Context, m Meta, wanted iam.Project) (iam.Project, error) {
+	wanted.ID, wanted.CreatedAt = db.NewID(), m.Now
+	wanted.OrgID = cmp.Or(wanted.OrgID, m.Principal.OrgID)
+	if wanted.OrgID == "" {
 		return iam.Project{}, fault.New(fault.Unprocessable, fault.CodeInvalid, "Name the org: you belong to none yourself.",
 			nil).WithField("/org_id", "is required").Permanent()
 	}
-	wanted := iam.Project{ID: db.NewID(), OrgID: orgID, Slug: in.Slug, DisplayName: in.DisplayName, CreatedAt: m.Now}
-	check := access.OrgID(m.Principal, iam.ProjectCreate, orgID)
+	check := access.OrgID(m.Principal, iam.ProjectCreate, wanted.OrgID)
 	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (iam.Project, error) {
 		project, err := iam.CreateProject(ctx, tx, wanted)
 		if err != nil {

@@ -10,25 +10,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// PutEntitlementInput is the whole entitlement.
-type PutEntitlementInput struct {
-	ProjectID, AppSlug string
-	Enabled            bool
-	Policy             catalog.Policy
-}
-
-// PutEntitlement grants, narrows or withdraws an app for a project. No role of a service account allows it.
-func (s *Service) PutEntitlement(ctx context.Context, m Meta, in PutEntitlementInput) (catalog.Entitlement, error) {
+// PutEntitlement grants, narrows or withdraws an app for a project: in is the whole entitlement. No role of a service
+// account allows it.
+func (s *Service) PutEntitlement(ctx context.Context, m Meta, in catalog.Entitlement) (catalog.Entitlement, error) {
 	check := access.Project(m.Principal, iam.EntitlementWrite, in.ProjectID)
 	return run(ctx, s, check, func(tx db.Tx, project iam.Project) (catalog.Entitlement, error) {
-		before, after, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
-			ProjectID: project.ID,
-			OrgID:     project.OrgID,
-			AppSlug:   in.AppSlug,
-			Enabled:   in.Enabled,
-			Policy:    in.Policy,
-			UpdatedBy: m.Principal.ID,
-		}, m.Now)
+		in.OrgID, in.ProjectID, in.UpdatedBy = project.OrgID, project.ID, m.Principal.ID
+		before, after, err := catalog.PutEntitlement(ctx, tx, in, m.Now)
 		if err != nil {
 			return catalog.Entitlement{}, err
 		}

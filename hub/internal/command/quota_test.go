@@ -86,12 +86,12 @@ func quotaAttempts(shape, ada string) (prepare map[iam.Quota]func(w *world),
 			return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), in))
 		},
 		iam.QuotaPublishIntents: func(w *world) error {
-			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), command.PublishIntentInput{
+			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), artifact.Intent{
 				ProjectID: w.Project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
 			}))
 		},
 		iam.QuotaAppSlugs: func(w *world) error {
-			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), command.PublishIntentInput{
+			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), artifact.Intent{
 				ProjectID: w.Project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
 			}))
 		},
@@ -112,11 +112,11 @@ func quotaAttempts(shape, ada string) (prepare map[iam.Quota]func(w *world),
 		iam.QuotaServiceAccounts: func(w *world) error {
 			return second((&command.Service{DB: w.DB, Sealer: idempotency.Plain{}}).CreateServiceAccount(w.T.Context(),
 				w.Meta(db.NewID()),
-				command.CreateServiceAccountInput{ProjectID: w.Project.ID, Name: "CI", Slug: "ci"}))
+				iam.ServiceAccount{ProjectID: w.Project.ID, Name: "CI", Slug: "ci"}))
 		},
 		iam.QuotaUsers: func(w *world) error {
 			return second((&command.Service{DB: w.DB}).CreateUser(w.T.Context(), w.Admin(db.NewID()),
-				command.CreateUserInput{OrgID: w.Project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
+				iam.User{OrgID: w.Project.OrgID, Email: "ada@acme.example", DisplayName: "Ada"}))
 		},
 	}
 	return prepare, attempts

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
@@ -12,26 +13,15 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// RegisterArtifactInput names what was pushed.
-type RegisterArtifactInput struct {
-	ProjectID, AppSlug, AppVersion string
-	ArtifactName, ArtifactKind     string
-	Digest                         string
-	// Repository and MediaType, where given, must be what they are.
-	Repository, MediaType string
-	// Channel empty means dev.
-	Channel string
-}
-
-// RegisterArtifact records a pushed digest, as the registry has it, and judges its signatures.
-func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in RegisterArtifactInput) (artifact.Artifact, error) {
+// RegisterArtifact records a pushed digest, as the registry has it, and judges its signatures. in names what was
+// pushed, with the project; an empty kind is oci, an empty channel dev. A repository and a media type, where given,
+// must be those of the digest.
+func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in artifact.Artifact) (artifact.Artifact, error) {
 	if err := onlyOCI(in.ArtifactKind); err != nil {
 		return artifact.Artifact{}, err
 	}
-	if in.Channel == "" {
-		in.Channel = "dev"
-	}
-	check := in.repositoryOf(m)
+	in.ArtifactKind, in.Channel = artifact.KindOCI, cmp.Or(in.Channel, "dev")
+	check := repositoryOf(m, in)
 	target, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (repository, error) { return check(ctx, tx) })
 	if err != nil {
 		return artifact.Artifact{}, err
@@ -46,28 +36,15 @@ func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in RegisterArtif
 			"The pushed manifest has another media type.", nil).
 			WithHint("/media_type", "is not that of the digest", image.MediaType).Permanent()
 	}
-	id := db.NewID()
+	in.ID, in.CreatedBy = db.NewID(), m.Principal.Actor()
+	in.MediaType, in.SizeBytes, in.Platforms = image.MediaType, image.SizeBytes, image.Platforms
 	return once(ctx, s, m, check, func(tx db.Tx, target repository) (artifact.Artifact, error) {
 		keys, err := signersOf(ctx, tx, target.name, s.Bundle(), m)
 		if err != nil {
 			return artifact.Artifact{}, err
 		}
-		a := artifact.Artifact{
-			ID:           id,
-			OrgID:        target.project.OrgID,
-			ProjectID:    target.project.ID,
-			AppSlug:      in.AppSlug,
-			AppVersion:   in.AppVersion,
-			ArtifactName: in.ArtifactName,
-			ArtifactKind: artifact.KindOCI,
-			Repository:   target.name,
-			Digest:       in.Digest,
-			MediaType:    image.MediaType,
-			SizeBytes:    image.SizeBytes,
-			Platforms:    image.Platforms,
-			Channel:      in.Channel,
-			CreatedBy:    m.Principal.Actor(),
-		}
+		a := in
+		a.OrgID, a.ProjectID, a.Repository = target.project.OrgID, target.project.ID, target.name
 		a.TrustState, a.Evidence = artifact.Judge(image, target.name, in.Digest, keys, m.Now)
 		before, after, err := artifact.Register(ctx, tx, a, m.Now)
 		if err != nil {
@@ -84,7 +61,7 @@ type repository struct {
 }
 
 // repositoryOf finds the project and the repository that the app's artifact has there.
-func (in RegisterArtifactInput) repositoryOf(m Meta) access.Check[repository] {
+func repositoryOf(m Meta, in artifact.Artifact) access.Check[repository] {
 	inProject := access.Project(m.Principal, iam.ArtifactPublish, in.ProjectID)
 	return func(ctx context.Context, tx db.Tx) (repository, error) {
 		project, err := inProject(ctx, tx)

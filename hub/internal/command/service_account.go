@@ -9,41 +9,26 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// CreateServiceAccountInput is what the caller chooses.
-type CreateServiceAccountInput struct {
-	ProjectID               string
-	Name, Slug, Description string
-	// Role empty means app_operator.
-	Role iam.Role
-}
-
 // ServiceAccountWithKey holds the private key, which is shown this once; Key is empty where none was made.
 type ServiceAccountWithKey struct {
 	Account iam.ServiceAccount
 	Key     iam.Key
 }
 
-// CreateServiceAccount makes a service account with its first key.
+// CreateServiceAccount makes a service account of a project with its first key; an empty role is app_operator. It sets
+// the account's id and time.
 func (s *Service) CreateServiceAccount(ctx context.Context, m Meta,
-	in CreateServiceAccountInput,
+	wanted iam.ServiceAccount,
 ) (ServiceAccountWithKey, error) {
 	key, err := iam.NewKey(db.NewID(), m.Now)
 	if err != nil {
 		return ServiceAccountWithKey{}, err
 	}
-	id := db.NewID()
-	check := access.Project(m.Principal, iam.ServiceAccountWrite, in.ProjectID)
+	wanted.ID, wanted.CreatedAt = db.NewID(), m.Now
+	check := access.Project(m.Principal, iam.ServiceAccountWrite, wanted.ProjectID)
 	return onceSealed(ctx, s, m, s.Sealer, check, func(tx db.Tx, project iam.Project) (ServiceAccountWithKey, error) {
-		sa, err := iam.CreateServiceAccount(ctx, tx, iam.ServiceAccount{
-			ID:          id,
-			OrgID:       project.OrgID,
-			ProjectID:   project.ID,
-			Name:        in.Name,
-			Slug:        in.Slug,
-			Description: in.Description,
-			Role:        in.Role,
-			CreatedAt:   m.Now,
-		}, key)
+		wanted.OrgID, wanted.ProjectID = project.OrgID, project.ID
+		sa, err := iam.CreateServiceAccount(ctx, tx, wanted, key)
 		if err != nil {
 			return ServiceAccountWithKey{}, err
 		}

@@ -10,24 +10,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
-// CreateUserInput is what the caller chooses.
-type CreateUserInput struct {
-	OrgID, Email, DisplayName string
-	PlatformAdmin             bool
-	Roles                     []iam.Role
-}
-
-// CreateUser makes a user.
-func (s *Service) CreateUser(ctx context.Context, m Meta, in CreateUserInput) (iam.User, error) {
-	wanted := iam.User{
-		ID:            db.NewID(),
-		OrgID:         in.OrgID,
-		Email:         in.Email,
-		DisplayName:   in.DisplayName,
-		PlatformAdmin: in.PlatformAdmin,
-		Roles:         in.Roles,
-		CreatedAt:     m.Now,
-	}
+// CreateUser makes a user. It sets the user's id and time.
+func (s *Service) CreateUser(ctx context.Context, m Meta, wanted iam.User) (iam.User, error) {
+	wanted.ID, wanted.CreatedAt = db.NewID(), m.Now
 	return once(ctx, s, m, access.Platform(m.Principal, iam.UserWrite), func(tx db.Tx,
 		_ access.Nothing,
 	) (iam.User, error) {

@@ -242,8 +242,8 @@ func (w *World) Running() instance.Instance {
 }
 
 // AllocationInput asks for an allocation of a quarter of the node.
-func (w *World) AllocationInput() command.CreateAllocationInput {
-	return command.CreateAllocationInput{ProjectID: w.Project.ID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 512}
+func (w *World) AllocationInput() capacity.NewAllocation {
+	return capacity.NewAllocation{ProjectID: w.Project.ID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 512}
 }
 
 // InstanceInput asks for an instance of the demo.

@@ -5,7 +5,6 @@ import (
 	"strconv"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 )
 
 // ListAllocations lists a project's allocations, the newest first.
@@ -32,7 +31,7 @@ func (s *Server) GetAllocation(ctx context.Context, r GetAllocationRequestObject
 func (s *Server) CreateAllocation(ctx context.Context,
 	r CreateAllocationRequestObject,
 ) (CreateAllocationResponseObject, error) {
-	a, err := s.Commands.CreateAllocation(ctx, metaFrom(ctx), command.CreateAllocationInput{
+	a, err := s.Commands.CreateAllocation(ctx, metaFrom(ctx), capacity.NewAllocation{
 		ProjectID: r.ProjectID, NodeID: r.Body.NodeID, SKU: r.Body.Sku, Shape: capacity.Shape(r.Body.CapacityShape),
 		AcceleratorCount: int(r.Body.AcceleratorCount), AcceleratorModel: r.Body.AcceleratorModel,
 		CPUCores: int64(r.Body.CPUCores), MemoryMiB: r.Body.MemoryMib,

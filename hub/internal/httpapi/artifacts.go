@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 )
 
 // GetRegistry says where images are pushed and pulled.
@@ -23,7 +22,7 @@ func (s *Server) GetRegistry(ctx context.Context, _ GetRegistryRequestObject) (G
 func (s *Server) CreatePublishIntent(ctx context.Context,
 	r CreatePublishIntentRequestObject,
 ) (CreatePublishIntentResponseObject, error) {
-	made, err := s.Commands.CreatePublishIntent(ctx, metaFrom(ctx), command.PublishIntentInput{
+	made, err := s.Commands.CreatePublishIntent(ctx, metaFrom(ctx), artifact.Intent{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
 		ArtifactKind: string(r.Body.ArtifactKind), Channel: string(r.Body.Channel),
 	})
@@ -46,7 +45,7 @@ func (s *Server) CreatePublishIntent(ctx context.Context,
 func (s *Server) RegisterArtifact(ctx context.Context,
 	r RegisterArtifactRequestObject,
 ) (RegisterArtifactResponseObject, error) {
-	a, err := s.Commands.RegisterArtifact(ctx, metaFrom(ctx), command.RegisterArtifactInput{
+	a, err := s.Commands.RegisterArtifact(ctx, metaFrom(ctx), artifact.Artifact{
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, AppVersion: r.Body.AppVersion, ArtifactName: r.Body.ArtifactName,
 		ArtifactKind: string(r.Body.ArtifactKind), Digest: r.Body.Digest, Repository: r.Body.Repository,
 		MediaType: r.Body.MediaType,

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -109,7 +108,7 @@ func (s *Server) GrantCredit(ctx context.Context, r GrantCreditRequestObject) (G
 	if err != nil {
 		return nil, err
 	}
-	p, err := s.Commands.GrantCredit(ctx, metaFrom(ctx), command.GrantCreditInput{
+	p, err := s.Commands.GrantCredit(ctx, metaFrom(ctx), ledger.Grant{
 		OrgID: r.Body.OrgID, Currency: r.Body.Currency, Nanos: nanos, Description: r.Body.Description,
 	})
 	return GrantCredit201JSONResponse(postingView(p)), err

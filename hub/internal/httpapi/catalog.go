@@ -7,7 +7,6 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
-	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -140,7 +139,7 @@ func (s *Server) PutEntitlement(ctx context.Context,
 	r PutEntitlementRequestObject,
 ) (PutEntitlementResponseObject, error) {
 	o := r.Body.PolicyOverrides
-	e, err := s.Commands.PutEntitlement(ctx, metaFrom(ctx), command.PutEntitlementInput{
+	e, err := s.Commands.PutEntitlement(ctx, metaFrom(ctx), catalog.Entitlement{
 		ProjectID: r.ProjectID, AppSlug: r.AppSlug, Enabled: r.Body.Enabled,
 		Policy: catalog.Policy{
 			AllowedOperatingModes: texts(o.AllowedOperatingModes), AllowedControlPlaneScopes: texts(o.AllowedControlPlaneScopes),

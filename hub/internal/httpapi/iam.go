@@ -45,7 +45,7 @@ func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrg
 
 // CreateOrg makes an org.
 func (s *Server) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (CreateOrgResponseObject, error) {
-	org, err := s.Commands.CreateOrg(ctx, metaFrom(ctx), command.CreateOrgInput{
+	org, err := s.Commands.CreateOrg(ctx, metaFrom(ctx), iam.Org{
 		Slug:        r.Body.Slug,
 		DisplayName: r.Body.DisplayName,
 	})
@@ -62,9 +62,10 @@ func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) 
 
 // CreateProject makes a project.
 func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject) (CreateProjectResponseObject, error) {
-	project, err := s.Commands.CreateProject(ctx, metaFrom(ctx), command.CreateProjectInput{
-		OrgID: r.Body.OrgID,
-		Slug:  r.Body.Slug, DisplayName: r.Body.DisplayName,
+	project, err := s.Commands.CreateProject(ctx, metaFrom(ctx), iam.Project{
+		OrgID:       r.Body.OrgID,
+		Slug:        r.Body.Slug,
+		DisplayName: r.Body.DisplayName,
 	})
 	return CreateProject201JSONResponse(projectView(project)), err
 }
@@ -85,11 +86,13 @@ func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListU
 
 // CreateUser makes a user.
 func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (CreateUserResponseObject, error) {
-	in := command.CreateUserInput{
-		OrgID: r.Body.OrgID, Email: r.Body.Email, DisplayName: r.Body.DisplayName, PlatformAdmin: r.Body.PlatformAdmin,
-		Roles: rolesOf(r.Body.Roles),
-	}
-	user, err := s.Commands.CreateUser(ctx, metaFrom(ctx), in)
+	user, err := s.Commands.CreateUser(ctx, metaFrom(ctx), iam.User{
+		OrgID:         r.Body.OrgID,
+		Email:         r.Body.Email,
+		DisplayName:   r.Body.DisplayName,
+		PlatformAdmin: r.Body.PlatformAdmin,
+		Roles:         rolesOf(r.Body.Roles),
+	})
 	return CreateUser201JSONResponse(userView(user)), err
 }
 
@@ -124,9 +127,12 @@ func (s *Server) ListServiceAccounts(ctx context.Context,
 func (s *Server) CreateServiceAccount(ctx context.Context,
 	r CreateServiceAccountRequestObject,
 ) (CreateServiceAccountResponseObject, error) {
-	made, err := s.Commands.CreateServiceAccount(ctx, metaFrom(ctx), command.CreateServiceAccountInput{
-		ProjectID: r.ProjectID, Name: r.Body.Name, Slug: r.Body.Slug, Description: r.Body.Description,
-		Role: iam.Role(r.Body.Role),
+	made, err := s.Commands.CreateServiceAccount(ctx, metaFrom(ctx), iam.ServiceAccount{
+		ProjectID:   r.ProjectID,
+		Name:        r.Body.Name,
+		Slug:        r.Body.Slug,
+		Description: r.Body.Description,
+		Role:        iam.Role(r.Body.Role),
 	})
 	return CreateServiceAccount201JSONResponse(withKey(made)), err
 }

@@ -132,7 +132,7 @@ func (s *Server) CreateJoinToken(ctx context.Context,
 	r CreateJoinTokenRequestObject,
 ) (CreateJoinTokenResponseObject, error) {
 	m := metaFrom(ctx)
-	created, err := s.Commands.CreateJoinToken(ctx, m, command.CreateJoinTokenInput{
+	created, err := s.Commands.CreateJoinToken(ctx, m, fleet.NewToken{
 		Description: r.Body.Description, TTL: time.Duration(r.Body.ExpiresInSeconds) * time.Second,
 	})
 	if err != nil {

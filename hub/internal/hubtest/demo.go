@@ -175,7 +175,7 @@ func (h *Hub) Launch() instance.Instance {
 	h.T.Helper()
 	if Count(h, `SELECT count(*) FROM allocations`) == 0 {
 		_, err := (&command.Service{DB: h.DB}).CreateAllocation(h.T.Context(), h.Tenant("allocation"),
-			command.CreateAllocationInput{
+			capacity.NewAllocation{
 				ProjectID: h.Project.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096,
 			})
 		require.NoError(h.T, err)

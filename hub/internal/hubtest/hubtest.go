@@ -210,7 +210,7 @@ func (h *Hub) Enroll() *Node {
 	h.T.Helper()
 	ctx := h.T.Context()
 	created, err := (&command.Service{DB: h.DB, Sealer: PlainSealer{}}).CreateJoinToken(ctx, h.Admin("token"+db.NewID()),
-		command.CreateJoinTokenInput{})
+		fleet.NewToken{})
 	require.NoError(h.T, err)
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(h.T, err)

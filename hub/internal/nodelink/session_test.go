@@ -335,7 +335,7 @@ func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
 	require.True(t, fault.Is((&command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}).BanNode(t.Context(), m, n.ID, "x"),
 		fault.Forbidden))
 	_, err := (&command.Service{DB: h.DB, Sealer: hubtest.PlainSealer{}}).CreateJoinToken(t.Context(), m,
-		command.CreateJoinTokenInput{})
+		fleet.NewToken{})
 	require.True(t, fault.Is(err, fault.Forbidden))
 	require.Equal(t, before, hubtest.Count(h, `SELECT count(*) FROM events`)+hubtest.Count(h,
 		`SELECT count(*) FROM audit_rows`)+

@@ -77,7 +77,7 @@ func requireNothingNew(t *testing.T, h *hubtest.Hub, n *hubtest.Node, i instance
 	require.Equal(t, newest, newestGeneration(h, n))
 	require.Equal(t, leases, hubtest.Count(h, `SELECT count(*) FROM leases`))
 	_, err := (&command.Service{DB: h.DB}).CreateAllocation(t.Context(), h.Tenant("another"),
-		command.CreateAllocationInput{
+		capacity.NewAllocation{
 			ProjectID: h.Project.ID, NodeID: n.ID, Shape: capacity.GPUSlice, CPUCores: 1, MemoryMiB: 64,
 		})
 	require.True(t, fault.Is(err, fault.Conflict), "%v", err)

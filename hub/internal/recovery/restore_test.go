@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
@@ -109,7 +110,7 @@ func TestLaw16ANodeThatAwaitsResyncKeepsItsCapacity(t *testing.T) {
 	n.Hub = again
 	ask := func(key string) error {
 		_, err := (&command.Service{DB: again.DB}).CreateAllocation(t.Context(), again.Tenant(key),
-			command.CreateAllocationInput{
+			capacity.NewAllocation{
 				ProjectID: again.Project.ID, Shape: "gpu_slice", CPUCores: 1, MemoryMiB: 512,
 			})
 		return err
