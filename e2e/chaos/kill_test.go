@@ -56,11 +56,12 @@ func passedIn(point string) []string {
 	}{
 		{"agent/session/", []string{nodeReconnect}},
 		{"agent/accept/", starts},
+		{"agent/admission/", starts},
 		{"agent/leases/", []string{launch}},
 		{"agent/pull/", []string{launchNew}},
-		{"agent/network/gone", []string{decommission}},
+		{"agent/network/removed", []string{decommission}},
 		{"agent/network/", []string{launch}},
-		{"agent/share/", []string{launch}},
+		{"agent/shared_network/", []string{launch}},
 		{"agent/attach/", []string{launch}},
 		{"agent/start/", starts},
 		{"agent/ready/", starts},
@@ -70,7 +71,7 @@ func passedIn(point string) []string {
 		{"agent/exit/", ends},
 		{"agent/remove/", ends},
 		{"agent/detach/", []string{decommission}},
-		{"agent/unshare/", []string{decommission}},
+		{"agent/shared_network_removal/", []string{decommission}},
 		{"agent/retire/", []string{decommission}},
 		{"agent/report/acknowledged", []string{decommission}},
 		{"agent/", acts},
@@ -79,8 +80,8 @@ func passedIn(point string) []string {
 		{"hub/leases/", []string{launch}},
 		{"hub/hello/", []string{nodeReconnect}},
 		{"hub/session/registered", []string{nodeReconnect}},
-		{"hub/gone/", []string{nodeReconnect}},
-		{"hub/report/freed", []string{decommission}},
+		{"hub/disconnect/", []string{nodeReconnect}},
+		{"hub/report/capacity_freed", []string{decommission}},
 		{"hub/", acts},
 	} {
 		if strings.HasPrefix(point, known.prefix) {
@@ -91,9 +92,7 @@ func passedIn(point string) []string {
 }
 
 // needsEmptyNode reports whether a point is passed only while the node has no other instance.
-func needsEmptyNode(point string) bool {
-	return strings.HasPrefix(point, "agent/share/") || strings.HasPrefix(point, "agent/unshare/")
-}
+func needsEmptyNode(point string) bool { return strings.HasPrefix(point, "agent/shared_network") }
 
 // enrolls reports whether a node passes the point at its enrollment, and never again.
 func enrolls(point string) bool { return strings.Contains(point, "/enroll/") }
@@ -101,7 +100,7 @@ func enrolls(point string) bool { return strings.Contains(point, "/enroll/") }
 // passedOften reports whether every step passes the point many times, so that the hit may differ.
 func passedOften(point string) bool {
 	return slices.Contains([]string{
-		"agent/state/writing", "agent/state/synced", "agent/action/begun", "agent/action/done",
+		"agent/store/writing", "agent/store/synced", "agent/action/begun", "agent/action/done",
 		"hub/db/committing", "hub/db/committed",
 	}, point)
 }

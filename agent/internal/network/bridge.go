@@ -27,11 +27,11 @@ func (n *Network) makeShared(ctx context.Context) error {
 	if err := n.applyRules(); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/share/table")
+	failpoint.Hit("agent/shared_network/rules_applied")
 	if err := n.makeBridge(); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/share/bridge")
+	failpoint.Hit("agent/shared_network/bridge_made")
 	if err := n.allowForwarding(ctx); err != nil {
 		return err
 	}
@@ -40,7 +40,7 @@ func (n *Network) makeShared(ctx context.Context) error {
 		if err := h.join(n.cfg.Bridge); err != nil {
 			return err
 		}
-		failpoint.Hit("agent/share/joined")
+		failpoint.Hit("agent/shared_network/host_state_written")
 		return writeSysctl(ipForward, "1")
 	})
 }
@@ -120,19 +120,19 @@ func (n *Network) removeShared(ctx context.Context) error {
 	if err := removeLink(n.cfg.Bridge); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/unshare/bridge")
+	failpoint.Hit("agent/shared_network_removal/bridge_removed")
 	if err := n.removeForwardRules(ctx); err != nil {
 		return err
 	}
 	if err := n.withHostState(func(h *hostState) error { return h.leave(n.cfg.Bridge) }); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/unshare/left")
+	failpoint.Hit("agent/shared_network_removal/host_state_written")
 	if err := n.removeTable(); err != nil {
 		return err
 	}
 	n.applied = nil
 	n.countsLost.Store(false)
-	failpoint.Hit("agent/unshare/table")
+	failpoint.Hit("agent/shared_network_removal/rules_removed")
 	return n.removeLeases()
 }

@@ -69,7 +69,7 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.
 			""); err != nil {
 			return fmt.Errorf("keep the %s namespace: %w", kind, err)
 		}
-		failpoint.Hit("agent/attach/mounted")
+		failpoint.Hit("agent/attach/namespace_mounted")
 	}
 	return nil
 }

@@ -347,7 +347,7 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	if err := n.makeNamespaces(ctx, memberID, ip); err != nil {
 		return Attachment{}, err
 	}
-	failpoint.Hit("agent/attach/namespaces")
+	failpoint.Hit("agent/attach/namespaces_made")
 	namespaces()
 	// The isolation rules are there before a packet can reach the member.
 	release, err := n.share(ctx)
@@ -417,11 +417,11 @@ func (n *Network) detach(memberID string) error {
 			return err
 		}
 	}
-	failpoint.Hit("agent/detach/unplugged")
+	failpoint.Hit("agent/detach/veth_removed")
 	if err := errors.Join(n.releaseAddress(memberID), n.removeNamespaces(memberID)); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/detach/namespaces")
+	failpoint.Hit("agent/detach/namespaces_removed")
 	if err := os.Remove(n.recordPath(memberID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}

@@ -47,12 +47,12 @@ func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
 	if err := netlink.LinkAdd(host); err != nil {
 		return fmt.Errorf("make the member's link: %w", err)
 	}
-	failpoint.Hit("agent/attach/plugged")
+	failpoint.Hit("agent/attach/veth_made")
 	// Isolated ports do not reach each other: neighbours are separated below IP, too.
 	if err := netlink.LinkSetIsolated(host, true); err != nil {
 		return fmt.Errorf("isolate link %s: %w", attrs.Name, err)
 	}
-	failpoint.Hit("agent/attach/isolated")
+	failpoint.Hit("agent/attach/veth_isolated")
 	if err := netlink.LinkSetUp(host); err != nil {
 		return fmt.Errorf("bring up link %s: %w", attrs.Name, err)
 	}

@@ -128,5 +128,5 @@ func (r *Reconciler) admit(ctx context.Context) {
 		return
 	}
 	r.store.SetAdmissions(decisions)
-	failpoint.Hit("agent/accept/admitted")
+	failpoint.Hit("agent/admission/decided")
 }

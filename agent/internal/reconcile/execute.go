@@ -205,7 +205,7 @@ func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 		r.log.ErrorContext(ctx, "cannot store that a stop was requested", slog.String("container_id", a.ContainerID),
 			slog.Any("error", err))
 	}
-	failpoint.Hit("agent/stop/asked")
+	failpoint.Hit("agent/stop/requested")
 	return r.machine.Containers.Stop(ctx, a.ContainerID, a.Grace)
 }
 
@@ -253,7 +253,7 @@ func (r *Reconciler) storeExit(a agent.RecordExit, c runtime.Container, now time
 	if err != nil {
 		return err
 	}
-	failpoint.Hit("agent/exit/counted")
+	failpoint.Hit("agent/exit/restart_counted")
 	return r.store.UpdateRun(c.ID, func(run *state.Run) {
 		run.ExitRecorded, run.ExitedAt, run.ExitCode = true, exited, int32(c.ExitCode)
 	})
@@ -263,7 +263,7 @@ func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContaine
 	if err := r.machine.Containers.Remove(ctx, a.ContainerID); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/remove/gone")
+	failpoint.Hit("agent/remove/done")
 	return r.store.CloseRun(a.ContainerID)
 }
 
@@ -271,7 +271,7 @@ func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
 	if err := r.machine.Network.Remove(ctx, memberID); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/network/gone")
+	failpoint.Hit("agent/network/removed")
 	return r.store.UpdateMember(memberID, func(m *state.Member) {
 		m.NetworkRevision, m.NetworkReady, m.NetNSPath, m.UserNSPath, m.IP = 0, false, "", "", ""
 	})
@@ -333,7 +333,7 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 	if err != nil {
 		return markHubAway(err)
 	}
-	failpoint.Hit("agent/pull/permitted")
+	failpoint.Hit("agent/pull/credential_received")
 	ref.RegistryHost = credential.GetRegistryHost()
 	creds := func(ctx context.Context, repository string) (string, string, error) {
 		// A long pull outlives its first credential.

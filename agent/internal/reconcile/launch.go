@@ -111,7 +111,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 	if err != nil || !desired {
 		return err
 	}
-	failpoint.Hit("agent/start/opened")
+	failpoint.Hit("agent/start/run_opened")
 	r.log.InfoContext(ctx, "starting a container", slog.String("member_id", a.MemberID), slog.String("run_id", run.ID),
 		slog.String("image", a.Service.Image), slog.String("correlation_id", a.Workload.CorrelationID))
 	started, err := r.runContainer(ctx, runtime.Spec{
@@ -131,7 +131,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 		}
 		return errors.Join(err, r.store.CloseRun(run.ID))
 	}
-	failpoint.Hit("agent/start/noted")
+	failpoint.Hit("agent/start/observed")
 	r.Wake() // the probe need not wait until the start is written
 	return r.withClock(func(time.Time) error {
 		at := r.clock.FromMachineTime(started.StartedAt, r.store.Runs()[run.ID].OpenedAt)
@@ -167,7 +167,7 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 	if err != nil {
 		return "", err
 	}
-	failpoint.Hit("agent/network/intended")
+	failpoint.Hit("agent/network/ports_assigned")
 	mappings := make([]network.PortMapping, 0, len(ports))
 	endpoints := make([]*protocol.PublishedEndpoint, 0, len(ports))
 	for _, p := range ports {
@@ -181,7 +181,7 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 	if err != nil {
 		return "", err
 	}
-	failpoint.Hit("agent/network/made")
+	failpoint.Hit("agent/network/complete")
 	return attachment.IP, r.store.UpdateMember(a.MemberID, func(m *state.Member) {
 		m.NetworkReady, m.Endpoints = true, endpoints
 		m.NetNSPath, m.UserNSPath, m.IP = attachment.NetNSPath, attachment.UserNSPath, attachment.IP

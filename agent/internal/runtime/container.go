@@ -202,7 +202,7 @@ func (r *Runtime) newContainer(ctx context.Context, p *Pending) error {
 	if err := r.prepareFiles(p.Spec); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/start/files")
+	failpoint.Hit("agent/start/files_written")
 	// A session keyring of its own counts for the user, and the kernel gives a user 200 keys: all containers of a node
 	// share those ids. The filter of system calls keeps a container from the keyring that it inherits.
 	options := &runcoptions.Options{Root: r.cfg.RuncRoot, NoNewKeyring: r.host.seccomp}
@@ -220,7 +220,7 @@ func (r *Runtime) newContainer(ctx context.Context, p *Pending) error {
 	if err != nil {
 		return fmt.Errorf("make container: %w", err)
 	}
-	failpoint.Hit("agent/start/container")
+	failpoint.Hit("agent/start/container_made")
 	return nil
 }
 
@@ -240,7 +240,7 @@ func (r *Runtime) CreateTask(ctx context.Context, p *Pending) error {
 	if err != nil {
 		return startFault(err)
 	}
-	failpoint.Hit("agent/start/task")
+	failpoint.Hit("agent/start/task_made")
 	return nil
 }
 
@@ -280,7 +280,7 @@ func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string) (Run, er
 	if err != nil {
 		return Run{}, startFault(fmt.Errorf("start task: %w", errgrpc.ToNative(err)))
 	}
-	failpoint.Hit("agent/start/running")
+	failpoint.Hit("agent/start/task_started")
 	r.noteRunning(p.Spec.ID, started.GetPid())
 	run := Run{ContainerID: p.Spec.ID, PID: started.GetPid(), StartedAt: failpoint.Now()}
 	if err := r.noteStart(p.Spec.ID, run.StartedAt); err != nil {

@@ -223,7 +223,7 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 			r.cfg.Log.Warn("cannot end the lease of a pull; it expires", slog.Any("error", e))
 		}
 	}()
-	failpoint.Hit("agent/pull/leased")
+	failpoint.Hit("agent/pull/content_leased")
 	image, err := r.pullWatched(leases.WithLease(ctx, lease.ID), lease.ID, ref, creds, tlsConf)
 	if err != nil {
 		return pullFault(ref, err)

@@ -118,13 +118,13 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	if err := r.deleteTask(ctx, id); err != nil {
 		return fmt.Errorf("delete task of container %s: %w", id, err)
 	}
-	failpoint.Hit("agent/remove/task")
+	failpoint.Hit("agent/remove/task_deleted")
 	if container != nil {
 		if err := container.Delete(ctx, client.WithSnapshotCleanup); err != nil && !errdefs.IsNotFound(err) {
 			return fmt.Errorf("delete container %s: %w", id, err)
 		}
 	}
-	failpoint.Hit("agent/remove/container")
+	failpoint.Hit("agent/remove/container_deleted")
 	return r.removeTraces(ctx, id)
 }
 
@@ -169,14 +169,14 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 	if err := r.removeCgroup(ctx, id); err != nil {
 		return fmt.Errorf("remove cgroup of container %s: %w", id, err)
 	}
-	failpoint.Hit("agent/remove/cgroup")
+	failpoint.Hit("agent/remove/cgroup_removed")
 	if err := os.RemoveAll(r.runcState(id)); err != nil {
 		return err
 	}
 	if err := r.removeFiles(id); err != nil {
 		return fmt.Errorf("remove files of container %s: %w", id, err)
 	}
-	failpoint.Hit("agent/remove/files")
+	failpoint.Hit("agent/remove/files_removed")
 	r.running.Delete(id)
 	return r.removeLogs(id)
 }

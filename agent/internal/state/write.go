@@ -89,11 +89,11 @@ func (s *Store) put(b *batch) error {
 	if err := s.writePending(); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/state/writing")
+	failpoint.Hit("agent/store/writing")
 	if err := s.update(b); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/state/synced")
+	failpoint.Hit("agent/store/synced")
 	return nil
 }
 

@@ -61,7 +61,7 @@ func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.
 			"The data directory holds a trust bundle that the hub's does not continue. Give this agent an empty data directory.",
 			err).Permanent()
 	}
-	failpoint.Hit("agent/enroll/trusted")
+	failpoint.Hit("agent/enroll/bundle_stored")
 	clock.Passed(bundle.Message().GetIssuedAt().AsTime())
 	csr, err := creds.request(e.Hostname)
 	if err != nil {

@@ -228,7 +228,7 @@ func (c *Credentials) save(id Identity, chain []byte) error {
 	if err := writeFile(filepath.Join(c.dir, certificateFile), chain); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/enroll/certified")
+	failpoint.Hit("agent/enroll/certificate_written")
 	if err := writeFile(filepath.Join(c.dir, identityFile), append(raw, '\n')); err != nil {
 		return err
 	}

@@ -100,7 +100,7 @@ func (s *session) exchangeHello(ctx context.Context) error {
 	if err := s.send(hello); err != nil {
 		return err
 	}
-	failpoint.Hit("agent/session/hello")
+	failpoint.Hit("agent/session/hello_sent")
 	answer := &protocol.HubMessage{}
 	if err := s.control.Receive(answer, protocol.MaxControlBytes); err != nil {
 		return err
@@ -229,7 +229,7 @@ func (s *session) answer(a *protocol.Ack, _ error) error {
 		return nil // the refusal is queued
 	}
 	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Ack{Ack: a}})
-	failpoint.Hit("agent/accept/answered")
+	failpoint.Hit("agent/accept/acknowledged")
 	return err
 }
 

@@ -108,7 +108,7 @@ func completeRemoval(ctx context.Context, tx db.Tx, by By, action string, r inst
 			return err
 		}
 	}
-	failpoint.Hit("hub/report/freed")
+	failpoint.Hit("hub/report/capacity_freed")
 	end := by.Now
 	if r.Proof != nil {
 		end = r.Proof.GetAt().AsTime()

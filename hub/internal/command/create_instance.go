@@ -57,7 +57,7 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 	if err := s.fund(ctx, tx, m, project, id, member, version); err != nil {
 		return instance.Instance{}, err
 	}
-	failpoint.Hit("hub/create/funded")
+	failpoint.Hit("hub/create/lease_issued")
 	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), m.Now)
 	if err != nil {
 		return instance.Instance{}, err

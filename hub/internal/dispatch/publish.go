@@ -244,7 +244,7 @@ func (d *Dispatcher) sign(ctx context.Context, s nodeSnapshot, state plan.NodeSt
 		return next, err
 	})
 	if err == nil {
-		failpoint.Hit("hub/dispatch/saved")
+		failpoint.Hit("hub/dispatch/committed")
 		d.signed.Add(ctx, 1)
 	}
 	return h, err

@@ -78,12 +78,12 @@ func Do[T any](ctx context.Context, tx db.Tx, r Request, seal Sealer, fn func() 
 	if stored != nil {
 		return replay[T](r, seal, stored)
 	}
-	failpoint.Hit("hub/command/claimed")
+	failpoint.Hit("hub/command/key_claimed")
 	out, err := fn()
 	if err != nil {
 		return zero, err
 	}
-	failpoint.Hit("hub/command/done")
+	failpoint.Hit("hub/command/executed")
 	text, err := json.Marshal(out)
 	if err != nil {
 		return zero, fmt.Errorf("encode the answer to keep: %w", err)
@@ -96,7 +96,7 @@ func Do[T any](ctx context.Context, tx db.Tx, r Request, seal Sealer, fn func() 
 		r.Caller.Type, r.Caller.ID, r.Route, r.Key, text); err != nil {
 		return zero, err
 	}
-	failpoint.Hit("hub/command/kept")
+	failpoint.Hit("hub/command/answer_stored")
 	return out, nil
 }
 

@@ -90,7 +90,7 @@ func PostUsage(ctx context.Context, tx db.Tx, now time.Time, segments ...Segment
 	}
 	failpoint.Hit("hub/usage/posted")
 	err = saveChains(ctx, tx, chains, now)
-	failpoint.Hit("hub/usage/advanced")
+	failpoint.Hit("hub/usage/watermark_saved")
 	return results, err
 }
 

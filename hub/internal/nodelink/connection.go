@@ -97,7 +97,7 @@ func (c *connection) write(ctx context.Context) error {
 		if err := c.send(ctx, m); err != nil {
 			return err
 		}
-		failpoint.Hit("hub/session/sent")
+		failpoint.Hit("hub/session/message_sent")
 		if m.GetGoAway() != nil {
 			_ = c.control.CloseWrite()
 			<-c.conn.Done()

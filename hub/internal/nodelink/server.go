@@ -401,7 +401,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 	}}); err != nil {
 		return nil, err
 	}
-	failpoint.Hit("hub/hello/welcomed")
+	failpoint.Hit("hub/hello/welcome_sent")
 	_ = stream.SetDeadline(time.Time{})
 	return c, nil
 }

@@ -236,10 +236,10 @@ func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) err
 	}
 	_, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
 		err := fleet.RecordAck(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
-		failpoint.Hit("hub/accepted/written")
+		failpoint.Hit("hub/ack/written")
 		return struct{}{}, err
 	})
-	failpoint.Hit("hub/accepted/committed")
+	failpoint.Hit("hub/ack/committed")
 	return err
 }
 
@@ -310,7 +310,7 @@ func (svc *Service) OnDisconnect(ctx context.Context, nodeID string, sessionNo u
 	_, err := runTx(ctx, svc, func(tx db.Tx) (bool, error) {
 		return fleet.Disconnect(ctx, tx, nodeID, sessionNo, svc.Now())
 	})
-	failpoint.Hit("hub/gone/committed")
+	failpoint.Hit("hub/disconnect/committed")
 	return err
 }
 
