@@ -168,19 +168,68 @@ func (c *collector) collect(p *sources) (all []madeFault, failed error) {
 				refuse(n, "a code is assigned")
 			}
 		case *ast.BinaryExpr:
-			text, ok := n.Y.(*ast.BasicLit)
-			if ok && isCode(n.X) && text.Value != `""` {
-				refuse(n, "a code is compared as text")
+			compares := n.Op == token.EQL || n.Op == token.NEQ
+			if compares && (at.holdsCode(n.X) && isText(n.Y) || at.holdsCode(n.Y) && isText(n.X)) {
+				refuse(n, comparedAsText)
+			}
+		case *ast.SwitchStmt:
+			if at.holdsCode(n.Tag) && slices.ContainsFunc(n.Body.List, hasTextCase) {
+				refuse(n, comparedAsText)
 			}
 		}
 	})
 	return all, failed
 }
 
+const comparedAsText = "a code is compared as text"
+
 // isCode reports whether e is the field Code of something.
 func isCode(e ast.Expr) bool {
 	s, ok := e.(*ast.SelectorExpr)
 	return ok && s.Sel.Name == "Code"
+}
+
+// holdsCode reports whether e is the field Code of something, converted or not, or a variable that it was assigned to.
+func (at place) holdsCode(e ast.Expr) bool {
+	e = withoutConversion(e)
+	variable, ok := e.(*ast.Ident)
+	if !ok || len(at.funcs) == 0 {
+		return isCode(e)
+	}
+	found := false
+	ast.Inspect(at.funcs[0], func(n ast.Node) bool {
+		if assign, ok := n.(*ast.AssignStmt); ok && len(assign.Lhs) == len(assign.Rhs) {
+			for i, left := range assign.Lhs {
+				id, ok := left.(*ast.Ident)
+				found = found || ok && id.Name == variable.Name && isCode(withoutConversion(assign.Rhs[i]))
+			}
+		}
+		return true
+	})
+	return found
+}
+
+// isText reports whether e is a literal that is not empty, converted or not.
+func isText(e ast.Expr) bool {
+	text, ok := withoutConversion(e).(*ast.BasicLit)
+	return ok && text.Value != `""`
+}
+
+func hasTextCase(s ast.Stmt) bool {
+	clause, ok := s.(*ast.CaseClause)
+	return ok && slices.ContainsFunc(clause.List, isText)
+}
+
+// withoutConversion is x of string(x), Code(x) and fault.Code(x).
+func withoutConversion(e ast.Expr) ast.Expr {
+	call, ok := e.(*ast.CallExpr)
+	if !ok || len(call.Args) != 1 {
+		return e
+	}
+	if id, ok := call.Fun.(*ast.Ident); ok && (id.Name == "string" || id.Name == "Code") || isCode(call.Fun) {
+		return call.Args[0]
+	}
+	return e
 }
 
 // fileOf is the path of the node's file from the root of the repository.
