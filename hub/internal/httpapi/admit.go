@@ -73,7 +73,7 @@ func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error
 		return nil, a.refusedVisitor(state, err)
 	}
 	digest := sha256.Sum256([]byte(bearer))
-	id, known := a.known.get(digest)
+	id, known := a.known.Get(digest)
 	// Before the database is asked: a flood costs it nothing.
 	if known {
 		err = a.budgets.check(a.budgets.ofCaller(id), 1, state.at)
@@ -85,13 +85,13 @@ func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error
 	}
 	if state.principal, err = a.identify(c.Request.Context(), state, bearer, known); err != nil {
 		if fault.Is(err, fault.Unauthenticated) {
-			a.known.drop(digest)
+			a.known.Remove(digest)
 			return nil, a.refusedVisitor(state, err)
 		}
 		return nil, err
 	}
 	state.caller = callerOf(state.principal)
-	a.known.put(digest, state.caller)
+	a.known.Add(digest, state.caller)
 	state.again = func(ctx context.Context) (iam.Principal, error) {
 		return a.conf.Authenticator.Authenticate(ctx, bearer, a.conf.Now())
 	}
@@ -212,7 +212,7 @@ func (a *api) fail(c *gin.Context, err error) {
 	if c.Writer.Written() {
 		return // a stream broke off half-way; its end is all that can be said
 	}
-	writeProblem(c, f, state.correlationID)
+	writeProblem(c, statusOf(f.Kind), f, state.correlationID)
 }
 
 // audit keeps denials of every kind and failures of whatever would have changed something, as far as the budgets of

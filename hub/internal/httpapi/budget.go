@@ -1,13 +1,13 @@
 package httpapi
 
 import (
-	lru "container/list"
 	"fmt"
 	"math"
 	"strconv"
 	"sync"
 	"time"
 
+	"github.com/hashicorp/golang-lru/v2/simplelru"
 	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
@@ -62,34 +62,20 @@ type budget struct {
 	unit      string
 	perSecond rate.Limit
 	burst     int
-	// capacity bounds the remembered keys. The key that was charged least recently is forgotten first; capacity is at
-	// least what the total can admit while a bucket fills up, so that the bucket of a forgotten key would be full again.
-	capacity int
-	buckets  map[string]*lru.Element
-	recent   *lru.List
-}
-
-type bucket struct {
-	key     string
-	limiter *rate.Limiter
+	// buckets has the keys that were charged last: as many as the total can admit while a bucket fills up, so that the
+	// bucket of a forgotten key would be full again.
+	buckets *simplelru.LRU[string, *rate.Limiter]
 }
 
 // newBudget makes a budget whose keys are all charged to total, too; total is nil for a total itself.
 func newBudget(name string, perSecond float64, burst int, total *budget) *budget {
-	b := &budget{
-		name:      name,
-		unit:      unitRequests,
-		perSecond: rate.Limit(perSecond),
-		burst:     burst,
-		capacity:  1,
-		buckets:   map[string]*lru.Element{},
-		recent:    lru.New(),
-	}
+	keys := 1
 	if total != nil {
 		refillSeconds := float64(burst) / perSecond
-		b.capacity = total.burst + int(math.Ceil(float64(total.perSecond)*refillSeconds))
+		keys = total.burst + int(math.Ceil(float64(total.perSecond)*refillSeconds))
 	}
-	return b
+	buckets, _ := simplelru.NewLRU[string, *rate.Limiter](keys, nil) // fails only for no keys at all
+	return &budget{name: name, unit: unitRequests, perSecond: rate.Limit(perSecond), burst: burst, buckets: buckets}
 }
 
 // newByteBudget makes a budget of bytes; its callers have charged a request to the budget requests before.
@@ -101,12 +87,11 @@ func newByteBudget(name string, perSecond float64, burst int, requests *budget) 
 
 // wait is how long until the key has n left, or a full bucket where that is less; zero when it has.
 func (b *budget) wait(key string, n int, now time.Time) time.Duration {
-	e, ok := b.buckets[key]
+	limiter, ok := b.buckets.Peek(key)
 	if !ok {
 		return 0
 	}
-	wanted := float64(min(n, b.burst))
-	left := e.Value.(*bucket).limiter.TokensAt(now) //nolint:forcetypeassert // only buckets are put in
+	wanted, left := float64(min(n, b.burst)), limiter.TokensAt(now)
 	if left >= wanted {
 		return 0
 	}
@@ -115,19 +100,14 @@ func (b *budget) wait(key string, n int, now time.Time) time.Duration {
 
 // charge takes n from the key. What the bucket does not have is owed.
 func (b *budget) charge(key string, n int, now time.Time) {
-	e, ok := b.buckets[key]
+	limiter, ok := b.buckets.Get(key)
 	if !ok {
-		if len(b.buckets) >= b.capacity {
-			oldest := b.recent.Back()
-			delete(b.buckets, b.recent.Remove(oldest).(*bucket).key) //nolint:forcetypeassert // only buckets are put in
-		}
-		e = b.recent.PushFront(&bucket{key, rate.NewLimiter(b.perSecond, b.burst)})
-		b.buckets[key] = e
+		limiter = rate.NewLimiter(b.perSecond, b.burst)
+		b.buckets.Add(key, limiter)
 	}
-	b.recent.MoveToFront(e)
 	for n > 0 {
 		piece := min(n, b.burst)
-		e.Value.(*bucket).limiter.ReserveN(now, piece) //nolint:forcetypeassert // only buckets are put in
+		limiter.ReserveN(now, piece)
 		n -= piece
 	}
 }
@@ -185,12 +165,16 @@ func (b *budgets) ofNode(name string) []charge {
 	return []charge{{b.node, name}, {b.nodes, ""}}
 }
 
-// ofCaller leaves the org out where it is empty, as for platform admins.
 func (b *budgets) ofCaller(id callerID) []charge {
+	return append(chargesOf(id, b.caller, b.org), charge{b.api, ""})
+}
+
+// chargesOf leaves the org out where it is empty, as for platform admins and for images of the platform.
+func chargesOf(id callerID, caller, org *budget) []charge {
 	if id.org == "" {
-		return []charge{{b.caller, id.key}, {b.api, ""}}
+		return []charge{{caller, id.key}}
 	}
-	return []charge{{b.caller, id.key}, {b.org, id.org}, {b.api, ""}}
+	return []charge{{caller, id.key}, {org, id.org}}
 }
 
 // ofRow is charged for an audit row of a failed request; an empty caller is one without a valid credential.
@@ -199,21 +183,15 @@ func (b *budgets) ofRow(id callerID, ip string) []charge {
 		address, _ := prefixes(ip)
 		return []charge{{b.addressRows, address}, {b.anonymousRows, ""}}
 	}
-	if id.org == "" {
-		return []charge{{b.callerRows, id.key}, {b.identifiedRows, ""}}
-	}
-	return []charge{{b.callerRows, id.key}, {b.orgRows, id.org}, {b.identifiedRows, ""}}
+	return append(chargesOf(id, b.callerRows, b.orgRows), charge{b.identifiedRows, ""})
 }
 
 // bytesOfNode are charged with what a node moves through the registry.
 func (b *budgets) bytesOfNode(name string) []charge { return []charge{{b.nodeBytes, name}} }
 
-// bytesOfCaller leaves the org out where it is empty, as for images of the platform.
+// bytesOfCaller are charged with what a caller moves through the registry.
 func (b *budgets) bytesOfCaller(id callerID) []charge {
-	if id.org == "" {
-		return []charge{{b.callerBytes, id.key}}
-	}
-	return []charge{{b.callerBytes, id.key}, {b.orgBytes, id.org}}
+	return chargesOf(id, b.callerBytes, b.orgBytes)
 }
 
 // spend takes one request from each budget. Where one has none left it takes nothing and names that one.

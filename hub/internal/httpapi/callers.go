@@ -1,12 +1,9 @@
 package httpapi
 
 import (
-	lru "container/list"
-	"crypto/sha256"
 	"crypto/tls"
 	"net"
 	"net/netip"
-	"sync"
 
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
@@ -63,56 +60,4 @@ func nodeOf(conn *tls.ConnectionState) string {
 		return ""
 	}
 	return conn.PeerCertificates[0].URIs[0].String()
-}
-
-// knownCredentials remembers who showed which credential, so that a flood is refused before the database is asked: a
-// known credential by its caller's budgets, an unknown one by its address's. It keeps digests, and never decides who a
-// caller is.
-type knownCredentials struct {
-	mu      sync.Mutex
-	callers map[[sha256.Size]byte]*lru.Element
-	recent  lru.List
-}
-
-type knownCredential struct {
-	digest [sha256.Size]byte
-	id     callerID
-}
-
-func (k *knownCredentials) get(digest [sha256.Size]byte) (callerID, bool) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	e, ok := k.callers[digest]
-	if !ok {
-		return callerID{}, false
-	}
-	k.recent.MoveToFront(e)
-	return e.Value.(knownCredential).id, true //nolint:forcetypeassert // only these are put in
-}
-
-func (k *knownCredentials) put(digest [sha256.Size]byte, id callerID) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if e, ok := k.callers[digest]; ok {
-		e.Value = knownCredential{digest, id}
-		return
-	}
-	if k.callers == nil {
-		k.callers = map[[sha256.Size]byte]*lru.Element{}
-	}
-	if len(k.callers) >= maxKnownCredentials {
-		//nolint:forcetypeassert // only these are put in
-		delete(k.callers, k.recent.Remove(k.recent.Back()).(knownCredential).digest)
-	}
-	k.callers[digest] = k.recent.PushFront(knownCredential{digest, id})
-}
-
-// drop forgets a credential that does not count any more.
-func (k *knownCredentials) drop(digest [sha256.Size]byte) {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	if e, ok := k.callers[digest]; ok {
-		k.recent.Remove(e)
-		delete(k.callers, digest)
-	}
 }

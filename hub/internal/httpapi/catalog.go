@@ -142,8 +142,10 @@ func (s *Server) PutEntitlement(ctx context.Context,
 	e, err := s.Commands.PutEntitlement(ctx, metaFrom(ctx), catalog.Entitlement{
 		ProjectID: r.ProjectID, AppSlug: r.AppSlug, Enabled: r.Body.Enabled,
 		Policy: catalog.Policy{
-			AllowedOperatingModes: texts(o.AllowedOperatingModes), AllowedControlPlaneScopes: texts(o.AllowedControlPlaneScopes),
-			AllowedVersions: texts(o.AllowedVersions), MaxAccelerators: int(o.MaxAccelerators),
+			AllowedOperatingModes:     named[string](o.AllowedOperatingModes),
+			AllowedControlPlaneScopes: named[string](o.AllowedControlPlaneScopes),
+			AllowedVersions:           named[string](o.AllowedVersions),
+			MaxAccelerators:           int(o.MaxAccelerators),
 		},
 	})
 	return PutEntitlement200JSONResponse(entitlementView(e)), err
@@ -160,15 +162,8 @@ func entitlementView(e catalog.Entitlement) Entitlement {
 	}
 }
 
-func texts[T ~string](in []T) []string {
-	var out []string
-	for _, v := range in {
-		out = append(out, string(v))
-	}
-	return out
-}
-
-func named[T ~string](in []string) []T {
+// named converts names; none are nil.
+func named[T, S ~string](in []S) []T {
 	var out []T
 	for _, v := range in {
 		out = append(out, T(v))

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"mime"
 	"net/http"
 	"net/url"
@@ -131,12 +132,7 @@ func checkParameters(c *gin.Context, o *operation) []fault.Field {
 		}
 		fields = append(fields, p.check(values)...)
 	}
-	var unknown []string
-	for name := range query {
-		unknown = append(unknown, name)
-	}
-	slices.Sort(unknown)
-	for _, name := range unknown {
+	for _, name := range slices.Sorted(maps.Keys(query)) {
 		fields = append(fields, fault.Field{
 			Pointer: "query/" + escapePointer(strings.ToValidUTF8(name, "")),
 			Reason:  "is not a parameter of this operation",

@@ -26,12 +26,6 @@ const (
 	contractURL          = "contract:///openapi.json"
 )
 
-// contract is openapi.yaml made ready for checking requests: every schema is compiled once, at start.
-type contract struct {
-	// operations by method and gin's path, as in "POST /api/v1/orgs".
-	operations map[string]*operation
-}
-
 // operation is what checking a request needs to know.
 type operation struct {
 	id     string
@@ -63,8 +57,9 @@ type parameter struct {
 	schema *jsonschema.Schema
 }
 
-// loadContract reads and compiles the contract. Its errors are defects of openapi.yaml.
-func loadContract(text []byte) (*contract, error) {
+// loadContract returns the operations of openapi.yaml by method and gin's path, with every schema compiled. Its errors
+// are defects of that file.
+func loadContract(text []byte) (map[string]*operation, error) {
 	doc, err := openapi3.NewLoader().LoadFromData(text)
 	if err != nil {
 		return nil, fmt.Errorf("read the contract: %w", err)
@@ -73,17 +68,17 @@ func loadContract(text []byte) (*contract, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &contract{operations: map[string]*operation{}}
+	operations := map[string]*operation{}
 	for path, item := range doc.Paths.Map() {
 		for method, op := range item.Operations() {
 			o, err := newOperation(compiler, method, path, op)
 			if err != nil {
 				return nil, fmt.Errorf("contract, %s %s: %w", method, path, err)
 			}
-			c.operations[method+" "+basePath+ginPath(path)] = o
+			operations[method+" "+basePath+ginPath(path)] = o
 		}
 	}
-	return c, nil
+	return operations, nil
 }
 
 // schemaCompiler compiles straight from the document by JSON pointer. kin-openapi's own validation is not used: for an

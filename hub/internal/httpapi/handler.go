@@ -3,8 +3,8 @@ package httpapi
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/sha256"
 	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
 	"strings"
@@ -13,6 +13,7 @@ import (
 
 	"github.com/gin-gonic/gin"
 	"github.com/gin-gonic/gin/binding"
+	lru "github.com/hashicorp/golang-lru/v2"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
 	"go.opentelemetry.io/otel/trace"
@@ -44,11 +45,14 @@ type Config struct {
 }
 
 type api struct {
-	conf     Config
-	contract *contract
-	budgets  *budgets
-	slots    slots
-	known    knownCredentials
+	conf Config
+	// operations of the contract by method and gin's path, as in "POST /api/v1/orgs".
+	operations map[string]*operation
+	budgets    *budgets
+	slots      slots
+	// known has the callers of the credentials used last, by their digests, so that a flood is refused before the database
+	// is asked: a known credential by its caller's budgets, an unknown one by its address's. It never decides who calls.
+	known *lru.Cache[[sha256.Size]byte, callerID]
 	// unrecorded counts the failures without an audit row since the last row.
 	unrecorded atomic.Int64
 	leftOut    metric.Int64Counter
@@ -67,25 +71,27 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	if conf.RegistryBytesPerSecond == 0 {
 		conf.RegistryBytesPerSecond, conf.RegistryBurstBytes = defaultRegistryBytesPerSecond, defaultRegistryBurstBytes
 	}
-	contract, err := loadContract(hubapi.OpenAPI)
+	operations, err := loadContract(hubapi.OpenAPI)
 	if err != nil {
 		return nil, err
 	}
-	duration, err := otel.Meter("gpuaas/httpapi").Float64Histogram("http.server.request.duration", metric.WithUnit("s"),
-		metric.WithDescription("Time from the request's header to the end of the answer."))
+	known, err := lru.New[[sha256.Size]byte, callerID](maxKnownCredentials)
 	if err != nil {
-		return nil, fmt.Errorf("request metric: %w", err)
-	}
-	leftOut, err := otel.Meter("gpuaas/httpapi").Int64Counter("gpuaas.audit.unrecorded",
-		metric.WithDescription("Denied or failed requests without an audit row of their own, because a budget of rows was "+
-			"used up."))
-	if err != nil {
-		return nil, fmt.Errorf("audit metric: %w", err)
+		return nil, err
 	}
 	a := &api{
-		conf: conf, contract: contract, tracer: otel.Tracer("gpuaas/httpapi"), duration: duration, leftOut: leftOut,
-		budgets: newBudgets(conf),
+		conf:       conf,
+		operations: operations,
+		budgets:    newBudgets(conf),
+		known:      known,
+		tracer:     otel.Tracer("gpuaas/httpapi"),
 	}
+	// An instrument that cannot be made counts nothing; its error would be a misspelt name.
+	meter := otel.Meter("gpuaas/httpapi")
+	a.duration, _ = meter.Float64Histogram("http.server.request.duration", metric.WithUnit("s"),
+		metric.WithDescription("Time from the request's header to the end of the answer."))
+	a.leftOut, _ = meter.Int64Counter("gpuaas.audit.unrecorded", metric.WithDescription("Denied or failed requests "+
+		"without an audit row of their own, because a budget of rows was used up."))
 	engine := a.engine(s)
 	if conf.Registry == nil {
 		return engine, nil
@@ -161,16 +167,8 @@ func (a *api) methodNotAllowed(c *gin.Context) {
 	state := callOf(c.Request.Context())
 	state.failure = codeMethodNotAllowed
 	c.Abort()
-	h := c.Writer.Header()
-	h.Set("Content-Type", "application/problem+json")
-	closeUnread(c.Writer, c.Request)
-	c.JSON(http.StatusMethodNotAllowed, Problem{
-		Type: problemType + string(codeMethodNotAllowed), Title: http.StatusText(http.StatusMethodNotAllowed),
-		Status: http.StatusMethodNotAllowed,
-		Code:   string(codeMethodNotAllowed), Detail: "This path does not take this method; the Allow header lists those " +
-			"it takes.",
-		CorrelationID: state.correlationID,
-	})
+	writeProblem(c, http.StatusMethodNotAllowed, fault.New(fault.Malformed, codeMethodNotAllowed,
+		"This path does not take this method; the Allow header lists those it takes.", nil), state.correlationID)
 }
 
 // securityHeaders tell browsers to treat answers as data and nothing else.

@@ -172,13 +172,11 @@ func projectView(p iam.Project) Project {
 func userView(u iam.User) User {
 	out := User{
 		ID: u.ID, OrgID: u.OrgID, Email: u.Email, DisplayName: u.DisplayName, PlatformAdmin: u.PlatformAdmin,
-		Roles: []UserRole{}, Status: UserStatusActive, CreatedAt: u.CreatedAt,
+		Roles: views(u.Roles, func(r iam.Role) UserRole { return UserRole(r) }), Status: UserStatusActive,
+		CreatedAt: u.CreatedAt,
 	}
 	if u.Disabled {
 		out.Status = UserStatusDisabled
-	}
-	for _, r := range u.Roles {
-		out.Roles = append(out.Roles, UserRole(r))
 	}
 	return out
 }

@@ -21,12 +21,12 @@ import (
 // afterwards every table is as it was, but for the audit trail, which has one row for each.
 func TestLaw12BadInputChangesNoRow(t *testing.T) {
 	h := newHouse(t)
-	c, err := loadContract(hubapi.OpenAPI)
+	operations, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
 	before := fingerprint(t, h.d)
 	audited := 0
-	for _, key := range slices.Sorted(maps.Keys(c.operations)) {
-		op := c.operations[key]
+	for _, key := range slices.Sorted(maps.Keys(operations)) {
+		op := operations[key]
 		for _, bad := range badInputs(t, op) {
 			if bad.status == http.StatusUnauthorized {
 				continue // counted by address; TestGuessingCredentialsIsLimitedByAddress has them

@@ -85,11 +85,11 @@ type badInput struct {
 // contract itself: each must be a 4xx problem that names place and reason, carries the caller's correlation id, repeats
 // no submitted value, reaches no handler and, where the operation would have changed something, is in the audit trail.
 func TestLaw12BadInputIsAClearErrorOnEveryOperation(t *testing.T) {
-	c, err := loadContract(hubapi.OpenAPI)
+	operations, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
 	d := newTestAPI(t, tripwire{}, func(conf *Config) { conf.Now = steps(conf.Now(), time.Minute) })
-	for _, key := range slices.Sorted(maps.Keys(c.operations)) {
-		op := c.operations[key]
+	for _, key := range slices.Sorted(maps.Keys(operations)) {
+		op := operations[key]
 		t.Run(op.id, func(t *testing.T) {
 			for _, bad := range badInputs(t, op) {
 				t.Run(bad.name, func(t *testing.T) { refuses(t, d, op, bad) })
@@ -126,11 +126,11 @@ func refuses(t *testing.T, d *testAPI, op *operation, bad badInput) {
 // TestGoodSamplesPassTheContract keeps the table above honest: the bodies that it breaks one by one are good as they
 // are.
 func TestGoodSamplesPassTheContract(t *testing.T) {
-	c, err := loadContract(hubapi.OpenAPI)
+	operations, err := loadContract(hubapi.OpenAPI)
 	require.NoError(t, err)
 	d := newTestAPI(t, tripwire{})
 	bodies := samples()
-	for _, op := range c.operations {
+	for _, op := range operations {
 		res := d.do(t, ask{method: op.method, path: path(op), body: bodies[op.id]})
 		require.Equal(t, http.StatusInternalServerError, res.StatusCode, "%s did not reach its handler", op.id)
 		require.NoError(t, res.Body.Close())

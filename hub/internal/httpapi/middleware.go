@@ -2,11 +2,8 @@ package httpapi
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"time"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -23,17 +20,13 @@ func (a *api) registryHandler(route string, next http.Handler) http.Handler {
 		defer func() { //nolint:contextcheck // the request's own context is in r
 			p := recover()
 			if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // the documented sentinel, compared as net/http does
-				a.conf.Log.ErrorContext(r.Context(), "panic", slog.String("panic", fmt.Sprint(p)),
-					slog.String("stack", string(debug.Stack())), slog.String("correlation_id", id))
+				a.logPanic(r.Context(), p, id)
 			}
 			if p != nil && counted.status == 0 {
 				http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
 				counted.status = http.StatusInternalServerError
 			}
-			a.conf.Log.LogAttrs(r.Context(), levelOf(counted.status), "request",
-				slog.String("method", methodLabel(r.Method)), slog.String("route", route), slog.Int("status", counted.status),
-				slog.Int64("duration_us", a.conf.Now().Sub(start).Microseconds()), slog.Int64("response_bytes", counted.bytes),
-				slog.String("correlation_id", id))
+			a.logRequest(r, route, counted.status, counted.bytes, a.conf.Now().Sub(start), id)
 			if p != nil {
 				panic(http.ErrAbortHandler) // the client must see that the answer is incomplete
 			}

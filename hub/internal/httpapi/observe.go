@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -29,7 +30,7 @@ func (a *api) observe(c *gin.Context) {
 		correlationID: requestID(c.Request.Header), at: start.UTC().Truncate(time.Microsecond),
 		remoteIP: remoteIP(c.Request.RemoteAddr),
 	}
-	state.op = a.contract.operations[c.Request.Method+" "+c.FullPath()]
+	state.op = a.operations[c.Request.Method+" "+c.FullPath()]
 	route := "unmatched"
 	if state.op != nil {
 		route = state.op.template
@@ -61,13 +62,26 @@ func (a *api) observe(c *gin.Context) {
 		attribute.String("http.route", route),
 		attribute.Int("http.response.status_code", status),
 	))
-	a.conf.Log.LogAttrs(ctx, levelOf(status), "request",
-		slog.String("method", methodLabel(c.Request.Method)), slog.String("route", route), slog.Int("status", status),
-		slog.String("code", string(state.failure)), slog.Int64("duration_us", took.Microseconds()), slog.Int("response_bytes",
-			max(0, c.Writer.Size())),
-		slog.String("correlation_id", state.correlationID),
-		slog.String("principal_type", string(state.principal.Type)), slog.String("principal_id", state.principal.ID),
-		slog.String("org_id", state.principal.OrgID), slog.String("remote_ip", state.remoteIP))
+	a.logRequest(c.Request, route, status, max(0, int64(c.Writer.Size())), took, state.correlationID,
+		slog.String("code", string(state.failure)), slog.String("principal_type", string(state.principal.Type)),
+		slog.String("principal_id", state.principal.ID), slog.String("org_id", state.principal.OrgID),
+		slog.String("remote_ip", state.remoteIP))
+}
+
+// logRequest writes the line that each request has in the log.
+func (a *api) logRequest(r *http.Request, route string, status int, bytes int64, took time.Duration,
+	correlationID string, more ...slog.Attr,
+) {
+	a.conf.Log.LogAttrs(r.Context(), levelOf(status), "request", append([]slog.Attr{
+		slog.String("method", methodLabel(r.Method)), slog.String("route", route), slog.Int("status", status),
+		slog.Int64("duration_us", took.Microseconds()), slog.Int64("response_bytes", bytes),
+		slog.String("correlation_id", correlationID),
+	}, more...)...)
+}
+
+func (a *api) logPanic(ctx context.Context, p any, correlationID string) {
+	a.conf.Log.ErrorContext(ctx, "panic", slog.String("panic", fmt.Sprint(p)),
+		slog.String("stack", string(debug.Stack())), slog.String("correlation_id", correlationID))
 }
 
 // errPanic is a panic in a handler; the log has its text.
@@ -80,9 +94,7 @@ func (a *api) guarded(c *gin.Context) {
 			if p == http.ErrAbortHandler { //nolint:errorlint // the documented sentinel, compared as net/http does
 				panic(p)
 			}
-			a.conf.Log.ErrorContext(c.Request.Context(), "panic", slog.String("panic", fmt.Sprint(p)),
-				slog.String("stack", string(debug.Stack())),
-				slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
+			a.logPanic(c.Request.Context(), p, callOf(c.Request.Context()).correlationID)
 			a.fail(c, fault.As(errPanic))
 		}
 	}()

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"encoding/json"
 	"math"
 	"net/http"
@@ -16,8 +17,7 @@ import (
 const problemType = "urn:gpuaas:problem:"
 
 // writeProblem is the one translation of a fault into HTTP (RFC 9457). The cause is never in it.
-func writeProblem(c *gin.Context, f *fault.Error, correlationID string) {
-	status := statusOf(f.Kind)
+func writeProblem(c *gin.Context, status int, f *fault.Error, correlationID string) {
 	p := Problem{
 		Type: problemType + string(f.Code), Title: http.StatusText(status), Status: int32(status),
 		Code: string(f.Code), Detail: f.Public, CorrelationID: correlationID,
@@ -60,31 +60,18 @@ func closeUnread(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
+// statusOf returns the status of a kind; a kind without one of its own is an internal error.
 func statusOf(k fault.Kind) int {
-	switch k {
-	case fault.Malformed:
-		return http.StatusBadRequest
-	case fault.Unauthenticated:
-		return http.StatusUnauthorized
-	case fault.Forbidden:
-		return http.StatusForbidden
-	case fault.NotFound:
-		return http.StatusNotFound
-	case fault.Conflict:
-		return http.StatusConflict
-	case fault.PreconditionFailed:
-		return http.StatusPreconditionFailed
-	case fault.TooLarge:
-		return http.StatusRequestEntityTooLarge
-	case fault.Unprocessable:
-		return http.StatusUnprocessableEntity
-	case fault.RateLimited:
-		return http.StatusTooManyRequests
-	case fault.Unavailable:
-		return http.StatusServiceUnavailable
-	case fault.Internal:
-		return http.StatusInternalServerError
-	default:
-		return http.StatusInternalServerError
-	}
+	return cmp.Or(map[fault.Kind]int{
+		fault.Malformed:          http.StatusBadRequest,
+		fault.Unauthenticated:    http.StatusUnauthorized,
+		fault.Forbidden:          http.StatusForbidden,
+		fault.NotFound:           http.StatusNotFound,
+		fault.Conflict:           http.StatusConflict,
+		fault.PreconditionFailed: http.StatusPreconditionFailed,
+		fault.TooLarge:           http.StatusRequestEntityTooLarge,
+		fault.Unprocessable:      http.StatusUnprocessableEntity,
+		fault.RateLimited:        http.StatusTooManyRequests,
+		fault.Unavailable:        http.StatusServiceUnavailable,
+	}[k], http.StatusInternalServerError)
 }

@@ -87,11 +87,7 @@ func (s *Server) PutProjectRoles(ctx context.Context,
 }
 
 func rolesOf[T ~string](names []T) []iam.Role {
-	out := make([]iam.Role, 0, len(names))
-	for _, n := range names {
-		out = append(out, iam.Role(n))
-	}
-	return out
+	return views(names, func(n T) iam.Role { return iam.Role(n) })
 }
 
 func tokenView(t iam.UserToken) UserTokenInfo {
@@ -102,9 +98,10 @@ func tokenView(t iam.UserToken) UserTokenInfo {
 }
 
 func projectRolesView(p iam.ProjectRoles) ProjectRoles {
-	out := ProjectRoles{UserID: p.UserID, Email: p.Email, DisplayName: p.DisplayName, Roles: []ProjectRole{}}
-	for _, r := range p.Roles {
-		out.Roles = append(out.Roles, ProjectRole(r))
+	return ProjectRoles{
+		UserID:      p.UserID,
+		Email:       p.Email,
+		DisplayName: p.DisplayName,
+		Roles:       views(p.Roles, func(r iam.Role) ProjectRole { return ProjectRole(r) }),
 	}
-	return out
 }
