@@ -14,12 +14,10 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
-	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
-	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -157,18 +155,22 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	if data == nil {
 		data = map[string]any{}
 	}
-	if err := event.Append(ctx, tx, event.Event{
-		Type: typ, Subject: nodeID, ResourceVersion: version, Data: data,
-		At: now,
-	}); err != nil {
+	reason, _ := data["reason"].(string)
+	e := change.Entry{
+		Event:        typ,
+		Action:       action,
+		ResourceType: change.Node,
+		ResourceID:   nodeID,
+		Version:      version,
+		Reason:       reason,
+		Data:         data,
+		After:        data,
+	}
+	// The event names no actor: the node is its subject.
+	if err := change.Append(ctx, tx, change.BySystem("", now), e); err != nil {
 		return err
 	}
-	reason, _ := data["reason"].(string)
-	return event.Audit(ctx, tx, event.AuditRow{
-		Actor: principal.Actor{Type: principal.Node, ID: nodeID}, Action: action, ResourceType: "node", ResourceID: nodeID,
-		Reason: reason,
-		After:  data, At: now,
-	})
+	return change.Audit(ctx, tx, change.ByNode(nodeID, "", now), e)
 }
 
 // requireSigned removes an owner's refusal without a valid signature from each status.
