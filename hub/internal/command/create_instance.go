@@ -12,7 +12,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/quota"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // CreateInstanceInput is the request. Modes are hints.
@@ -58,7 +60,9 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 		return instance.Instance{}, err
 	}
 	failpoint.Hit("hub/create/lease_issued")
-	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), m.Now)
+	first := newRevision(version.Resolved, version.parametersJSON)
+	first.Services = map[string][]*protocol.Service{member.id: member.services}
+	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), first, db.NewID(), m.Now)
 	if err != nil {
 		return instance.Instance{}, err
 	}
@@ -118,8 +122,8 @@ func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Projec
 
 func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput, w resolvedVersion,
 	member placement,
-) instance.NewInstance {
-	n := instance.NewInstance{
+) instance.Instance {
+	i := instance.Instance{
 		ID: id, OrgID: project.OrgID, OrgSlug: project.OrgSlug, ProjectID: project.ID, AppSlug: w.App.Slug,
 		DisplayName: in.DisplayName,
 		Modes: instance.Modes{
@@ -127,20 +131,25 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 			RuntimeBackend: w.RuntimeBackend, TenantBoundaryMode: w.TenantBoundaryMode,
 		},
 		ConfigJSON: w.configJSON, PlacementAllocationIDs: in.AllocationIDs,
-		RequestedBy:   m.Principal.Actor(),
-		CorrelationID: m.CorrelationID, OperationID: db.NewID(),
-		Revision: instance.NewRevision{
-			AppVersion: w.Version.Version, ParametersJSON: w.parametersJSON, ManifestEnvelope: w.ManifestEnvelope,
-			DelegationEnvelope: w.DelegationEnvelope,
-			ReadinessTimeout:   time.Duration(w.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
-		},
-		Members: []instance.NewMember{{
-			ID: member.id, AllocationID: member.candidate.ID, NodeID: member.candidate.NodeID, Unreachable: member.unreachable,
-			Services: member.services,
+		RequestedBy: m.Principal.Actor(), CorrelationID: m.CorrelationID,
+		Members: []instance.Member{{
+			ID: member.id, AllocationID: member.candidate.ID, NodeID: member.candidate.NodeID,
+			Member: lifecycle.Member{Unreachable: member.unreachable},
 		}},
 	}
 	for _, h := range w.HintResults {
-		n.HintResults = append(n.HintResults, instance.HintResult(h))
+		i.HintResults = append(i.HintResults, instance.HintResult(h))
 	}
-	return n
+	return i
+}
+
+// newRevision is the content of a version that was decided on, without the services of its members.
+func newRevision(v catalog.Resolved, parametersJSON string) instance.NewRevision {
+	return instance.NewRevision{
+		AppVersion:         v.Version.Version,
+		ParametersJSON:     parametersJSON,
+		ManifestEnvelope:   v.ManifestEnvelope,
+		DelegationEnvelope: v.DelegationEnvelope,
+		ReadinessTimeout:   time.Duration(v.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
+	}
 }

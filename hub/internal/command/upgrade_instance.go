@@ -49,23 +49,15 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 			"modes that the app instance runs in; deploy it anew.", nil).
 			WithField("/version", "does not support the modes of the app instance").Permanent()
 	}
-	services, err := lowerInPlace(ctx, tx, i, next)
-	if err != nil {
+	made := newRevision(next, i.ParametersJSON)
+	if made.Services, err = lowerInPlace(ctx, tx, i, next); err != nil {
 		return instance.Change{}, err
 	}
 	back, err := s.fallbackDelegation(ctx, tx, m, i)
 	if err != nil {
 		return instance.Change{}, err
 	}
-	return instance.RequestUpgrade(ctx, tx, i, r, instance.Upgraded{
-		NewRevision: instance.NewRevision{
-			AppVersion: next.Version.Version, ParametersJSON: i.ParametersJSON,
-			ManifestEnvelope: next.ManifestEnvelope, DelegationEnvelope: next.DelegationEnvelope,
-			ReadinessTimeout: time.Duration(next.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
-		},
-		Services:           services,
-		FallbackDelegation: back,
-	}, m.Now)
+	return instance.RequestUpgrade(ctx, tx, i, r, made, back, m.Now)
 }
 
 // fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil

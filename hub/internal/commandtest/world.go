@@ -295,10 +295,10 @@ func (w *World) Report(generation uint64, statuses ...*protocol.WorkloadStatus) 
 
 // NodeReport is a report of the node.
 func (w *World) NodeReport(generation uint64, statuses ...*protocol.WorkloadStatus) nodes.Report {
-	return nodes.Report{
+	return nodes.Report{Report: instance.Report{
 		NodeID: w.Node, SessionNo: 1, Counter: w.Counter, Epoch: 1, Generation: generation,
 		Statuses: statuses,
-	}
+	}}
 }
 
 // Wallet is the money in the org's wallet, in nanos.

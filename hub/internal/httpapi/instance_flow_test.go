@@ -104,21 +104,20 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 		}); err != nil {
 			return err
 		}
-		if _, err := instance.Create(ctx, tx, instance.NewInstance{
+		if _, err := instance.Create(ctx, tx, instance.Instance{
 			ID: id, OrgID: orgID, OrgSlug: "acme", ProjectID: projectID, AppSlug: "demo", DisplayName: "First",
 			Modes: instance.Modes{
 				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
 				RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated",
 			},
 			ConfigJSON: `{"a":"b"}`, RequestedBy: principal.Actor{Type: principal.User, ID: db.NewID()}, CorrelationID: "c",
-			OperationID: db.NewID(),
 			HintResults: []instance.HintResult{{
 				Field: "operating_mode", Requested: "platform_managed",
 				Effective: "tenant_dedicated", Reason: "not_supported_by_app",
 			}},
-			Revision: instance.NewRevision{AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ManifestEnvelope: []byte{1}},
-			Members:  []instance.NewMember{{ID: member, AllocationID: allocationID, NodeID: s.node}},
-		}, now); err != nil {
+			Members: []instance.Member{{ID: member, AllocationID: allocationID, NodeID: s.node}},
+		}, instance.NewRevision{AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ManifestEnvelope: []byte{1}},
+			db.NewID(), now); err != nil {
 			return err
 		}
 		if err := event.Append(ctx, tx, event.Event{
@@ -127,14 +126,14 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 		}); err != nil {
 			return err
 		}
-		err := nodes.ApplyReport(ctx, tx, nodes.Report{
+		err := nodes.ApplyReport(ctx, tx, nodes.Report{Report: instance.Report{
 			NodeID: s.node, SessionNo: 1, Counter: 1,
 			Statuses: []*protocol.WorkloadStatus{{
 				MemberId: member, Revision: 1, Status: protocol.WorkloadStatus_READY, Endpoints: []*protocol.PublishedEndpoint{
 					{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20000},
 				},
 			}},
-		}, now)
+		}}, now)
 		return err
 	})
 	var i instance.Instance

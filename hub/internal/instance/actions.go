@@ -26,15 +26,6 @@ type Revision struct {
 // Worked reports whether the revision's content was ready once.
 func (r Revision) Worked() bool { return !r.ReadyAt.IsZero() }
 
-// Upgraded is the content of the revision that an upgrade makes.
-type Upgraded struct {
-	NewRevision
-	// Services by member id.
-	Services map[string][]*protocol.Service
-	// FallbackDelegation replaces the delegation of the fallback; nil keeps the current one.
-	FallbackDelegation []byte
-}
-
 // Fallback returns the revision to which nodes roll back from an upgrade that is requested now; its number is 0 if none
 // has worked.
 func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
@@ -46,8 +37,10 @@ func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
 }
 
 // RequestUpgrade makes a revision with another version. If that is not ready in time, the node rolls back to the last
-// one that worked.
-func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, u Upgraded, now time.Time) (Change, error) {
+// one that worked, whose delegation fallbackDelegation replaces; nil keeps the current one.
+func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, n NewRevision, fallbackDelegation []byte,
+	now time.Time,
+) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
 		return Change{}, err
@@ -57,22 +50,22 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, u Up
 	if err != nil {
 		return Change{}, err
 	}
-	if u.AppVersion == i.Version && i.Lifecycle.Status == lifecycle.Running {
+	if n.AppVersion == i.Version && i.Lifecycle.Status == lifecycle.Running {
 		return Change{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.", nil).
 			WithField("/target_version", "is the version that runs")
 	}
 	i.Revision = newestRevision(revisions).No + 1
-	made := Revision{No: i.Revision, AppVersion: u.AppVersion, Previous: base, Fallback: base}
-	if err := insertRevision(ctx, tx, i.ID, made, u.NewRevision, req.CorrelationID, now); err != nil {
+	made := Revision{No: i.Revision, Previous: base, Fallback: base}
+	if err := insertRevision(ctx, tx, i.ID, made, n, req.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
-	if base > 0 && u.FallbackDelegation != nil {
-		if err := updateDelegation(ctx, tx, i.ID, base, u.FallbackDelegation); err != nil {
+	if base > 0 && fallbackDelegation != nil {
+		if err := updateDelegation(ctx, tx, i.ID, base, fallbackDelegation); err != nil {
 			return Change{}, err
 		}
 	}
 	for _, m := range i.Members {
-		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, u.Services[m.ID]); err != nil {
+		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, n.Services[m.ID]); err != nil {
 			return Change{}, err
 		}
 	}

@@ -26,10 +26,10 @@ func (w *world) upgrade(version string) instance.Change {
 	w.t.Helper()
 	i := w.get()
 	return w.change(func(ctx context.Context, tx db.Tx) (instance.Change, error) {
-		return instance.RequestUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
-			NewRevision: instance.NewRevision{AppVersion: version, ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte(version)},
-			Services:    map[string][]*protocol.Service{w.member: {{Name: "main", Image: version}}},
-		}, w.now)
+		return instance.RequestUpgrade(ctx, tx, i, w.ask(), instance.NewRevision{
+			AppVersion: version, ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte(version),
+			Services: map[string][]*protocol.Service{w.member: {{Name: "main", Image: version}}},
+		}, nil, w.now)
 	})
 }
 
@@ -167,7 +167,7 @@ func TestAfterAFailedFirstDeploymentOnlyStartAndDecommissionAreOpen(t *testing.T
 	i := w.get()
 	w.do(func(ctx context.Context, tx db.Tx) {
 		_, err := instance.RequestUpgrade(ctx, tx, i, w.ask(),
-			instance.Upgraded{NewRevision: instance.NewRevision{AppVersion: "2.0.0"}}, w.now)
+			instance.NewRevision{AppVersion: "2.0.0"}, nil, w.now)
 		require.EqualValues(t, "instance_failed", fault.As(err).Code)
 		_, err = instance.RollbackTarget(ctx, tx, i, "")
 		require.EqualValues(t, "instance_failed", fault.As(err).Code)
@@ -276,14 +276,10 @@ func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {
 		back, err := instance.Fallback(ctx, tx, i)
 		require.NoError(w.t, err)
 		require.EqualValues(t, 1, back.No)
-		return instance.RequestUpgrade(ctx, tx, i, w.ask(), instance.Upgraded{
-			NewRevision: instance.NewRevision{
-				AppVersion: "2.0.0", ParametersJSON: `{}`, ManifestEnvelope: []byte("2"),
-				DelegationEnvelope: []byte("of 2"),
-			},
-			Services:           map[string][]*protocol.Service{w.member: {{Name: "main", Image: "2"}}},
-			FallbackDelegation: []byte("renewed"),
-		}, w.now)
+		return instance.RequestUpgrade(ctx, tx, i, w.ask(), instance.NewRevision{
+			AppVersion: "2.0.0", ParametersJSON: `{}`, ManifestEnvelope: []byte("2"), DelegationEnvelope: []byte("of 2"),
+			Services: map[string][]*protocol.Service{w.member: {{Name: "main", Image: "2"}}},
+		}, []byte("renewed"), w.now)
 	})
 	m := w.compiled()
 	require.Equal(t, []byte("of 2"), m.DelegationEnvelope)

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -30,22 +31,17 @@ func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([
 	if err != nil {
 		return nil, err
 	}
-	defer rows.Close()
-	var out []plan.RecordedMember
-	for rows.Next() {
-		var (
-			m        plan.RecordedMember
-			revision int64
-			status   lifecycle.Status
-		)
-		if err := rows.Scan(&m.ID, &m.AllocationID, &revision, &status, &m.Gone); err != nil {
-			return nil, err
-		}
-		m.Revision = uint64(revision)
+	var (
+		m      plan.RecordedMember
+		status lifecycle.Status
+		out    []plan.RecordedMember
+	)
+	_, err = pgx.ForEachRow(rows, []any{&m.ID, &m.AllocationID, &m.Revision, &status, &m.Gone}, func() error {
 		m.Desired, m.Stopped = status.Desired()
 		out = append(out, m)
-	}
-	return out, rows.Err()
+		return nil
+	})
+	return out, err
 }
 
 // Adopted is a member as its signed document describes it.

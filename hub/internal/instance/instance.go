@@ -158,26 +158,7 @@ type Removal struct {
 	Lost  bool
 }
 
-// NewInstance is the input of Create: an instance with its first revision and its placed members.
-type NewInstance struct {
-	ID                     string
-	OrgID                  string
-	OrgSlug                string
-	ProjectID              string
-	AppSlug                string
-	DisplayName            string
-	Modes                  Modes
-	ConfigJSON             string
-	PlacementAllocationIDs []string
-	HintResults            []HintResult
-	RequestedBy            principal.Actor
-	CorrelationID          string
-	OperationID            string
-	Revision               NewRevision
-	Members                []NewMember
-}
-
-// NewRevision is what every member runs at a revision.
+// NewRevision is what the members run at a revision.
 type NewRevision struct {
 	AppVersion         string
 	ParametersJSON     string
@@ -185,52 +166,38 @@ type NewRevision struct {
 	DelegationEnvelope []byte
 	Features           []string
 	ReadinessTimeout   time.Duration
+	// Services are those that each member's share of its allocation gives it, by member id.
+	Services map[string][]*protocol.Service
 }
 
-// NewMember is a member with the services that its share of the allocation gives it.
-type NewMember struct {
-	ID           string
-	AllocationID string
-	NodeID       string
-	// Unreachable: the hub has no contact with the node now.
-	Unreachable bool
-	Services    []*protocol.Service
-}
-
-// Create inserts an instance with status requested.
-func Create(ctx context.Context, tx db.Tx, n NewInstance, now time.Time) (Change, error) {
-	i := Instance{
-		ID: n.ID, OrgID: n.OrgID, OrgSlug: n.OrgSlug, ProjectID: n.ProjectID, AppSlug: n.AppSlug, DisplayName: n.DisplayName,
-		Lifecycle: lifecycle.Lifecycle{Status: lifecycle.Requested, Health: lifecycle.HealthUnknown}, Modes: n.Modes,
-		Revision: 1, Version: n.Revision.AppVersion, ParametersJSON: n.Revision.ParametersJSON, ConfigJSON: n.ConfigJSON,
-		PlacementAllocationIDs: n.PlacementAllocationIDs, HintResults: n.HintResults,
-		RequestedBy: n.RequestedBy, CorrelationID: n.CorrelationID, ResourceVersion: 1,
-		Operation: Operation{Kind: operationDeploy, By: n.RequestedBy, CorrelationID: n.CorrelationID}, CreatedAt: now,
-		UpdatedAt: now,
-	}
-	for _, m := range n.Members {
-		member := Member{
-			ID: m.ID, InstanceID: i.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: RoleNode,
-			Member: lifecycle.Member{Status: protocol.WorkloadStatus_PENDING, Unreachable: m.Unreachable},
-		}
-		if err := insertMember(ctx, tx, member, now); err != nil {
+// Create inserts an instance with status requested, its first revision and its members. Of each member, i names the id
+// and the place, and whether its node is unreachable now.
+func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operationID string,
+	now time.Time,
+) (Change, error) {
+	i.Lifecycle = lifecycle.Lifecycle{Status: lifecycle.Requested, Health: lifecycle.HealthUnknown}
+	i.Revision, i.Version, i.ParametersJSON, i.ResourceVersion = 1, first.AppVersion, first.ParametersJSON, 1
+	i.Operation = Operation{Kind: operationDeploy, By: i.RequestedBy, CorrelationID: i.CorrelationID}
+	i.CreatedAt, i.UpdatedAt, i.Members = now, now, slices.Clone(i.Members)
+	for n := range i.Members {
+		m := &i.Members[n]
+		m.InstanceID, m.Role, m.Status = i.ID, RoleNode, protocol.WorkloadStatus_PENDING
+		if err := insertMember(ctx, tx, *m, now); err != nil {
 			return Change{}, err
 		}
-		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, m.Services); err != nil {
+		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, first.Services[m.ID]); err != nil {
 			return Change{}, err
 		}
-		i.Members = append(i.Members, member)
 	}
 	// Before any report, this can only add the reason for a delay.
 	i.Lifecycle, _ = lifecycle.Advance(i.Lifecycle, i.memberStates())
 	if err := insertInstance(ctx, tx, i); err != nil {
 		return Change{}, err
 	}
-	first := Revision{No: i.Revision, AppVersion: n.Revision.AppVersion}
-	if err := insertRevision(ctx, tx, i.ID, first, n.Revision, i.CorrelationID, now); err != nil {
+	if err := insertRevision(ctx, tx, i.ID, Revision{No: i.Revision}, first, i.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
-	req := Request{OperationID: n.OperationID, By: n.RequestedBy, CorrelationID: n.CorrelationID}
+	req := Request{OperationID: operationID, By: i.RequestedBy, CorrelationID: i.CorrelationID}
 	if err := insertOperation(ctx, tx, i, operationDeploy, req, now); err != nil {
 		return Change{}, err
 	}

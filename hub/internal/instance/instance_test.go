@@ -36,7 +36,7 @@ func newWorld(t *testing.T) *world {
 		project: db.NewID(), id: db.NewID(), member: db.NewID(),
 	}
 	w.do(func(ctx context.Context, tx db.Tx) {
-		c, err := instance.Create(ctx, tx, instance.NewInstance{
+		c, err := instance.Create(ctx, tx, instance.Instance{
 			ID: w.id, OrgID: db.NewID(), OrgSlug: "acme", ProjectID: w.project, AppSlug: "demo", DisplayName: "first",
 			Modes: instance.Modes{
 				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
@@ -44,19 +44,16 @@ func newWorld(t *testing.T) *world {
 			},
 			ConfigJSON: "{}", RequestedBy: principal.Actor{Type: principal.ServiceAccount, ID: "sa"},
 			CorrelationID: "corr-create",
-			OperationID:   db.NewID(),
 			HintResults: []instance.HintResult{{
 				Field: "operating_mode", Requested: "platform_managed",
 				Effective: "tenant_dedicated", Reason: "policy",
 			}},
-			Revision: instance.NewRevision{
-				AppVersion: "1.0.0", ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte{1}, Features: []string{"logs"},
-				ReadinessTimeout: time.Minute,
-			},
-			Members: []instance.NewMember{{ID: w.member, AllocationID: db.NewID(), NodeID: w.node, Services: []*protocol.Service{
-				{Name: "main", Image: "x"},
-			}}},
-		}, w.now)
+			Members: []instance.Member{{ID: w.member, AllocationID: db.NewID(), NodeID: w.node}},
+		}, instance.NewRevision{
+			AppVersion: "1.0.0", ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte{1}, Features: []string{"logs"},
+			ReadinessTimeout: time.Minute,
+			Services:         map[string][]*protocol.Service{w.member: {{Name: "main", Image: "x"}}},
+		}, db.NewID(), w.now)
 		require.NoError(t, err)
 		require.Equal(t, "apps.instance.requested", c.Steps[0].EventType())
 	})

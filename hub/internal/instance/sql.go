@@ -10,6 +10,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -48,7 +49,7 @@ func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11,
 			history_deleted = false WHERE id = $1`,
 		i.ID, string(i.Lifecycle.Status), i.Lifecycle.Reason.Text(), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
-		i.ResourceVersion, i.UpdatedAt, nullable(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
+		i.ResourceVersion, i.UpdatedAt, zeronull.Timestamptz(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
 }
 
 func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, r NewRevision,
@@ -65,7 +66,7 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
 		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features,
 		r.ReadinessTimeout.Milliseconds(),
-		correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt))
+		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt))
 }
 
 // copyRevision makes a revision with the content of an earlier one, for all members, under the current delegation.
@@ -78,7 +79,7 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
 		SELECT instance_id, $3, app_version, parameters, manifest_envelope, $9,
 			features, readiness_timeout_ms, $4, $5, $6, $7, $8 FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
-		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, nullable(made.ReadyAt),
+		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt),
 		orEmpty(delegation)); err != nil {
 		return err
 	}
@@ -106,9 +107,7 @@ func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revisi
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Revision, err error) {
-		var ready *time.Time
-		err = row.Scan(&r.No, &r.AppVersion, &r.Previous, &r.Fallback, &ready)
-		r.ReadyAt = orZero(ready)
+		err = row.Scan(&r.No, &r.AppVersion, &r.Previous, &r.Fallback, (*zeronull.Timestamptz)(&r.ReadyAt))
 		return r, err
 	})
 }
@@ -174,9 +173,9 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
 			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20 WHERE id = $1`,
 		m.ID, m.Status.Text(), m.Reason.Text(), m.Detail, m.ObservedRevision, m.Unreachable,
-		endpoints, m.Restarts, m.ExitCode, nullable(m.StartedAt), nullable(m.ReadyAt), nullable(m.ExitedAt),
-		proof, nullable(m.RemovedAt), now, m.FallbackFrom, m.ObservedIncarnation, m.OwnerRefusal, nullable(m.FailingSince),
-		m.FailureConfirmed)
+		endpoints, m.Restarts, m.ExitCode, zeronull.Timestamptz(m.StartedAt), zeronull.Timestamptz(m.ReadyAt),
+		zeronull.Timestamptz(m.ExitedAt), proof, zeronull.Timestamptz(m.RemovedAt), now, m.FallbackFrom,
+		m.ObservedIncarnation, m.OwnerRefusal, zeronull.Timestamptz(m.FailingSince), m.FailureConfirmed)
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
@@ -233,24 +232,21 @@ const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, 
 
 // scanMember reads memberColumns and the columns that the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
-	var (
-		endpoints                                []byte
-		started, ready, exited, removed, failing *time.Time
-	)
+	var endpoints []byte
 	into := append([]any{
 		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role,
 		textColumn{&m.Status},
 		textColumn{&m.Reason},
 		&m.Detail,
-		&m.ObservedRevision,
-		&m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode, &started, &ready, &exited, &removed, &m.FallbackFrom,
-		&m.ObservedIncarnation, &m.OwnerRefusal, &failing, &m.FailureConfirmed,
+		&m.ObservedRevision, &m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode,
+		(*zeronull.Timestamptz)(&m.StartedAt), (*zeronull.Timestamptz)(&m.ReadyAt), (*zeronull.Timestamptz)(&m.ExitedAt),
+		(*zeronull.Timestamptz)(&m.RemovedAt), &m.FallbackFrom, &m.ObservedIncarnation, &m.OwnerRefusal,
+		(*zeronull.Timestamptz)(&m.FailingSince), &m.FailureConfirmed,
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err
 	}
-	m.StartedAt, m.ReadyAt, m.ExitedAt, m.RemovedAt = orZero(started), orZero(ready), orZero(exited), orZero(removed)
-	m.Gone, m.FailingSince = removed != nil, orZero(failing)
+	m.Gone = !m.RemovedAt.IsZero()
 	if err := json.Unmarshal(endpoints, &m.Endpoints); err != nil {
 		return fmt.Errorf("member %s: endpoints: %w", m.ID, err)
 	}
@@ -270,13 +266,8 @@ func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (placedMember, error) {
-		var (
-			h                 placedMember
-			epoch, generation int64
-		)
-		err := scanMember(row, &h.Member, &h.desired, &epoch, &generation)
-		h.absentEpoch, h.absentGeneration = uint64(epoch), uint64(generation)
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (h placedMember, err error) {
+		err = scanMember(row, &h.Member, &h.desired, &h.absentEpoch, &h.absentGeneration)
 		return h, err
 	})
 }
@@ -324,19 +315,18 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 		i                Instance
 		m                Member
 		placement, hints []byte
-		activated        *time.Time
 	)
 	if err := scanMember(row, &m, &i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName,
 		&i.Lifecycle.Status, textColumn{&i.Lifecycle.Reason}, &i.Lifecycle.Health,
 		&i.Modes.OperatingMode, &i.Modes.ControlPlaneScope, &i.Modes.RuntimeBackend, &i.Modes.TenantBoundaryMode, &i.Revision,
 		&placement, &i.ConfigJSON,
 		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt,
-		&activated,
+		(*zeronull.Timestamptz)(&i.ActivatedAt),
 		&i.Version, &i.ParametersJSON, &i.PreviousVersion,
 		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID); err != nil {
 		return Instance{}, err
 	}
-	i.ActivatedAt, i.Members = orZero(activated), []Member{m}
+	i.Members = []Member{m}
 	if err := json.Unmarshal(placement, &i.PlacementAllocationIDs); err != nil {
 		return Instance{}, fmt.Errorf("instance %s: placement: %w", i.ID, err)
 	}
@@ -433,20 +423,6 @@ func orEmpty[T any](list []T) []T {
 		return []T{}
 	}
 	return list
-}
-
-func nullable(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
-}
-
-func orZero(t *time.Time) time.Time {
-	if t == nil {
-		return time.Time{}
-	}
-	return *t
 }
 
 // dbTime truncates a node's time to the precision of the database, so that a stored value compares equal.

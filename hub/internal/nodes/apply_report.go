@@ -17,17 +17,8 @@ const actionReport = "fleet.node.report"
 
 // Report is the whole observed state of one node.
 type Report struct {
-	NodeID     string
-	SessionNo  uint64
-	Counter    uint64
-	Epoch      uint64
-	Generation uint64
-	// Incarnation is of the store that the node reports with.
-	Incarnation  string
-	Statuses     []*protocol.WorkloadStatus
+	instance.Report
 	Accelerators []*protocol.Accelerator
-	// UsageOwed: what the node does not speak of proves nothing yet.
-	UsageOwed bool
 }
 
 // ApplyReport applies a node's report in the caller's transaction: inventory, members, the steps of their instances,
@@ -39,7 +30,7 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
 	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil), now); err != nil {
 		return err
 	}
-	changes, err := instance.ApplyReport(ctx, tx, r.ofInstances(), now)
+	changes, err := instance.ApplyReport(ctx, tx, r.Report, now)
 	if err != nil {
 		return err
 	}
@@ -54,7 +45,7 @@ func beginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (member
 	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
 		return nil, err
 	}
-	return instance.BeginReport(ctx, tx, r.ofInstances(), now)
+	return instance.BeginReport(ctx, tx, r.Report, now)
 }
 
 // applyReportMembers is ApplyReport for some members of a report that was begun, and nothing once a newer report has
@@ -63,7 +54,7 @@ func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []str
 	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(memberIDs), now); err != nil {
 		return err
 	}
-	changes, err := instance.ContinueReport(ctx, tx, r.ofInstances(), memberIDs, now)
+	changes, err := instance.ContinueReport(ctx, tx, r.Report, memberIDs, now)
 	if err != nil {
 		return err
 	}
@@ -107,17 +98,4 @@ func (r Report) idle(only []string) map[string]bool {
 		}
 	}
 	return idle
-}
-
-func (r Report) ofInstances() instance.Report {
-	return instance.Report{
-		NodeID:      r.NodeID,
-		SessionNo:   r.SessionNo,
-		Counter:     r.Counter,
-		Epoch:       r.Epoch,
-		Generation:  r.Generation,
-		Incarnation: r.Incarnation,
-		Statuses:    r.Statuses,
-		UsageOwed:   r.UsageOwed,
-	}
 }

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -88,15 +89,17 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 	}
 	r := a.report
 	out.report = Report{
-		NodeID:       a.nodeID,
-		SessionNo:    a.sessionNo,
-		Counter:      r.GetCounter(),
-		Epoch:        r.GetEpoch(),
-		Generation:   r.GetGeneration(),
-		Incarnation:  o.Incarnation,
-		Statuses:     r.GetWorkloads(),
+		Report: instance.Report{
+			NodeID:      a.nodeID,
+			SessionNo:   a.sessionNo,
+			Counter:     r.GetCounter(),
+			Epoch:       r.GetEpoch(),
+			Generation:  r.GetGeneration(),
+			Incarnation: o.Incarnation,
+			Statuses:    r.GetWorkloads(),
+			UsageOwed:   owes,
+		},
 		Accelerators: r.GetAccelerators(),
-		UsageOwed:    owes,
 	}
 	if whole {
 		err = ApplyReport(ctx, tx, out.report, a.now)
