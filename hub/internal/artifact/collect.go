@@ -13,7 +13,6 @@ import (
 
 	"github.com/distribution/distribution/v3"
 	"github.com/distribution/distribution/v3/registry/storage"
-	"github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/reference"
 	"github.com/jackc/pgx/v5"
 	"github.com/opencontainers/go-digest"
@@ -21,18 +20,18 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
-// CollectGrace is how long nothing that was pushed, pulled or resolved is collected. It is longer than a publish
-// intent and the last token of it, so that a push ends on what it began with.
+// CollectGrace is how long Collect keeps what was pushed, pulled or resolved. It is longer than a publish intent and
+// its last token, so that a push finds at its end what it found at its beginning.
 const CollectGrace = 2 * IntentLifetime
 
 // Ref names an image in a repository.
 type Ref struct{ Repository, Digest string }
 
-// Roots are what collecting garbage has to keep.
+// Roots are what Collect keeps.
 type Roots struct {
 	// Images are kept with everything that they refer to, and with their signatures.
 	Images []Ref
-	// Repositories are kept as they are: a publish intent is open for them.
+	// Repositories have an open publish intent; all of their content is kept.
 	Repositories []string
 }
 
@@ -65,9 +64,8 @@ type Collected struct {
 	Bytes int64
 }
 
-// Collect removes what no root reaches. Pushes and pulls go on: what they have used since the grace before its
-// beginning stays, and each removal checks that once more, with uses of the digest waiting. A repository that cannot
-// be read is kept as it is.
+// Collect removes what no root reaches and nothing has used within CollectGrace. Pushes and pulls go on: each removal
+// checks the last use again while new uses of the digest wait. A repository that cannot be read is kept.
 func (r *Registry) Collect(ctx context.Context) (Collected, error) {
 	cutoff := r.conf.Now().Add(-CollectGrace)
 	var out Collected
@@ -111,15 +109,12 @@ func (r *Registry) Collect(ctx context.Context) (Collected, error) {
 	return s.out, r.measure(ctx)
 }
 
-// repositories lists all of them, also those to which no manifest was pushed, which the library's own list leaves out.
+// repositories lists all repositories; the library's own list leaves out those without a manifest.
 func (r *Registry) repositories(ctx context.Context) ([]string, error) {
 	var out []string
 	var below func(dir string) error
 	below = func(dir string) error {
-		entries, err := r.driver.List(ctx, dir)
-		if errors.As(err, new(driver.PathNotFoundError)) {
-			return nil
-		}
+		entries, err := r.list(ctx, dir)
 		if err != nil {
 			return fmt.Errorf("list repositories: %w", err)
 		}
@@ -137,6 +132,27 @@ func (r *Registry) repositories(ctx context.Context) ([]string, error) {
 		return nil
 	}
 	return out, below(repositoriesRoot)
+}
+
+// list lists a directory; an absent one is empty.
+func (r *Registry) list(ctx context.Context, dir string) ([]string, error) {
+	entries, err := r.driver.List(ctx, dir)
+	if isAbsent(err) {
+		return nil, nil
+	}
+	return entries, err
+}
+
+// size returns the size of a file; an absent one has none.
+func (r *Registry) size(ctx context.Context, file string) (bytes int64, exists bool, err error) {
+	info, err := r.driver.Stat(ctx, file)
+	if isAbsent(err) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	return info.Size(), true, nil
 }
 
 // repository is one repository, with the services that list its content.
@@ -170,14 +186,14 @@ func openRepository(ctx context.Context, registry distribution.Namespace, name s
 	return out, nil
 }
 
-// digests collects what an enumeration gives; one without a directory gives nothing.
+// digests lists the digests of an enumeration; one without a directory has none.
 func digests(ctx context.Context, of distribution.ManifestEnumerator) ([]digest.Digest, error) {
 	var out []digest.Digest
 	err := of.Enumerate(ctx, func(d digest.Digest) error {
 		out = append(out, d)
 		return nil
 	})
-	if errors.As(err, new(driver.PathNotFoundError)) {
+	if isAbsent(err) {
 		return nil, nil
 	}
 	return out, err
@@ -192,7 +208,7 @@ func (p repository) tags(ctx context.Context) ([]string, error) {
 	return tags, err
 }
 
-// marker finds what is kept.
+// marker finds what Collect keeps.
 type marker struct {
 	r *Registry
 	// blobs are kept, whichever repositories link to them.
@@ -213,7 +229,7 @@ func (m marker) keep(name string, d digest.Digest) (first bool) {
 	return first
 }
 
-// mark keeps the images of a repository, or all of it where a push may be under way.
+// mark keeps the images of a repository; all of its content where a push may be in progress.
 func (m marker) mark(ctx context.Context, name string, images []string, open bool) error {
 	repo, err := openRepository(ctx, m.r.raw, name)
 	if err != nil {
@@ -252,7 +268,7 @@ func (m marker) markAll(ctx context.Context, repo repository, name string) error
 	return nil
 }
 
-// markManifest keeps a manifest or index with all that it refers to. One that is not there is nothing to keep.
+// markManifest keeps a manifest or index with all that it refers to. An absent one is ignored.
 func (m marker) markManifest(ctx context.Context, repo repository, name string, d digest.Digest) error {
 	if err := d.Validate(); err != nil {
 		return err
@@ -272,19 +288,16 @@ func (m marker) markManifest(ctx context.Context, repo repository, name string, 
 		if err != nil {
 			return err
 		}
-		if isManifest {
-			err = m.markManifest(ctx, repo, name, ref.Digest)
-		} else {
+		if !isManifest {
 			m.keep(name, ref.Digest)
-		}
-		if err != nil {
+		} else if err := m.markManifest(ctx, repo, name, ref.Digest); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// markSignatures keeps what hangs on a kept digest by a tag with its name: cosign's signatures, attestations, SBOMs.
+// markSignatures keeps the images whose tag names a kept digest: cosign's signatures, attestations and SBOMs.
 func (m marker) markSignatures(ctx context.Context, repo repository, name string) error {
 	tags, err := repo.tags(ctx)
 	if err != nil {
@@ -314,7 +327,7 @@ func (m marker) markSignatures(ctx context.Context, repo repository, name string
 	return nil
 }
 
-// sweeper removes what is not kept.
+// sweeper removes what the marker has not kept.
 type sweeper struct {
 	r      *Registry
 	marked marker
@@ -336,39 +349,44 @@ func (s *sweeper) sweepRepository(ctx context.Context, name string) error {
 	if err != nil {
 		return fmt.Errorf("list the tags of %s: %w", name, err)
 	}
-	for _, d := range revisions {
-		if s.marked.links[name][d] {
-			continue
-		}
-		removed, err := s.r.store.uses.ifUnused(d, s.cutoff, func() error {
-			return s.removeManifest(ctx, repo, name, d, tags)
-		})
-		if err != nil {
-			return fmt.Errorf("remove manifest %s of %s: %w", d, name, err)
-		}
-		if removed {
-			s.out.Manifests++
-		}
+	removed, err := s.sweep(revisions, s.marked.links[name], func(d digest.Digest) error {
+		return s.removeManifest(ctx, repo, name, d, tags)
+	})
+	s.out.Manifests += removed
+	if err != nil {
+		return fmt.Errorf("remove the manifests of %s: %w", name, err)
 	}
 	layers, err := digests(ctx, repo.layers)
 	if err != nil {
 		return fmt.Errorf("list the layers of %s: %w", name, err)
 	}
-	for _, d := range layers {
-		if s.marked.links[name][d] {
-			continue
-		}
-		removed, err := s.r.store.uses.ifUnused(d, s.cutoff, func() error {
-			return s.r.driver.Delete(ctx, path.Join(repositoriesRoot, name, "_layers", d.Algorithm().String(), d.Encoded()))
-		})
-		if err != nil {
-			return fmt.Errorf("remove layer %s of %s: %w", d, name, err)
-		}
-		if removed {
-			s.out.Layers++
-		}
+	removed, err = s.sweep(layers, s.marked.links[name], func(d digest.Digest) error {
+		return s.r.driver.Delete(ctx, path.Join(repositoriesRoot, name, "_layers", d.Algorithm().String(), d.Encoded()))
+	})
+	s.out.Layers += removed
+	if err != nil {
+		return fmt.Errorf("remove the layers of %s: %w", name, err)
 	}
 	return nil
+}
+
+// sweep removes the digests that are neither kept nor used since the cutoff, and returns how many it removed.
+func (s *sweeper) sweep(found []digest.Digest, kept map[digest.Digest]bool,
+	remove func(digest.Digest) error,
+) (removed int, err error) {
+	for _, d := range found {
+		if kept[d] {
+			continue
+		}
+		unused, err := s.r.store.uses.ifUnused(d, s.cutoff, func() error { return remove(d) })
+		if err != nil {
+			return removed, fmt.Errorf("%s: %w", d, err)
+		}
+		if unused {
+			removed++
+		}
+	}
+	return removed, nil
 }
 
 func (s *sweeper) removeManifest(ctx context.Context, repo repository, name string, d digest.Digest,
@@ -398,33 +416,29 @@ func (s *sweeper) sweepBlobs(ctx context.Context) error {
 		}
 		return nil
 	})
-	if err != nil && !errors.As(err, new(driver.PathNotFoundError)) {
+	if err != nil && !isAbsent(err) {
 		return fmt.Errorf("list blobs: %w", err)
 	}
-	for _, d := range unmarked {
-		info, err := s.r.driver.Stat(ctx, blobPath(d))
-		if err != nil {
-			return fmt.Errorf("look at blob %s: %w", d, err)
+	s.out.Blobs, err = s.sweep(unmarked, nil, func(d digest.Digest) error {
+		bytes, _, err := s.r.size(ctx, blobPath(d))
+		if err == nil {
+			err = s.vacuum.RemoveBlob(d.String())
 		}
-		removed, err := s.r.store.uses.ifUnused(d, s.cutoff, func() error { return s.vacuum.RemoveBlob(d.String()) })
-		if err != nil {
-			return fmt.Errorf("remove blob %s: %w", d, err)
+		if err == nil {
+			s.out.Bytes += bytes
 		}
-		if removed {
-			s.out.Blobs++
-			s.out.Bytes += info.Size()
-		}
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("remove blobs: %w", err)
 	}
 	return nil
 }
 
 // hasUploads reports whether an upload to the repository was begun and not ended.
 func (r *Registry) hasUploads(ctx context.Context, name string) (bool, error) {
-	found, err := r.driver.List(ctx, path.Join(repositoriesRoot, name, "_uploads"))
-	if errors.As(err, new(driver.PathNotFoundError)) {
-		return false, nil
-	}
-	return len(found) > 0, err
+	uploads, err := r.list(ctx, path.Join(repositoriesRoot, name, "_uploads"))
+	return len(uploads) > 0, err
 }
 
 // measure reads from the disk what each owner stores.
@@ -436,29 +450,11 @@ func (r *Registry) measure(ctx context.Context) error {
 		return fmt.Errorf("measure the registry: %w", err)
 	}
 	for _, name := range names {
-		repo, err := openRepository(ctx, r.raw, name)
-		if err != nil {
-			return fmt.Errorf("measure %s: %w", name, err)
-		}
 		owner, _ := OrgSlugOf(name)
 		if found[owner] == nil {
 			found[owner] = map[digest.Digest]int64{}
 		}
-		for _, of := range []distribution.ManifestEnumerator{repo.revisions, repo.layers} {
-			linked, err := digests(ctx, of)
-			if err != nil {
-				return fmt.Errorf("measure %s: %w", name, err)
-			}
-			for _, d := range linked {
-				info, err := r.driver.Stat(ctx, blobPath(d))
-				if err == nil {
-					found[owner][d] = info.Size()
-				} else if !errors.As(err, new(driver.PathNotFoundError)) {
-					return fmt.Errorf("measure %s: %w", name, err)
-				}
-			}
-		}
-		if err := r.measureUploads(ctx, name); err != nil {
+		if err := r.measureRepository(ctx, name, found[owner]); err != nil {
 			return fmt.Errorf("measure %s: %w", name, err)
 		}
 	}
@@ -466,20 +462,38 @@ func (r *Registry) measure(ctx context.Context) error {
 	return nil
 }
 
-func (r *Registry) measureUploads(ctx context.Context, name string) error {
-	uploads, err := r.driver.List(ctx, path.Join(repositoriesRoot, name, "_uploads"))
-	if errors.As(err, new(driver.PathNotFoundError)) {
-		return nil
+// measureRepository adds the blobs of a repository to found, and counts its unfinished uploads.
+func (r *Registry) measureRepository(ctx context.Context, name string, found map[digest.Digest]int64) error {
+	repo, err := openRepository(ctx, r.raw, name)
+	if err != nil {
+		return err
 	}
+	for _, of := range []distribution.ManifestEnumerator{repo.revisions, repo.layers} {
+		linked, err := digests(ctx, of)
+		if err != nil {
+			return err
+		}
+		for _, d := range linked {
+			bytes, exists, err := r.size(ctx, blobPath(d))
+			if err != nil {
+				return err
+			}
+			if exists {
+				found[d] = bytes
+			}
+		}
+	}
+	uploads, err := r.list(ctx, path.Join(repositoriesRoot, name, "_uploads"))
 	if err != nil {
 		return err
 	}
 	for _, dir := range uploads {
-		info, err := r.driver.Stat(ctx, path.Join(dir, "data"))
-		if err == nil {
-			r.store.space.known(name, dir, info.Size())
-		} else if !errors.As(err, new(driver.PathNotFoundError)) {
+		bytes, exists, err := r.size(ctx, path.Join(dir, "data"))
+		if err != nil {
 			return err
+		}
+		if exists {
+			r.store.space.known(name, dir, bytes)
 		}
 	}
 	return nil

@@ -10,7 +10,6 @@ import (
 	"slices"
 
 	"github.com/distribution/distribution/v3"
-	"github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/distribution/reference"
 	godigest "github.com/opencontainers/go-digest"
 	v1 "github.com/opencontainers/image-spec/specs-go/v1"
@@ -237,7 +236,7 @@ func isUnknown(err error) bool {
 	return errors.As(err, new(distribution.ErrManifestUnknownRevision)) ||
 		errors.As(err, new(distribution.ErrManifestUnknown)) ||
 		errors.As(err, new(distribution.ErrTagUnknown)) || errors.As(err, new(distribution.ErrRepositoryUnknown)) ||
-		errors.As(err, new(driver.PathNotFoundError)) || errors.Is(err, distribution.ErrBlobUnknown)
+		isAbsent(err) || errors.Is(err, distribution.ErrBlobUnknown)
 }
 
 func notPushed() error {

@@ -9,9 +9,9 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
-	"github.com/distribution/distribution/v3/registry/storage/driver"
 	"github.com/google/uuid"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -25,10 +25,7 @@ var errIntentFull = errors.New("more than 256 GiB were pushed with this publish 
 
 // refusal is why a push is not stored. It travels with the request, because the library would answer 500 without a
 // reason.
-type refusal struct {
-	mu  sync.Mutex
-	err error
-}
+type refusal struct{ err atomic.Pointer[error] }
 
 type refusalKey struct{}
 
@@ -40,16 +37,13 @@ func refuse(ctx context.Context, err error) error {
 	return err
 }
 
-func (r *refusal) set(err error) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.err = err
-}
+func (r *refusal) set(err error) { r.err.Store(&err) }
 
 func (r *refusal) reason() error {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.err
+	if err := r.err.Load(); err != nil {
+		return *err
+	}
+	return nil
 }
 
 // pushWriter answers a refused push with its reason.
@@ -97,22 +91,26 @@ func answerRefused(w http.ResponseWriter, err error) {
 	}
 }
 
+// refuseUnread answers a refused push whose body is not read.
+func refuseUnread(w http.ResponseWriter, req *http.Request, err error) {
+	closeUnread(w, req)
+	answerRefused(w, err)
+}
+
 // push serves a request that may store something. What its length says exceeds a limit is refused before the body is
 // read.
 func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repository string) {
 	owner, _ := OrgSlugOf(repository)
 	ctx := req.Context()
 	if err := r.intentOpen(req, c); err != nil {
-		closeUnread(w, req)
-		answerRefused(w, err)
+		refuseUnread(w, req, err)
 		return
 	}
 	if r.conf.Quota != nil && owner != "" {
 		limit, err := r.conf.Quota(ctx, owner)
 		if err != nil {
 			r.log.ErrorContext(ctx, "read the quota of a push", "error", err)
-			closeUnread(w, req)
-			answerRefused(w, err)
+			refuseUnread(w, req, err)
 			return
 		}
 		r.store.space.setLimit(repository, limit)
@@ -123,8 +121,7 @@ func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repo
 		err = r.intents.fits(c.Subject, declared)
 	}
 	if err != nil {
-		closeUnread(w, req)
-		answerRefused(w, err)
+		refuseUnread(w, req, err)
 		r.dropUpload(ctx, req.URL.Path, repository)
 		return
 	}
@@ -160,7 +157,7 @@ func (r *Registry) dropUpload(ctx context.Context, urlPath, repository string) {
 		return
 	}
 	err := r.store.Delete(context.WithoutCancel(ctx), path.Join(repositoriesRoot, repository, "_uploads", id))
-	if err != nil && !errors.As(err, new(driver.PathNotFoundError)) {
+	if err != nil && !isAbsent(err) {
 		r.log.ErrorContext(ctx, "remove a refused upload", "error", err)
 	}
 }

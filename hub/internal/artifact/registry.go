@@ -99,18 +99,10 @@ type Registry struct {
 var registerAccess = sync.OnceValue(func() error {
 	errStore := storagemiddleware.Register(storeName,
 		func(_ context.Context, _ driver.StorageDriver, options map[string]any) (driver.StorageDriver, error) {
-			r, ok := options["registry"].(*Registry)
-			if !ok {
-				return nil, errors.New("the store needs its registry")
-			}
-			return r.store, nil
+			return options["registry"].(*Registry).store, nil //nolint:forcetypeassert // OpenRegistry sets it
 		})
 	return errors.Join(errStore, auth.Register(accessName, func(options map[string]any) (auth.AccessController, error) {
-		r, ok := options["registry"].(*Registry)
-		if !ok {
-			return nil, errors.New("the access control needs its registry")
-		}
-		return r, nil
+		return options["registry"].(*Registry), nil //nolint:forcetypeassert // OpenRegistry sets it
 	}))
 })
 
@@ -351,9 +343,8 @@ func (c challenge) SetHeaders(_ *http.Request, w http.ResponseWriter) {
 
 // PurgeUploads removes uploads that were begun before olderThan and never finished. It says how many files went.
 func (r *Registry) PurgeUploads(ctx context.Context, olderThan time.Time) (int, error) {
-	if _, err := r.driver.Stat(ctx, "/docker/registry/v2/repositories"); errors.As(err, new(driver.PathNotFoundError)) {
-		// Nothing was pushed yet.
-		return 0, nil
+	if _, err := r.driver.Stat(ctx, repositoriesRoot); isAbsent(err) {
+		return 0, nil // nothing was pushed yet
 	}
 	deleted, errs := storage.PurgeUploads(ctx, r.store, olderThan, true)
 	return len(deleted), errors.Join(errs...)

@@ -83,6 +83,9 @@ func (s *store) placeOf(p string) place {
 	return out
 }
 
+// isAbsent reports whether the driver found nothing at a path.
+func isAbsent(err error) bool { return errors.As(err, new(driver.PathNotFoundError)) }
+
 func blobPath(d digest.Digest) string {
 	return path.Join(blobsRoot, d.Algorithm().String(), d.Encoded()[:2], d.Encoded(), "data")
 }
@@ -95,7 +98,7 @@ func (s *store) use(p string, operation func(at place) error) error {
 	}
 	undo := s.uses.begin(at.digest)
 	err := operation(at)
-	if errors.As(err, new(driver.PathNotFoundError)) {
+	if isAbsent(err) {
 		undo()
 	}
 	return err
