@@ -12,6 +12,7 @@ import (
 	"go.yaml.in/yaml/v3"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 )
 
 // maxStoreBytes bounds the file with contexts; a larger one is not ours.
@@ -93,27 +94,12 @@ func (s store) save(path string) (err error) {
 	return writePrivate(path, text)
 }
 
-// writePrivate writes a file that only its owner can read, under a temporary name first.
-func writePrivate(path string, text []byte) (err error) {
-	dir := filepath.Dir(path)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
+// writePrivate replaces a file that only its owner can read.
+func writePrivate(path string, text []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
 	}
-	f, err := os.CreateTemp(dir, ".gpuaas-*") // mode 0600
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			_ = os.Remove(f.Name())
-		}
-	}()
-	_, err = f.Write(text)
-	err = errors.Join(err, f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	return os.Rename(f.Name(), path)
+	return durable.Replace(path, text, 0o600)
 }
 
 func (s store) names() []string {

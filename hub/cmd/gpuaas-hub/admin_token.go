@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -58,7 +59,7 @@ func withTokenFile(path string, count func(token string) (bool, error)) (token s
 		token = strings.TrimSpace(string(left))
 	} else {
 		token = iam.NewUserToken()
-		if err := writePrivate(next, token+"\n"); err != nil {
+		if err := durable.Replace(next, []byte(token+"\n"), 0o600); err != nil {
 			return "", false, failed(err)
 		}
 	}
@@ -72,16 +73,4 @@ func withTokenFile(path string, count func(token string) (bool, error)) (token s
 		return token, made, failed(err)
 	}
 	return token, made, nil
-}
-
-func writePrivate(path, text string) error {
-	if err := os.Remove(path); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = f.WriteString(text)
-	return errors.Join(err, f.Sync(), f.Close())
 }

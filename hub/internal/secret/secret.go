@@ -16,6 +16,7 @@ import (
 
 	"golang.org/x/crypto/chacha20poly1305"
 
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -168,28 +169,18 @@ func LoadKEK(path string) (KEK, error) {
 func createKEK(path string) (KEK, error) {
 	key := make([]byte, keySize)
 	mustRandom(key)
-	f, err := os.CreateTemp(filepath.Dir(path), ".kek-*") // 0600
-	if err != nil {
+	next := path + "." + rand.Text()
+	err := durable.Create(next, []byte(base64.StdEncoding.EncodeToString(key)+"\n"), 0o600)
+	defer func() { _ = os.Remove(next) }()
+	if err == nil {
+		// Link, not rename: of two hubs that start at once one loses here, and reads the winner's key.
+		err = os.Link(next, path)
+	}
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return nil, refuse("The key file "+path+" cannot be written.", err)
 	}
-	defer func() { _ = os.Remove(f.Name()) }()
-	defer func() { _ = f.Close() }()
-	if _, err := f.WriteString(base64.StdEncoding.EncodeToString(key) + "\n"); err != nil {
-		return nil, refuse("The key file "+path+" cannot be written.", err)
-	}
-	if err := f.Sync(); err != nil {
-		return nil, refuse("The key file "+path+" cannot be written.", err)
-	}
-	// Link, not rename: of two hubs that start at once one loses here, and reads the winner's key.
-	if err := os.Link(f.Name(), path); err != nil && !errors.Is(err, fs.ErrExist) {
-		return nil, refuse("The key file "+path+" cannot be written.", err)
-	}
-	if dir, err := os.Open(filepath.Dir(path)); err == nil {
-		err = dir.Sync()
-		_ = dir.Close()
-		if err != nil {
-			return nil, refuse("The directory of "+path+" cannot be synced.", err)
-		}
+	if err := durable.SyncDir(filepath.Dir(path)); err != nil {
+		return nil, refuse("The directory of "+path+" cannot be synced.", err)
 	}
 	return LoadKEK(path)
 }

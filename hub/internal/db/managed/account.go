@@ -51,13 +51,10 @@ func unprivileged(wanted string) (account, error) {
 }
 
 func describe(u *user.User, same bool) (account, error) {
-	uid, err := strconv.ParseUint(u.Uid, 10, 32)
-	if err != nil {
-		return account{}, refuse(codeDatabaseUser, "The number of user "+u.Username+" cannot be read.", err)
-	}
-	gid, err := strconv.ParseUint(u.Gid, 10, 32)
-	if err != nil {
-		return account{}, refuse(codeDatabaseUser, "The group of user "+u.Username+" cannot be read.", err)
+	uid, uidErr := strconv.ParseUint(u.Uid, 10, 32)
+	gid, gidErr := strconv.ParseUint(u.Gid, 10, 32)
+	if err := errors.Join(uidErr, gidErr); err != nil {
+		return account{}, refuse(codeDatabaseUser, "The number of user "+u.Username+" or of its group cannot be read.", err)
 	}
 	return account{name: u.Username, uid: uint32(uid), gid: uint32(gid), same: same}, nil
 }

@@ -80,24 +80,24 @@ type Server struct {
 
 type layout struct{ root, data, socket string }
 
+func layoutOf(dir string) (layout, error) {
+	root, err := filepath.Abs(dir)
+	return layout{root: root, data: filepath.Join(root, "data"), socket: filepath.Join(root, "run")}, err
+}
+
 // Start makes the directory if it is new, starts the server and waits until it answers. The caller must Close it.
 func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 	if conf.Log == nil {
 		conf.Log = slog.New(slog.DiscardHandler)
 	}
-	root, err := filepath.Abs(conf.Dir)
+	at, err := layoutOf(conf.Dir)
 	if err != nil {
 		return nil, fmt.Errorf("database directory: %w", err)
 	}
-	s := &Server{
-		conf:    conf,
-		layout:  layout{root: root, data: filepath.Join(root, "data"), socket: filepath.Join(root, "run")},
-		stop:    make(chan struct{}),
-		stopped: make(chan struct{}),
-	}
+	s := &Server{conf: conf, layout: at, stop: make(chan struct{}), stopped: make(chan struct{})}
 	if n := len(filepath.Join(s.layout.socket, ".s.PGSQL.5432")); n > socketPathLimit {
 		return nil, refuse(codeDatabasePathTooLong, fmt.Sprintf("The path of the database's socket is %d bytes long, at "+
-			"most %d are possible: choose a shorter data directory than %s.", n, socketPathLimit, root), nil)
+			"most %d are possible: choose a shorter data directory than %s.", n, socketPathLimit, at.root), nil)
 	}
 	if s.user, err = unprivileged(conf.User); err != nil {
 		return nil, err
@@ -112,7 +112,7 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 	if err := s.makeRoot(); err != nil {
 		return nil, err
 	}
-	if s.lock, err = lockDir(root); err != nil {
+	if s.lock, err = lockDir(at.root); err != nil {
 		return nil, err
 	}
 	defer func() {
@@ -134,12 +134,9 @@ func Start(ctx context.Context, conf Config) (_ *Server, err error) {
 // Running gives the URL of the private server that another process runs in dir; ok is false where none does. It is for
 // the hub's own commands on the same machine: the server lets in its own user and root only.
 func Running(dir string) (url string, ok bool) {
-	root, err := filepath.Abs(dir)
-	if err != nil {
-		return "", false
-	}
-	s := &Server{layout: layout{root: root, data: filepath.Join(root, "data"), socket: filepath.Join(root, "run")}}
-	return s.URL(), s.predecessor() != 0
+	at, err := layoutOf(dir)
+	s := &Server{layout: at}
+	return s.URL(), err == nil && s.predecessor() != 0
 }
 
 func (s *Server) run(ctx context.Context) error {
@@ -157,12 +154,10 @@ func (s *Server) run(ctx context.Context) error {
 }
 
 // URL is what db.Open takes.
-func (s *Server) URL() string { return s.urlFor(database) }
+func (s *Server) URL() string { return s.URLFor(database) }
 
 // URLFor is URL for another database of the same server.
-func (s *Server) URLFor(name string) string { return s.urlFor(name) }
-
-func (s *Server) urlFor(name string) string {
+func (s *Server) URLFor(name string) string {
 	u := url.URL{
 		Scheme: "postgres", User: url.User(role), Path: "/" + name,
 		RawQuery: url.Values{"host": {s.layout.socket}}.Encode(),
@@ -191,20 +186,19 @@ func (s *Server) Close() error {
 // makeRoot makes the directory and proves that the server's user can reach it.
 func (s *Server) makeRoot() error {
 	if err := os.MkdirAll(s.layout.root, 0o700); err != nil {
-		return refuse(codeDatabaseDirectory, "The database's directory "+s.layout.root+" cannot be made: "+reason(err)+".",
-			err)
+		return unusable("The database's directory "+s.layout.root+" cannot be made", err)
 	}
 	if s.user.same {
 		return nil
 	}
 	// The directory itself holds nothing secret; what it contains belongs to the server's user alone.
 	if err := os.Chmod(s.layout.root, 0o711); err != nil { //nolint:gosec // the unprivileged user must pass through
-		return refuse(codeDatabaseDirectory, "The mode of "+s.layout.root+" cannot be set: "+reason(err)+".", err)
+		return unusable("The mode of "+s.layout.root+" cannot be set", err)
 	}
 	for dir := filepath.Dir(s.layout.root); ; dir = filepath.Dir(dir) {
 		ok, err := s.user.mayEnter(dir)
 		if err != nil {
-			return refuse(codeDatabaseDirectory, "The directory "+dir+" cannot be examined: "+reason(err)+".", err)
+			return unusable("The directory "+dir+" cannot be examined", err)
 		}
 		if !ok {
 			return refuse(codeDatabaseDirectoryClosed, fmt.Sprintf(
@@ -221,7 +215,7 @@ func (s *Server) makeRoot() error {
 func lockDir(root string) (*os.File, error) {
 	f, err := os.OpenFile(filepath.Join(root, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
 	if err != nil {
-		return nil, refuse(codeDatabaseDirectory, "The lock in "+root+" cannot be opened: "+reason(err)+".", err)
+		return nil, unusable("The lock in "+root+" cannot be opened", err)
 	}
 	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = f.Close()
@@ -255,7 +249,7 @@ func (s *Server) waitReady(ctx context.Context) error {
 }
 
 func (s *Server) makeDatabase(ctx context.Context) error {
-	conn, err := pgx.Connect(ctx, s.urlFor("postgres"))
+	conn, err := pgx.Connect(ctx, s.URLFor("postgres"))
 	if err != nil {
 		return err
 	}
@@ -320,6 +314,11 @@ func (s *Server) predecessor() int {
 
 func refuse(code fault.Code, public string, cause error) *fault.Error {
 	return fault.New(fault.Unprocessable, code, public, cause).Permanent()
+}
+
+// unusable refuses a directory or file of the database; what says which, and what cannot be done with it.
+func unusable(what string, err error) *fault.Error {
+	return refuse(codeDatabaseDirectory, what+": "+reason(err)+".", err)
 }
 
 // reason is the system's own words, without the path that the text around it already names.

@@ -11,6 +11,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/gpuaas/gpuaas/pkg/durable"
 )
 
 // prepare makes the data directory if it is new, and writes the settings, which follow this program's version and not
@@ -18,11 +20,10 @@ import (
 func (s *Server) prepare(ctx context.Context) error {
 	for _, dir := range []string{s.layout.data, s.layout.socket} {
 		if err := os.MkdirAll(dir, 0o700); err != nil {
-			return refuse(codeDatabaseDirectory, "The directory "+dir+" cannot be made: "+reason(err)+".", err)
+			return unusable("The directory "+dir+" cannot be made", err)
 		}
 		if err := s.user.own(dir); err != nil {
-			return refuse(codeDatabaseDirectory, "The directory "+dir+" cannot be given to user "+s.user.name+": "+reason(err)+
-				".", err)
+			return unusable("The directory "+dir+" cannot be given to user "+s.user.name, err)
 		}
 	}
 	if s.recorded == 0 {
@@ -40,7 +41,7 @@ func (s *Server) recordedMajor() (int, error) {
 		return 0, nil
 	}
 	if err != nil {
-		return 0, refuse(codeDatabaseDirectory, "The engine file in "+s.layout.root+" cannot be read: "+reason(err)+".", err)
+		return 0, unusable("The engine file in "+s.layout.root+" cannot be read", err)
 	}
 	engine, version, _ := strings.Cut(strings.TrimSpace(string(raw)), " ")
 	major, err := strconv.Atoi(version)
@@ -55,8 +56,7 @@ func (s *Server) recordedMajor() (int, error) {
 // create runs initdb. The engine file is written last: a directory without it was cut short and is made anew.
 func (s *Server) create(ctx context.Context) error {
 	if err := clearDir(s.layout.data); err != nil {
-		return refuse(codeDatabaseDirectory, "The unfinished database in "+s.layout.data+" cannot be removed: "+reason(err)+
-			".", err)
+		return unusable("The unfinished database in "+s.layout.data+" cannot be removed", err)
 	}
 	args := []string{
 		"--pgdata", s.layout.data, "--username", role, "--encoding", "UTF8", "--locale", "C", "--auth-local",
@@ -79,24 +79,9 @@ func (s *Server) create(ctx context.Context) error {
 	if err != nil {
 		return refuse(codeDatabaseInitFailed, "The version of the new database cannot be read.", err)
 	}
-	return s.writeSynced(engineFile, fmt.Sprintf("postgresql %d\n", major))
-}
-
-func (s *Server) writeSynced(name, content string) error {
-	path := filepath.Join(s.layout.root, name)
-	f, err := os.OpenFile(path+".new", os.O_CREATE|os.O_TRUNC|os.O_WRONLY, 0o600)
-	if err != nil {
-		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
-	}
-	defer func() { _ = f.Close() }()
-	if _, err := f.WriteString(content); err != nil {
-		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
-	}
-	if err := f.Sync(); err != nil {
-		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
-	}
-	if err := os.Rename(path+".new", path); err != nil {
-		return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
+	path := filepath.Join(s.layout.root, engineFile)
+	if err := durable.Replace(path, fmt.Appendf(nil, "postgresql %d\n", major), 0o600); err != nil {
+		return unusable("The file "+path+" cannot be written", err)
 	}
 	return nil
 }
@@ -133,11 +118,10 @@ func (s *Server) configure() error {
 	for _, name := range slices.Sorted(maps.Keys(files)) {
 		path := filepath.Join(s.layout.data, name)
 		if err := os.WriteFile(path, []byte(files[name]), 0o600); err != nil {
-			return refuse(codeDatabaseDirectory, "The file "+path+" cannot be written: "+reason(err)+".", err)
+			return unusable("The file "+path+" cannot be written", err)
 		}
 		if err := s.user.own(path); err != nil {
-			return refuse(codeDatabaseDirectory, "The file "+path+" cannot be given to user "+s.user.name+": "+reason(err)+".",
-				err)
+			return unusable("The file "+path+" cannot be given to user "+s.user.name, err)
 		}
 	}
 	return nil
