@@ -47,6 +47,12 @@ func (f *rootFlags) keys() (trust.RootKeys, error) {
 	return keys, err
 }
 
+// signNext signs the next trust bundle with the root keys.
+func (f *rootFlags) signNext(root trust.RootKeys, change trust.NextBundle) (protocol.Bundle, error) {
+	change.DataDir, change.Root, change.Now, change.BundleTTL = f.dataDir, root, time.Now(), f.lifetime
+	return trust.SignNext(change)
+}
+
 // readPassphrases reads them from the files, or asks for that of each key.
 func readPassphrases(keyFiles, passphraseFiles []string) (passphrases []string, err error) {
 	ask := len(passphraseFiles) == 0
@@ -116,10 +122,7 @@ when it is forgotten, but nodes report trust_bundle_expired. A running hub takes
 			if err != nil {
 				return err
 			}
-			bundle, err := trust.Renew(trust.RenewOptions{
-				DataDir: f.dataDir, Root: root, Now: time.Now(),
-				BundleTTL: f.lifetime,
-			})
+			bundle, err := f.signNext(root, trust.NextBundle{})
 			if err != nil {
 				return err
 			}
@@ -178,9 +181,8 @@ sign, and the third may be the lost one: name it with --retire.`,
 			if target == "" {
 				file = present + ".new"
 			}
-			bundle, err := trust.ChangeRoot(trust.ChangeRootOptions{
-				DataDir: f.dataDir, Root: root, Add: []trust.NewRootKey{{File: file, Passphrase: secret}}, Retire: retire,
-				Now: time.Now(), BundleTTL: f.lifetime,
+			bundle, err := f.signNext(root, trust.NextBundle{
+				Add: []trust.NewRootKey{{File: file, Passphrase: secret}}, Retire: retire,
 			})
 			if err != nil {
 				return err
@@ -247,14 +249,11 @@ on: one may be lost or stolen. Keep them in different places.`,
 			if len(targets) == 0 {
 				targets = []string{filepath.Join(f.keyDir, "root-2.age"), filepath.Join(f.keyDir, "root-3.age")}
 			}
-			o := trust.ChangeRootOptions{
-				DataDir: f.dataDir, Root: root, Threshold: threshold, Now: time.Now(),
-				BundleTTL: f.lifetime,
-			}
+			change := trust.NextBundle{Threshold: threshold}
 			for _, file := range targets {
-				o.Add = append(o.Add, trust.NewRootKey{File: file, Passphrase: secret})
+				change.Add = append(change.Add, trust.NewRootKey{File: file, Passphrase: secret})
 			}
-			bundle, err := trust.ChangeRoot(o)
+			bundle, err := f.signNext(root, change)
 			if err != nil {
 				return err
 			}

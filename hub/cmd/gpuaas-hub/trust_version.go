@@ -2,12 +2,12 @@ package main
 
 import (
 	"fmt"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func newTrustMinVersion() *cobra.Command {
@@ -32,8 +32,8 @@ the hub's online keys cannot either; what runs goes on until it stops or is upgr
 			if err != nil {
 				return err
 			}
-			bundle, err := trust.SetMinVersion(trust.MinVersionOptions{
-				DataDir: f.dataDir, Root: root, AppSlug: app, Version: version, Now: time.Now(), BundleTTL: f.lifetime,
+			bundle, err := f.signNext(root, trust.NextBundle{
+				MinVersion: &protocol.MinVersion{AppSlug: app, Version: version},
 			})
 			if err != nil {
 				return err

@@ -25,10 +25,9 @@ import (
 	"syscall"
 	"time"
 
-	"filippo.io/age"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -126,7 +125,7 @@ func Make(ctx context.Context, s Source, path string) (Made, error) {
 	if err := os.Rename(unfinished, path); err != nil {
 		return Made{}, writeTrouble(path, err)
 	}
-	return Made{Header: header, SizeBytes: info.Size()}, syncDir(filepath.Dir(path))
+	return Made{Header: header, SizeBytes: info.Size()}, durable.SyncDir(filepath.Dir(path))
 }
 
 func ignoreAbsent(err error) error {
@@ -150,14 +149,6 @@ func writeTrouble(path string, err error) error {
 		err)
 }
 
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
-
 func (s Source) write(ctx context.Context, path string) (err error) {
 	// What a power cut left of an earlier attempt.
 	if err := ignoreAbsent(os.Remove(path)); err != nil {
@@ -168,14 +159,7 @@ func (s Source) write(ctx context.Context, path string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, f.Close()) }()
-	recipient, err := age.NewScryptRecipient(s.Passphrase)
-	if err != nil {
-		return err
-	}
-	if s.ScryptWorkFactor > 0 {
-		recipient.SetWorkFactor(s.ScryptWorkFactor)
-	}
-	sealed, err := age.Encrypt(f, recipient)
+	sealed, err := trust.Encrypt(f, s.Passphrase, s.ScryptWorkFactor)
 	if err != nil {
 		return err
 	}
@@ -308,8 +292,7 @@ func (p *pieces) flush() error {
 	return err
 }
 
-// tree writes all files below a directory of the data directory. Uploads that are not finished are not worth keeping.
-// tree adds the files below root, with names below dir.
+// tree writes the files below root, with names below dir. Unfinished uploads are left out.
 func (a *archiver) tree(root, dir string) error {
 	return filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {

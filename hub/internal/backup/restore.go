@@ -13,12 +13,12 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
-
-	"filippo.io/age"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -48,16 +48,9 @@ func open(path, passphrase string) (r *reader, err error) {
 			_ = f.Close()
 		}
 	}()
-	identity, err := age.NewScryptIdentity(passphrase)
+	plain, err := trust.Decrypt(f, path, passphrase, func(cause error) error { return damaged(path, cause) })
 	if err != nil {
-		return nil, fault.New(fault.Malformed, trust.CodePassphraseEmpty, "The passphrase is empty.", err)
-	}
-	plain, err := age.Decrypt(f, identity)
-	if err != nil {
-		if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
-			return nil, fault.New(fault.Malformed, trust.CodePassphraseWrong, "The passphrase does not open "+path+".", err)
-		}
-		return nil, damaged(path, err)
+		return nil, err
 	}
 	r = &reader{path: path, file: f, tar: tar.NewReader(plain), sum: sha256.New()}
 	first, err := r.next()
@@ -67,7 +60,7 @@ func open(path, passphrase string) (r *reader, err error) {
 	if first.Name != headerName {
 		return nil, damaged(path, fmt.Errorf("it begins with %q", first.Name))
 	}
-	if err := r.json(&r.header); err != nil {
+	if err := r.json(r.content(), &r.header); err != nil {
 		return nil, err
 	}
 	if r.header.Format != format {
@@ -96,8 +89,8 @@ func (r *reader) next() (*tar.Header, error) {
 // content is the present entry's, summed as it is read.
 func (r *reader) content() io.Reader { return io.TeeReader(r.tar, r.sum) }
 
-func (r *reader) json(into any) error {
-	data, err := io.ReadAll(io.LimitReader(r.content(), maxJSONBytes))
+func (r *reader) json(from io.Reader, into any) error {
+	data, err := io.ReadAll(io.LimitReader(from, maxJSONBytes))
 	if err == nil {
 		err = json.Unmarshal(data, into)
 	}
@@ -111,12 +104,8 @@ func (r *reader) json(into any) error {
 func (r *reader) finish() error {
 	sum := hex.EncodeToString(r.sum.Sum(nil))
 	var e end
-	data, err := io.ReadAll(io.LimitReader(r.tar, maxJSONBytes))
-	if err == nil {
-		err = json.Unmarshal(data, &e)
-	}
-	if err != nil {
-		return damaged(r.path, err)
+	if err := r.json(r.tar, &e); err != nil {
+		return err
 	}
 	if e.Entries != r.entries || e.SHA256 != sum {
 		return damaged(r.path, fmt.Errorf("%d entries with sum %s, %d with %s were written", r.entries, sum, e.Entries,
@@ -199,7 +188,7 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 	if err := os.Rename(unfinished, filepath.Join(t.DataDir, "trust")); err != nil {
 		return Header{}, restoreTrouble(t.DataDir, err)
 	}
-	return header, syncDir(t.DataDir)
+	return header, durable.SyncDir(t.DataDir)
 }
 
 // emptyDir refuses a directory with anything in it: what is there may be the better hub.
@@ -235,7 +224,10 @@ type extractor struct {
 	at      *tar.Header
 }
 
-func (e *extractor) run(ctx context.Context, d *db.DB) error {
+func (e *extractor) run(ctx context.Context, d *db.DB) (err error) {
+	if e.at, err = e.next(); err != nil {
+		return err
+	}
 	if err := e.files(); err != nil {
 		return err
 	}
@@ -253,20 +245,15 @@ func (e *extractor) run(ctx context.Context, d *db.DB) error {
 
 // files writes entries that are files, up to the first that is none.
 func (e *extractor) files() (err error) {
-	for {
-		if e.at == nil || strings.HasPrefix(e.at.Name, filesPrefix) {
-			if e.at != nil {
-				if err := e.write(strings.TrimPrefix(e.at.Name, filesPrefix)); err != nil {
-					return err
-				}
-			}
-			if e.at, err = e.next(); err != nil {
-				return err
-			}
-			continue
+	for strings.HasPrefix(e.at.Name, filesPrefix) {
+		if err := e.write(strings.TrimPrefix(e.at.Name, filesPrefix)); err != nil {
+			return err
 		}
-		return nil
+		if e.at, err = e.next(); err != nil {
+			return err
+		}
 	}
+	return nil
 }
 
 func (e *extractor) write(name string) (err error) {
@@ -295,12 +282,11 @@ func (e *extractor) nextTable() (db.Table, io.Reader, bool, error) {
 		return db.Table{}, nil, false, nil
 	}
 	name, _, _ := strings.Cut(rest, "/")
-	for _, t := range e.header.Tables {
-		if t.Name == name {
-			return t, &tableRows{e: e, prefix: tablesPrefix + name + "/", now: e.content()}, true, nil
-		}
+	i := slices.IndexFunc(e.header.Tables, func(t db.Table) bool { return t.Name == name })
+	if i < 0 {
+		return db.Table{}, nil, false, damaged(e.path, fmt.Errorf("table %s is not in the header", name))
 	}
-	return db.Table{}, nil, false, damaged(e.path, fmt.Errorf("table %s is not in the header", name))
+	return e.header.Tables[i], &tableRows{e: e, prefix: tablesPrefix + name + "/", now: e.content()}, true, nil
 }
 
 // tableRows joins the pieces of one table.

@@ -383,7 +383,7 @@ func TestANodeThatMissedTwoRotationsOfTheRootIsLedThroughBoth(t *testing.T) {
 		next := filepath.Join(h.TrustInit.OfflineDir, file)
 		_, err := h.Keys.Reload()
 		require.NoError(t, err)
-		_, err = trust.ChangeRoot(trust.ChangeRootOptions{
+		_, err = trust.SignNext(trust.NextBundle{
 			DataDir: h.TrustInit.DataDir, Root: root, Add: []trust.NewRootKey{{File: next, Passphrase: hubtest.Passphrase}},
 			Retire: strings.TrimPrefix(h.Keys.RootFingerprint(), protocol.FingerprintPrefix), Now: time.Now(),
 			ScryptWorkFactor: 8,

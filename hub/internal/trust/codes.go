@@ -46,12 +46,12 @@ const (
 	codeOfflineDirInside fault.Code = "offline_dir_inside"
 	// codeOfflineDirUnusable: the directory for the offline keys cannot be used.
 	codeOfflineDirUnusable fault.Code = "offline_dir_unusable"
-	// CodePassphraseEmpty: the passphrase is empty.
-	CodePassphraseEmpty fault.Code = "passphrase_empty"
+	// codePassphraseEmpty: the passphrase is empty.
+	codePassphraseEmpty fault.Code = "passphrase_empty"
 	// codePassphraseShort: the passphrase is too short.
 	codePassphraseShort fault.Code = "passphrase_short"
-	// CodePassphraseWrong: the passphrase does not open the file.
-	CodePassphraseWrong fault.Code = "passphrase_wrong"
+	// codePassphraseWrong: the passphrase does not open the file.
+	codePassphraseWrong fault.Code = "passphrase_wrong"
 	// codePassphrasesMismatched: the number of passphrases does not fit the root keys.
 	codePassphrasesMismatched fault.Code = "passphrases_mismatched"
 	// codePrefixInvalid: a repository prefix lies outside the org's.

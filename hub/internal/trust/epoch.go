@@ -67,9 +67,9 @@ func Newest(trustDir string) (protocol.Bundle, error) {
 	if err != nil {
 		return protocol.Bundle{}, unreadable(trustDir, err)
 	}
-	bundle, err := newestBundle(trustDir, fingerprint)
+	line, err := bundleLine(trustDir, fingerprint)
 	if err != nil {
 		return protocol.Bundle{}, unreadable(trustDir, err)
 	}
-	return bundle, nil
+	return line[len(line)-1], nil
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -117,15 +118,8 @@ func Init(o InitOptions) (InitResult, error) {
 }
 
 func makeKeys(o InitOptions, dir string) (InitResult, error) {
-	_, root, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return InitResult{}, err
-	}
+	root, catalog := newKey(), newKey()
 	defer clear(root)
-	_, catalog, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return InitResult{}, err
-	}
 	defer clear(catalog)
 	roles := []*protocol.Role{edRole(protocol.RoleRoot, root), edRole(protocol.RoleCatalog, catalog)}
 	if err := makeFirstBundle(o, dir, root, roles); err != nil {
@@ -146,7 +140,8 @@ func makeKeys(o InitOptions, dir string) (InitResult, error) {
 	}
 	pub, _ := root.Public().(ed25519.PublicKey)
 	out.RootFingerprint = protocol.Fingerprint(pub)
-	if err := writeNew(filepath.Join(dir, rootFingerprintFile), []byte(out.RootFingerprint+"\n"), 0o644); err != nil {
+	pin := []byte(out.RootFingerprint + "\n")
+	if err := durable.Create(filepath.Join(dir, rootFingerprintFile), pin, 0o644); err != nil {
 		return InitResult{}, err
 	}
 	id, err := uuid.NewV7()
@@ -155,7 +150,7 @@ func makeKeys(o InitOptions, dir string) (InitResult, error) {
 	}
 	out.HubID = id.String()
 	// Written last: where the hub id is there, everything else is.
-	return out, writeNew(filepath.Join(dir, hubIDFile), []byte(out.HubID+"\n"), 0o644)
+	return out, durable.Create(filepath.Join(dir, hubIDFile), []byte(out.HubID+"\n"), 0o644)
 }
 
 // makeFirstBundle makes the online keys and writes trust bundle 1 with them and the offline roles.
@@ -171,11 +166,7 @@ func makeFirstBundle(o InitOptions, dir string, root ed25519.PrivateKey, roles [
 		}
 		roles = append(roles, r)
 	}
-	_, token, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return err
-	}
-	if err := writeKey(filepath.Join(dir, roleToken+".key"), token); err != nil {
+	if err := writeKey(filepath.Join(dir, roleToken+".key"), newKey()); err != nil {
 		return err
 	}
 	expires, err := bundleEnd(o.Now, o.BundleTTL)
@@ -206,10 +197,7 @@ func edRole(name string, key ed25519.PrivateKey) *protocol.Role {
 // newOnlineRole makes a key or an authority and writes it to the trust directory.
 func newOnlineRole(dir, role, trustDomain string, hosts hostNames, now time.Time) (*protocol.Role, error) {
 	if role != protocol.RoleNodeCA && role != protocol.RoleHubCA {
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		if err != nil {
-			return nil, err
-		}
+		key := newKey()
 		r := edRole(role, key)
 		return r, writeKey(keyPath(dir, role, r.GetKeys()[0].GetKeyId()), key)
 	}
@@ -239,13 +227,5 @@ func writeCA(dataDir string, bundle *protocol.TrustBundle) error {
 			data = append(data, pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: k.GetCertificate()})...)
 		}
 	}
-	path := filepath.Join(dataDir, CAFile)
-	next := path + ".next"
-	if err := os.Remove(next); err != nil && !os.IsNotExist(err) {
-		return err
-	}
-	if err := writeNew(next, data, 0o644); err != nil {
-		return err
-	}
-	return os.Rename(next, path)
+	return durable.Replace(filepath.Join(dataDir, CAFile), data, 0o644)
 }

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto"
 	"crypto/ed25519"
+	"crypto/rand"
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/pem"
@@ -14,8 +15,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"filippo.io/age"
-
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -30,36 +30,20 @@ const (
 	maxKeyFileBytes = 64 << 10
 )
 
-// writeNew writes a file that must not exist, synced, so that a power cut right after init does not lose the only copy.
-func writeNew(path string, data []byte, mode fs.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(data)
-	if err == nil {
-		err = f.Sync()
-	}
-	if closeErr := f.Close(); err == nil {
-		err = closeErr
-	}
-	return err
-}
-
-func encodeKey(key crypto.PrivateKey) ([]byte, error) {
-	der, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, err
-	}
-	return pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}), nil
+// newKey makes a key. crypto/rand never fails.
+func newKey() ed25519.PrivateKey {
+	seed := make([]byte, ed25519.SeedSize)
+	_, _ = rand.Read(seed)
+	defer clear(seed)
+	return ed25519.NewKeyFromSeed(seed)
 }
 
 func writeKey(path string, key crypto.PrivateKey) error {
-	data, err := encodeKey(key)
+	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return err
 	}
-	return writeNew(path, data, 0o600)
+	return durable.Create(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}), 0o600)
 }
 
 func readSigner(path string) (crypto.Signer, error) {
@@ -104,19 +88,12 @@ func readEd25519(path string) (ed25519.PrivateKey, error) {
 
 // writeOffline encrypts a key with the passphrase, as a file that the age tool reads too.
 func writeOffline(path, role string, key ed25519.PrivateKey, passphrase string, workFactor int) error {
-	recipient, err := age.NewScryptRecipient(passphrase)
-	if err != nil {
-		return err
-	}
-	if workFactor > 0 {
-		recipient.SetWorkFactor(workFactor)
-	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
 		return err
 	}
 	var sealed bytes.Buffer
-	w, err := age.Encrypt(&sealed, recipient)
+	w, err := Encrypt(&sealed, passphrase, workFactor)
 	if err != nil {
 		return err
 	}
@@ -129,7 +106,7 @@ func writeOffline(path, role string, key ed25519.PrivateKey, passphrase string, 
 	if err := w.Close(); err != nil {
 		return err
 	}
-	return writeNew(path, sealed.Bytes(), 0o600)
+	return durable.Create(path, sealed.Bytes(), 0o600)
 }
 
 // readOffline decrypts a root or catalog key.
@@ -142,16 +119,9 @@ func readOffline(path, role, passphrase string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, fault.New(fault.Malformed, codeKeyFileUnreadable, "The key file "+path+" cannot be read.", err)
 	}
-	identity, err := age.NewScryptIdentity(passphrase)
+	r, err := Decrypt(bytes.NewReader(data), path, passphrase, damaged)
 	if err != nil {
-		return nil, fault.New(fault.Malformed, CodePassphraseEmpty, "The passphrase is empty.", err)
-	}
-	r, err := age.Decrypt(bytes.NewReader(data), identity)
-	if err != nil {
-		if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
-			return nil, fault.New(fault.Malformed, CodePassphraseWrong, "The passphrase does not open "+path+".", err)
-		}
-		return nil, damaged(err)
+		return nil, err
 	}
 	plain, err := io.ReadAll(io.LimitReader(r, maxKeyFileBytes))
 	if err != nil {
@@ -222,19 +192,13 @@ func findOffline(dir string) (string, error) {
 
 // inside reports whether path lies in dir, symbolic links resolved as far as they exist.
 func inside(path, dir string) (bool, error) {
-	p, err := resolve(path)
-	if err != nil {
-		return false, err
-	}
-	d, err := resolve(dir)
-	if err != nil {
+	p, pathErr := resolve(path)
+	d, dirErr := resolve(dir)
+	if err := errors.Join(pathErr, dirErr); err != nil {
 		return false, err
 	}
 	rel, err := filepath.Rel(d, p)
-	if err != nil {
-		return false, err
-	}
-	return filepath.IsLocal(rel), nil
+	return err == nil && filepath.IsLocal(rel), err
 }
 
 func resolve(path string) (string, error) {

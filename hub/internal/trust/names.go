@@ -4,6 +4,7 @@ import (
 	"crypto/x509"
 	"net"
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -72,20 +73,10 @@ func (h hostNames) permit(name string) bool {
 		return true
 	}
 	if ip := net.ParseIP(name); ip != nil {
-		for _, block := range h.ips {
-			if block.Contains(ip) {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(h.ips, func(block *net.IPNet) bool { return block.Contains(ip) })
 	}
-	name = strings.ToLower(name)
-	for _, domain := range h.dns {
-		if name == domain || strings.HasSuffix(name, "."+domain) {
-			return true
-		}
-	}
-	return false
+	name = "." + strings.ToLower(name)
+	return slices.ContainsFunc(h.dns, func(domain string) bool { return strings.HasSuffix(name, "."+domain) })
 }
 
 // Permits reports whether the hub's authority may vouch for a host name or an address.

@@ -2,7 +2,6 @@ package trust
 
 import (
 	"crypto/ed25519"
-	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
@@ -18,8 +17,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// What an operator does offline, with a key that the hub does not have.
 
 // DelegateOptions says which publisher may sign for what.
 type DelegateOptions struct {
@@ -208,10 +205,7 @@ func (o RevokeOptions) newCatalog() (*protocol.Role, error) {
 		return nil, fault.New(fault.Malformed, codeOfflineDirInside, "The catalog key must not be inside the data directory.",
 			err)
 	}
-	_, key, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		return nil, err
-	}
+	key := newKey()
 	defer clear(key)
 	if err := writeOffline(o.CatalogKeyFile, protocol.RoleCatalog, key, o.Root.Passphrases[0],
 		o.ScryptWorkFactor); err != nil {

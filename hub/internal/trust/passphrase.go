@@ -2,7 +2,11 @@ package trust
 
 import (
 	"crypto/rand"
+	"errors"
 	"fmt"
+	"io"
+
+	"filippo.io/age"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -22,4 +26,34 @@ func CheckPassphrase(passphrase string) error {
 			nil)
 	}
 	return nil
+}
+
+// Encrypt encrypts what is written to the result with the passphrase (age, scrypt recipient); Close ends it.
+// workFactor is log2 of the work for one guess of the passphrase; 0 takes age's default.
+func Encrypt(w io.Writer, passphrase string, workFactor int) (io.WriteCloser, error) {
+	recipient, err := age.NewScryptRecipient(passphrase)
+	if err != nil {
+		return nil, err
+	}
+	if workFactor > 0 {
+		recipient.SetWorkFactor(workFactor)
+	}
+	return age.Encrypt(w, recipient)
+}
+
+// Decrypt reads what Encrypt wrote; path names the file in a fault, and damaged makes the fault for a file that is not
+// age's.
+func Decrypt(r io.Reader, path, passphrase string, damaged func(cause error) error) (io.Reader, error) {
+	identity, err := age.NewScryptIdentity(passphrase)
+	if err != nil {
+		return nil, fault.New(fault.Malformed, codePassphraseEmpty, "The passphrase is empty.", err)
+	}
+	plain, err := age.Decrypt(r, identity)
+	if _, wrong := errors.AsType[*age.NoIdentityMatchError](err); wrong {
+		return nil, fault.New(fault.Malformed, codePassphraseWrong, "The passphrase does not open "+path+".", err)
+	}
+	if err != nil {
+		return nil, damaged(err)
+	}
+	return plain, nil
 }

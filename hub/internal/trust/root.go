@@ -2,7 +2,6 @@ package trust
 
 import (
 	"crypto/ed25519"
-	"crypto/rand"
 	"errors"
 	"fmt"
 	"os"
@@ -129,44 +128,32 @@ func keep(dir, dataDir string, bundle protocol.Bundle) error {
 	return nil
 }
 
-// RenewOptions says which bundle is signed again.
-type RenewOptions struct {
-	DataDir string
-	Root    RootKeys
-	Now     time.Time
-	// BundleTTL is how long the next bundle is current; 0 takes DefaultBundleTTL.
-	BundleTTL time.Duration
-}
-
-// Renew signs the same trust bundle again under the next number, with a new end.
-func Renew(o RenewOptions) (protocol.Bundle, error) {
-	return ChangeRoot(ChangeRootOptions{DataDir: o.DataDir, Root: o.Root, Now: o.Now, BundleTTL: o.BundleTTL})
-}
-
-// NewRootKey is a root key that is made, and the passphrase that guards it.
+// NewRootKey says where a root key that is made goes, and which passphrase guards it.
 type NewRootKey struct{ File, Passphrase string }
 
-// ChangeRootOptions says how the root role changes.
-type ChangeRootOptions struct {
+// NextBundle says what the next trust bundle changes; without any change it has only a new end.
+type NextBundle struct {
 	DataDir string
 	// Root are as many of the present root keys as the threshold asks for.
 	Root RootKeys
+	Now  time.Time
+	// BundleTTL is how long the bundle is current; 0 takes DefaultBundleTTL.
+	BundleTTL time.Duration
 	// Add are the keys that are made. Their files must not exist yet, nor lie inside DataDir.
 	Add []NewRootKey
 	// Retire is the id of the key that leaves the role and is revoked; empty for none.
 	Retire string
 	// Threshold of the new role; 0 keeps the present one.
 	Threshold        int
-	Now              time.Time
-	BundleTTL        time.Duration
 	ScryptWorkFactor int
-	// minVersion replaces the lowest version of an app; nil changes none.
-	minVersion *protocol.MinVersion
+	// MinVersion replaces the lowest version of an app, empty for any; nil changes none. Nodes start nothing older,
+	// whatever the hub's online keys sign; what runs goes on.
+	MinVersion *protocol.MinVersion
 }
 
-// ChangeRoot signs the next trust bundle, with root keys added, retired or both. The present root and the new one sign
-// it, so that nodes that trust the present root accept the new one. A running hub notices by itself.
-func ChangeRoot(o ChangeRootOptions) (protocol.Bundle, error) {
+// SignNext signs the next trust bundle. The present root and the new one sign it, so that nodes that trust the present
+// root accept the new one. A running hub reads it by itself.
+func SignNext(o NextBundle) (protocol.Bundle, error) {
 	dir := filepath.Join(o.DataDir, trustDirName)
 	bundle, err := Newest(dir)
 	if err != nil {
@@ -184,11 +171,7 @@ func ChangeRoot(o ChangeRootOptions) (protocol.Bundle, error) {
 	defer func() { wipe(keys) }()
 	present := len(keys)
 	for range o.Add {
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		if err != nil {
-			return protocol.Bundle{}, err
-		}
-		keys = append(keys, key)
+		keys = append(keys, newKey())
 	}
 	next, err := dated(bundle, o.Now, o.BundleTTL)
 	if err != nil {
@@ -196,9 +179,6 @@ func ChangeRoot(o ChangeRootOptions) (protocol.Bundle, error) {
 	}
 	if err := o.change(next, keys[present:]); err != nil {
 		return protocol.Bundle{}, err
-	}
-	if o.minVersion != nil {
-		setMinVersion(next, o.minVersion)
 	}
 	succeeded, err := sign(bundle, next, keys)
 	if err != nil {
@@ -214,7 +194,7 @@ func ChangeRoot(o ChangeRootOptions) (protocol.Bundle, error) {
 	return succeeded, keep(dir, o.DataDir, succeeded)
 }
 
-func (o ChangeRootOptions) checkNew(k NewRootKey) error {
+func (o NextBundle) checkNew(k NewRootKey) error {
 	if err := CheckPassphrase(k.Passphrase); err != nil {
 		return err
 	}
@@ -228,8 +208,8 @@ func (o ChangeRootOptions) checkNew(k NewRootKey) error {
 	return nil
 }
 
-// change edits the root role of the next bundle.
-func (o ChangeRootOptions) change(next *protocol.TrustBundle, added []ed25519.PrivateKey) error {
+// change edits the root role and the lowest versions of the next bundle.
+func (o NextBundle) change(next *protocol.TrustBundle, added []ed25519.PrivateKey) error {
 	at := slices.IndexFunc(next.GetRoles(), func(r *protocol.Role) bool { return r.GetName() == protocol.RoleRoot })
 	role := next.GetRoles()[at]
 	if o.Retire != "" {
@@ -253,6 +233,24 @@ func (o ChangeRootOptions) change(next *protocol.TrustBundle, added []ed25519.Pr
 				"there are.",
 			len(role.GetKeys()), role.GetThreshold(), maxRootKeys), nil)
 	}
+	return o.changeMinVersion(next)
+}
+
+func (o NextBundle) changeMinVersion(next *protocol.TrustBundle) error {
+	floor := o.MinVersion
+	if floor == nil {
+		return nil
+	}
+	if floor.GetAppSlug() == "" || len(floor.GetAppSlug()) > maxSlugBytes || len(floor.GetVersion()) > maxVersionBytes {
+		return fault.New(fault.Malformed, codeMinVersionInvalid, "Name an app by its slug and a version as its manifest "+
+			"writes it.", nil)
+	}
+	next.MinVersions = slices.DeleteFunc(next.GetMinVersions(), func(m *protocol.MinVersion) bool {
+		return m.GetAppSlug() == floor.GetAppSlug()
+	})
+	if floor.GetVersion() != "" {
+		next.MinVersions = append(next.MinVersions, floor)
+	}
 	return nil
 }
 
@@ -274,38 +272,4 @@ func (k *Keys) BundleAfter(version uint64) protocol.Bundle {
 		}
 	}
 	return set.bundle
-}
-
-// MinVersionOptions says which versions of an app may not start any more.
-type MinVersionOptions struct {
-	DataDir string
-	Root    RootKeys
-	AppSlug string
-	// Version is the lowest that may start; empty for any.
-	Version   string
-	Now       time.Time
-	BundleTTL time.Duration
-}
-
-// SetMinVersion signs the next trust bundle with the lowest version of an app. Nodes start nothing older, whatever the
-// hub's online keys sign; what runs goes on.
-func SetMinVersion(o MinVersionOptions) (protocol.Bundle, error) {
-	if o.AppSlug == "" || len(o.AppSlug) > maxSlugBytes || len(o.Version) > maxVersionBytes {
-		return protocol.Bundle{}, fault.New(fault.Malformed, codeMinVersionInvalid, "Name an app by its slug and a version "+
-			"as its manifest writes it.", nil)
-	}
-	return ChangeRoot(ChangeRootOptions{
-		DataDir: o.DataDir, Root: o.Root, Now: o.Now, BundleTTL: o.BundleTTL, minVersion: &protocol.MinVersion{
-			AppSlug: o.AppSlug, Version: o.Version,
-		},
-	})
-}
-
-func setMinVersion(next *protocol.TrustBundle, floor *protocol.MinVersion) {
-	next.MinVersions = slices.DeleteFunc(next.GetMinVersions(), func(m *protocol.MinVersion) bool {
-		return m.GetAppSlug() == floor.GetAppSlug()
-	})
-	if floor.GetVersion() != "" {
-		next.MinVersions = append(next.MinVersions, floor)
-	}
 }

@@ -43,7 +43,7 @@ func TestANodeFollowsRotatedRoots(t *testing.T) {
 
 	rotate := func(present RootKeys, file, retire string, at time.Duration) string {
 		next := filepath.Join(o.OfflineDir, file)
-		_, err := ChangeRoot(ChangeRootOptions{
+		_, err := SignNext(NextBundle{
 			DataDir: o.DataDir, Root: present, Add: []NewRootKey{{next, second}}, Retire: retire, Now: start.Add(at),
 			ScryptWorkFactor: 8,
 		})
@@ -70,7 +70,7 @@ func TestANodeFollowsRotatedRoots(t *testing.T) {
 	require.Error(t, err)
 
 	// The retired root signs nothing any more.
-	_, err = Renew(RenewOptions{DataDir: o.DataDir, Root: first, Now: start.Add(3 * time.Hour)})
+	_, err = SignNext(NextBundle{DataDir: o.DataDir, Root: first, Now: start.Add(3 * time.Hour)})
 	require.Equal(t, "root_key_wrong", code(t, err))
 }
 
@@ -79,7 +79,7 @@ func TestANodeFollowsARootThatBecomesTwoOfThree(t *testing.T) {
 	node := opened(t, o).Bundle()
 	files := []string{result.RootKeyFile, filepath.Join(o.OfflineDir, "root-2.age"), filepath.Join(o.OfflineDir,
 		"root-3.age")}
-	_, err := ChangeRoot(ChangeRootOptions{
+	_, err := SignNext(NextBundle{
 		DataDir: o.DataDir, Root: RootKey(files[0], passphrase), Add: []NewRootKey{{files[1], second}, {files[2], second}},
 		Threshold: 2, Now: start.Add(time.Hour), ScryptWorkFactor: 8,
 	})
@@ -103,7 +103,7 @@ func TestANodeFollowsARootThatBecomesTwoOfThree(t *testing.T) {
 
 	// The first key is lost: the two others replace it.
 	lost := strings.TrimPrefix(result.RootFingerprint, protocol.FingerprintPrefix)
-	_, err = ChangeRoot(ChangeRootOptions{
+	_, err = SignNext(NextBundle{
 		DataDir: o.DataDir, Root: two, Add: []NewRootKey{{filepath.Join(o.OfflineDir, "root-4.age"), second}}, Retire: lost,
 		Now: start.Add(3 * time.Hour), ScryptWorkFactor: 8,
 	})
@@ -121,32 +121,32 @@ func TestARootThatCannotSignIsNotMade(t *testing.T) {
 	root, spare := RootKey(result.RootKeyFile, passphrase), filepath.Join(o.OfflineDir, "spare.age")
 	only := strings.TrimPrefix(result.RootFingerprint, protocol.FingerprintPrefix)
 	for name, c := range map[string]struct {
-		options ChangeRootOptions
+		options NextBundle
 		code    string
 	}{
 		"more must sign than there are": {
-			ChangeRootOptions{Add: []NewRootKey{{spare, second}}, Threshold: 3},
+			NextBundle{Add: []NewRootKey{{spare, second}}, Threshold: 3},
 			"root_role_invalid",
 		},
-		"without any key":           {ChangeRootOptions{Retire: only}, "root_role_invalid"},
-		"a key that is no root key": {ChangeRootOptions{Retire: strings.Repeat("0", 64)}, "key_id_invalid"},
+		"without any key":           {NextBundle{Retire: only}, "root_role_invalid"},
+		"a key that is no root key": {NextBundle{Retire: strings.Repeat("0", 64)}, "key_id_invalid"},
 		"inside the data directory": {
-			ChangeRootOptions{Add: []NewRootKey{{filepath.Join(o.DataDir, "r.age"), second}}},
+			NextBundle{Add: []NewRootKey{{filepath.Join(o.DataDir, "r.age"), second}}},
 			"offline_dir_inside",
 		},
 		"over an existing file": {
-			ChangeRootOptions{Add: []NewRootKey{{result.RootKeyFile, second}}},
+			NextBundle{Add: []NewRootKey{{result.RootKeyFile, second}}},
 			"key_file_exists",
 		},
 		"a short passphrase": {
-			ChangeRootOptions{Add: []NewRootKey{{spare, "123456789012345"}}},
+			NextBundle{Add: []NewRootKey{{spare, "123456789012345"}}},
 			"passphrase_short",
 		},
-		"a short life": {ChangeRootOptions{BundleTTL: time.Hour}, "bundle_lifetime_invalid"},
+		"a short life": {NextBundle{BundleTTL: time.Hour}, "bundle_lifetime_invalid"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			c.options.DataDir, c.options.Root, c.options.Now, c.options.ScryptWorkFactor = o.DataDir, root, start, 8
-			_, err := ChangeRoot(c.options)
+			_, err := SignNext(c.options)
 			require.Equal(t, c.code, code(t, err))
 			require.EqualValues(t, 1, opened(t, o).Bundle().Version())
 			require.NoFileExists(t, spare, "a key that no bundle names")
@@ -167,7 +167,7 @@ func TestABundleHasAnEndThatRenewalMoves(t *testing.T) {
 	require.True(t, keys.Bundle().Expired(end.Add(time.Second)))
 
 	later := end.Add(time.Hour)
-	_, err := Renew(RenewOptions{
+	_, err := SignNext(NextBundle{
 		DataDir: o.DataDir, Root: RootKey(result.RootKeyFile, passphrase), Now: later,
 		BundleTTL: 30 * 24 * time.Hour,
 	})

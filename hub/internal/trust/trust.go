@@ -32,6 +32,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -120,19 +121,13 @@ func (k *Keys) Reload() (changed bool, err error) {
 	slices.Reverse(line)
 	bundle := line[0]
 	next := keySet{bundle: bundle, line: line}
-	if next.token, err = readToken(k.dir); err != nil {
-		return false, unreadable(k.dir, err)
-	}
-	if next.state, err = onlineKey(k.dir, bundle, protocol.RoleState); err != nil {
-		return false, unreadable(k.dir, err)
-	}
-	if next.lease, err = onlineKey(k.dir, bundle, protocol.RoleLease); err != nil {
-		return false, unreadable(k.dir, err)
-	}
-	if next.nodeCA, err = onlineAuthority(k.dir, bundle, protocol.RoleNodeCA); err != nil {
-		return false, unreadable(k.dir, err)
-	}
-	if next.hubCA, err = onlineAuthority(k.dir, bundle, protocol.RoleHubCA); err != nil {
+	var errs [5]error
+	next.token, errs[0] = readEd25519(filepath.Join(k.dir, roleToken+".key"))
+	next.state, errs[1] = onlineKey(k.dir, bundle, protocol.RoleState)
+	next.lease, errs[2] = onlineKey(k.dir, bundle, protocol.RoleLease)
+	next.nodeCA, errs[3] = onlineAuthority(k.dir, bundle, protocol.RoleNodeCA)
+	next.hubCA, errs[4] = onlineAuthority(k.dir, bundle, protocol.RoleHubCA)
+	if err := errors.Join(errs[:]...); err != nil {
 		return false, unreadable(k.dir, err)
 	}
 	k.mu.Lock()
@@ -183,15 +178,7 @@ func (k *Keys) ResetKey() (key [32]byte, err error) {
 // Token signs access tokens.
 func (k *Keys) Token() ed25519.PrivateKey { return k.current().token }
 
-func newestBundle(dir, fingerprint string) (protocol.Bundle, error) {
-	line, err := bundleLine(dir, fingerprint)
-	if err != nil {
-		return protocol.Bundle{}, err
-	}
-	return line[len(line)-1], nil
-}
-
-// bundleLine gives all bundles from the first to the newest.
+// bundleLine reads all bundles, from the first to the newest.
 func bundleLine(dir, fingerprint string) ([]protocol.Bundle, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "bundle-*.json"))
 	if err != nil {
@@ -231,47 +218,47 @@ func writeBundle(dir string, env *protocol.Envelope, version uint64) error {
 	if err != nil {
 		return err
 	}
-	return writeNew(filepath.Join(dir, fmt.Sprintf("bundle-%06d.json", version)), data, 0o644)
+	return durable.Create(filepath.Join(dir, fmt.Sprintf("bundle-%06d.json", version)), data, 0o644)
 }
 
 func onlineKey(dir string, bundle protocol.Bundle, role string) (ed25519.PrivateKey, error) {
-	for _, pub := range bundle.Keys(role) {
-		key, err := readEd25519(keyPath(dir, role, pub.GetKeyId()))
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return nil, err
-		}
-		if own, _ := key.Public().(ed25519.PublicKey); protocol.KeyID(own) == pub.GetKeyId() {
-			return key, nil
-		}
+	signer, _, err := onlineSigner(dir, bundle, role)
+	key, ok := signer.(ed25519.PrivateKey)
+	if err == nil && !ok {
+		err = fmt.Errorf("the key of role %q in %s is not an Ed25519 key", role, dir)
 	}
-	return nil, fmt.Errorf("no key of role %q that the trust bundle names is in %s", role, dir)
+	return key, err
 }
 
 func onlineAuthority(dir string, bundle protocol.Bundle, role string) (authority, error) {
-	for _, pub := range bundle.Keys(role) {
-		key, err := readSigner(keyPath(dir, role, pub.GetKeyId()))
+	key, cert, err := onlineSigner(dir, bundle, role)
+	return authority{key: key, certificate: cert}, err
+}
+
+// onlineSigner reads the first key of a role that the bundle names and the directory has; an authority's with its
+// certificate.
+func onlineSigner(dir string, bundle protocol.Bundle, role string) (crypto.Signer, *x509.Certificate, error) {
+	for _, named := range bundle.Keys(role) {
+		key, err := readSigner(keyPath(dir, role, named.GetKeyId()))
 		if errors.Is(err, fs.ErrNotExist) {
 			continue
 		}
 		if err != nil {
-			return authority{}, err
+			return nil, nil, err
 		}
-		cert, err := x509.ParseCertificate(pub.GetCertificate())
-		if err != nil {
-			return authority{}, err
+		var cert *x509.Certificate
+		public := crypto.PublicKey(ed25519.PublicKey(named.GetEd25519()))
+		if len(named.GetCertificate()) > 0 {
+			if cert, err = x509.ParseCertificate(named.GetCertificate()); err != nil {
+				return nil, nil, err
+			}
+			public = cert.PublicKey
 		}
-		if own, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); ok && own.Equal(cert.PublicKey) {
-			return authority{key: key, certificate: cert}, nil
+		if own, ok := key.Public().(interface{ Equal(crypto.PublicKey) bool }); ok && own.Equal(public) {
+			return key, cert, nil
 		}
 	}
-	return authority{}, fmt.Errorf("no key of authority %q that the trust bundle names is in %s", role, dir)
-}
-
-func readToken(dir string) (ed25519.PrivateKey, error) {
-	return readEd25519(filepath.Join(dir, roleToken+".key"))
+	return nil, nil, fmt.Errorf("no key of role %q that the trust bundle names is in %s", role, dir)
 }
 
 func readLine(path string) (string, error) {
