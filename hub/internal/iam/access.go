@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
@@ -61,6 +62,12 @@ type accessClaims struct {
 	KeyID string `json:"sak"`
 }
 
+// keyedAccount is an active account with a key that proves something about it.
+type keyedAccount struct {
+	ServiceAccount
+	PublicKey []byte
+}
+
 // Mint exchanges a proof for an access token. A wrong proof is Unauthenticated without saying what was wrong: an
 // account that does not exist and a key that does not fit answer alike. tokenID is a fresh id.
 func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID string,
@@ -79,17 +86,21 @@ func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID str
 	if !db.IsID(keyID) {
 		return AccessToken{}, wrongProof(errors.New("key id is no id"))
 	}
-	sa, public, err := selectLiveKey(ctx, tx, proof.ServiceAccountID, keyID)
+	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[keyedAccount], `
+		SELECT `+serviceAccountColumns+`, k.public_key
+		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id
+		WHERE s.id = $1 AND k.id = $2 AND s.status = 'active' AND s.deleted_at IS NULL AND k.revoked_at IS NULL`,
+		proof.ServiceAccountID, keyID)
+	if db.IsNoRows(err) {
+		return AccessToken{}, wrongProof(err)
+	}
 	if err != nil {
-		if fault.Is(err, fault.NotFound) {
-			return AccessToken{}, wrongProof(err)
-		}
 		return AccessToken{}, err
 	}
 	if proof.Assertion != "" {
-		err = checkAssertion(ctx, tx, proof, public, now)
+		err = checkAssertion(ctx, tx, proof, sa.PublicKey, now)
 	} else {
-		err = checkPrivateKey(proof.PrivateKeyPEM, public)
+		err = checkPrivateKey(proof.PrivateKeyPEM, sa.PublicKey)
 	}
 	if err != nil {
 		return AccessToken{}, err
@@ -98,7 +109,8 @@ func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID str
 	if err != nil {
 		return AccessToken{}, err
 	}
-	out := AccessToken{ExpiresAt: now.Add(AccessTokenLifetime).Truncate(time.Second), Account: sa, KeyID: keyID}
+	expires := now.Add(AccessTokenLifetime).Truncate(time.Second)
+	out := AccessToken{ExpiresAt: expires, Account: sa.ServiceAccount, KeyID: keyID}
 	token := jwt.NewWithClaims(jwt.SigningMethodEdDSA, accessClaims{
 		RegisteredClaims: jwt.RegisteredClaims{
 			Subject: sa.ID, Audience: jwt.ClaimStrings{Audience}, ID: tokenID,
@@ -123,14 +135,19 @@ func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, token string, n
 	if err != nil {
 		return Principal{}, unauthenticated(err)
 	}
-	sa, public, err := selectAccess(ctx, tx, t.kid, t.claims.Subject, t.claims.KeyID)
-	if fault.Is(err, fault.NotFound) {
+	// What proves the token: the hub's key that it names, and the live account key that it was given for.
+	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[keyedAccount], `
+		SELECT `+serviceAccountColumns+`, g.public_key
+		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id CROSS JOIN iam_signing_keys g
+		WHERE g.id = $1 AND s.id = $2 AND k.id = $3 AND s.status = 'active' AND s.deleted_at IS NULL
+		AND k.revoked_at IS NULL`, t.kid, t.claims.Subject, t.claims.KeyID)
+	if db.IsNoRows(err) {
 		return Principal{}, unauthenticated(err)
 	}
 	if err != nil {
 		return Principal{}, err
 	}
-	if err := proofs.verify(token, t, public, now); err != nil {
+	if err := proofs.verify(token, t, sa.PublicKey, now); err != nil {
 		return Principal{}, unauthenticated(err)
 	}
 	return Principal{
@@ -153,13 +170,18 @@ func EnsureSigningKey(ctx context.Context, tx db.Tx, sealer Sealer, id string, n
 	if err != nil {
 		return fmt.Errorf("seal token key: %w", err)
 	}
-	return insertSigningKey(ctx, tx, id, public, sealed, now)
+	_, err = tx.Exec(ctx,
+		`INSERT INTO iam_signing_keys (id, public_key, sealed_private_key, created_at) VALUES ($1, $2, $3, $4)`, id,
+		[]byte(public), sealed, now)
+	return err
 }
 
 func signingKey(ctx context.Context, tx db.Tx, sealer Sealer) (kid string, _ ed25519.PrivateKey, _ error) {
-	kid, sealed, err := selectSigningKey(ctx, tx)
-	if err != nil {
-		return "", nil, err
+	var sealed []byte
+	if err := tx.QueryRow(ctx,
+		`SELECT id, sealed_private_key FROM iam_signing_keys ORDER BY created_at DESC, id DESC LIMIT 1`).Scan(&kid,
+		&sealed); err != nil {
+		return "", nil, absent(err)
 	}
 	seed, err := sealer.Open(sealed, signingAAD(kid))
 	if err != nil || len(seed) != ed25519.SeedSize {
@@ -240,7 +262,14 @@ func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.P
 	case claims.ID == "" || len(claims.ID) > maxJTI:
 		return wrongProof(errors.New("assertion without a jti of at most 128 bytes"))
 	}
-	fresh, err := insertAssertion(ctx, tx, proof.ServiceAccountID, claims.ID, claims.ExpiresAt.Add(clockSkew), now)
+	if _, err := tx.Exec(ctx, `DELETE FROM service_account_assertions WHERE service_account_id = $1 AND expires_at < $2`,
+		proof.ServiceAccountID, now); err != nil {
+		return err
+	}
+	fresh, err := affects(tx.Exec(ctx, `
+		INSERT INTO service_account_assertions (service_account_id, jti, expires_at) VALUES ($1, $2, $3)
+		ON CONFLICT (service_account_id, jti) DO NOTHING`, proof.ServiceAccountID, claims.ID,
+		claims.ExpiresAt.Add(clockSkew)))
 	if err != nil {
 		return err
 	}

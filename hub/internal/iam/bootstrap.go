@@ -54,3 +54,16 @@ func RecoverAdmin(ctx context.Context, tx db.Tx, tokenID, text string, now time.
 	}, text)
 	return admin, err
 }
+
+func selectFirstAdmin(ctx context.Context, tx db.Tx) (User, bool, error) {
+	id, err := db.Value[string](ctx, tx,
+		`SELECT id FROM users WHERE platform_admin AND disabled_at IS NULL ORDER BY created_at, id LIMIT 1`)
+	if db.IsNoRows(err) {
+		return User{}, false, nil
+	}
+	if err != nil {
+		return User{}, false, err
+	}
+	u, err := GetUser(ctx, tx, id)
+	return u, err == nil, err
+}

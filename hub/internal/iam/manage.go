@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -106,7 +108,7 @@ func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, 
 		if _, err := revokeTokens(ctx, tx, u.ID, now); err != nil {
 			return u, err
 		}
-		if err := markUserRemoved(ctx, tx, u.ID, now); err != nil {
+		if _, err := tx.Exec(ctx, `UPDATE users SET removed_at = $2 WHERE id = $1`, u.ID, now); err != nil {
 			return u, err
 		}
 		u.Email, u.Disabled = "removed-"+u.ID, true
@@ -129,7 +131,9 @@ func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID stri
 	if u.OrgID != project.OrgID {
 		return nil, User{}, ErrNotFound()
 	}
-	if before, err = selectProjectRolesOf(ctx, tx, project.ID, u.ID); err != nil {
+	before, err = db.Select(ctx, tx, pgx.RowTo[Role],
+		`SELECT role FROM role_bindings WHERE user_id = $1 AND scope = $2 ORDER BY role`, u.ID, project.ID)
+	if err != nil {
 		return nil, User{}, err
 	}
 	u.Roles = roles
@@ -146,12 +150,23 @@ func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID stri
 	return before, after, err
 }
 
+// ListProjectRoles lists the users who hold roles in this project only.
+func ListProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ProjectRoles, error) {
+	return selectPage[ProjectRoles](ctx, tx, page, `
+		SELECT u.id, u.email, u.name, array_agg(b.role ORDER BY b.role)
+		FROM role_bindings b JOIN users u ON u.id = b.user_id
+		WHERE b.scope = $1 AND ($2::UUID IS NULL OR u.id > $2::UUID)
+		GROUP BY u.id, u.email, u.name ORDER BY u.id LIMIT $3`, projectID)
+}
+
 // RevokeUserToken ends one token of the user. One that does not count any more is NotFound.
 func RevokeUserToken(ctx context.Context, tx db.Tx, userID, tokenID string, now time.Time) error {
 	if !db.IsID(tokenID) {
 		return ErrNotFound()
 	}
-	revoked, err := revokeToken(ctx, tx, userID, tokenID, now)
+	revoked, err := affects(tx.Exec(ctx, `
+		UPDATE user_tokens SET revoked_at = $3 WHERE id = $2 AND user_id = $1 AND revoked_at IS NULL AND expires_at > $3`,
+		userID, tokenID, now))
 	if err == nil && !revoked {
 		err = ErrNotFound()
 	}
@@ -173,7 +188,8 @@ func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
 	if !u.PlatformAdmin || u.Disabled {
 		return nil
 	}
-	other, err := otherAdminExists(ctx, tx, u.ID)
+	other, err := db.Value[bool](ctx, tx,
+		`SELECT EXISTS (SELECT 1 FROM users WHERE platform_admin AND disabled_at IS NULL AND id <> $1)`, u.ID)
 	if err == nil && !other {
 		err = fault.New(fault.Conflict, codeLastPlatformAdmin, "This is the last platform admin; make another one first.",
 			nil).Permanent()

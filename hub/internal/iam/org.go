@@ -5,6 +5,8 @@ import (
 	"regexp"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -41,16 +43,18 @@ type Page struct {
 	Limit int
 }
 
-func (p Page) check() (Page, error) {
+// selectPage returns a page of a query. Its last two parameters, after args, are the id after which the page begins,
+// NULL for the first one, and the limit.
+func selectPage[T any](ctx context.Context, tx db.Tx, p Page, sql string, args ...any) ([]T, error) {
 	if p.After != "" && !db.IsID(p.After) {
-		return p, fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
+		return nil, fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
 			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
-	if p.Limit <= 0 {
-		p.Limit = MaxPage
+	limit := MaxPage
+	if p.Limit > 0 {
+		limit = min(p.Limit, MaxPage+1)
 	}
-	p.Limit = min(p.Limit, MaxPage+1)
-	return p, nil
+	return db.Select(ctx, tx, pgx.RowToStructByPos[T], sql, append(args, db.OrNull(p.After), limit)...)
 }
 
 // CreateOrg makes an org.
@@ -70,21 +74,18 @@ func GetOrg(ctx context.Context, tx db.Tx, id string) (Org, error) {
 	if !db.IsID(id) {
 		return Org{}, ErrNotFound()
 	}
-	return selectOrg(ctx, tx, id)
+	o, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Org], `SELECT `+orgColumns+` WHERE id = $1`, id)
+	return o, absent(err)
 }
 
 // GetOrgBySlug finds an org by the slug that stands in repository names and delegations.
 func GetOrgBySlug(ctx context.Context, tx db.Tx, slug string) (Org, error) {
-	o, err := scanOrg(tx.QueryRow(ctx, `SELECT `+orgColumns+` WHERE slug = $1`, slug))
+	o, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Org], `SELECT `+orgColumns+` WHERE slug = $1`, slug)
 	return o, absent(err)
 }
 
 // ListOrgs lists what p may see: every org for a platform admin, otherwise the own one.
 func ListOrgs(ctx context.Context, tx db.Tx, p Principal, page Page) ([]Org, error) {
-	page, err := page.check()
-	if err != nil {
-		return nil, err
-	}
 	if !p.PlatformAdmin && p.OrgID == "" {
 		return nil, nil
 	}
@@ -92,7 +93,10 @@ func ListOrgs(ctx context.Context, tx db.Tx, p Principal, page Page) ([]Org, err
 	if p.PlatformAdmin {
 		only = ""
 	}
-	return selectOrgs(ctx, tx, only, page)
+	return selectPage[Org](ctx, tx, page, `
+		SELECT `+orgColumns+`
+		WHERE ($1::UUID IS NULL OR id = $1::UUID) AND ($2::UUID IS NULL OR id > $2::UUID)
+		ORDER BY id LIMIT $3`, db.OrNull(only))
 }
 
 // CreateProject makes a project in an org that exists.
@@ -105,7 +109,8 @@ func CreateProject(ctx context.Context, tx db.Tx, p Project) (Project, error) {
 		return Project{}, err
 	}
 	p.OrgSlug = org.Slug
-	if err := below(ctx, tx, countProjects, p.OrgID, maxProjectsPerOrg, "projects in the org"); err != nil {
+	if err := below(ctx, tx, maxProjectsPerOrg, "projects in the org",
+		`SELECT count(*) FROM projects WHERE org_id = $1`, p.OrgID); err != nil {
 		return Project{}, err
 	}
 	made, err := insertProject(ctx, tx, p)
@@ -120,7 +125,8 @@ func GetProject(ctx context.Context, tx db.Tx, id string) (Project, error) {
 	if !db.IsID(id) {
 		return Project{}, ErrNotFound()
 	}
-	return selectProject(ctx, tx, id)
+	p, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Project], `SELECT `+projectColumns+` WHERE p.id = $1`, id)
+	return p, absent(err)
 }
 
 // InProject finds the project and decides whether p may do permission in it. It is the first step of every operation on
@@ -135,28 +141,28 @@ func InProject(ctx context.Context, tx db.Tx, p Principal, permission Permission
 
 // ListProjects lists what p may see, of one org where orgID is not empty.
 func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page Page) ([]Project, error) {
-	page, err := page.check()
-	if err != nil {
-		return nil, err
-	}
-	visible := projectFilter{orgID: orgID}
+	var some bool // only those in ids
+	var ids []string
 	switch {
 	case p.PlatformAdmin && p.Type == principal.User:
 	case p.OrgID == "" || (orgID != "" && orgID != p.OrgID):
 		return nil, nil
 	default:
-		visible.orgID = p.OrgID
-		visible.some = true
+		orgID, some = p.OrgID, true
 		for _, b := range p.Bindings {
 			if b.ProjectID == "" && p.Type == principal.User {
-				visible.some = false
+				some = false
 			}
 			if b.ProjectID != "" {
-				visible.ids = append(visible.ids, b.ProjectID)
+				ids = append(ids, b.ProjectID)
 			}
 		}
 	}
-	return selectProjects(ctx, tx, visible, page)
+	return selectPage[Project](ctx, tx, page, `
+		SELECT `+projectColumns+`
+		WHERE ($1::UUID IS NULL OR p.org_id = $1::UUID) AND (NOT $2::BOOL OR p.id = ANY($3::UUID[])) AND ($4::UUID IS NULL
+		OR p.id > $4::UUID)
+		ORDER BY p.id LIMIT $5`, db.OrNull(orgID), some, ids)
 }
 
 func slugPattern() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) }
@@ -183,15 +189,11 @@ func taken(what, pointer string) *fault.Error {
 		"is taken").Permanent()
 }
 
-func below(ctx context.Context, tx db.Tx, count func(context.Context, db.Tx, string) (int, error), id string, limit int,
-	what string,
-) error {
-	n, err := count(ctx, tx, id)
-	if err != nil {
-		return err
+// below refuses one more where as many exist as may; sql counts them.
+func below(ctx context.Context, tx db.Tx, limit int, what, sql string, args ...any) error {
+	n, err := db.Value[int](ctx, tx, sql, args...)
+	if err == nil && n >= limit {
+		err = fault.New(fault.Conflict, codeLimitReached, "There are too many "+what+" already; remove one first.", nil)
 	}
-	if n >= limit {
-		return fault.New(fault.Conflict, codeLimitReached, "There are too many "+what+" already; remove one first.", nil)
-	}
-	return nil
+	return err
 }

@@ -3,10 +3,9 @@ package iam
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -54,12 +53,7 @@ func DefaultLimits() Limits {
 
 // QuotaNames lists all quotas in alphabetical order.
 func QuotaNames() []Quota {
-	var out []Quota
-	for name := range DefaultLimits() {
-		out = append(out, name)
-	}
-	slices.Sort(out)
-	return out
+	return slices.Sorted(maps.Keys(DefaultLimits()))
 }
 
 // Check reports as a fault that more does not fit beside what is used.
@@ -76,17 +70,10 @@ func (l Limits) Check(name Quota, used, more int64) error {
 
 // LimitsOf returns the org's quotas.
 func LimitsOf(ctx context.Context, tx db.Tx, orgID string) (Limits, error) {
+	set, err := db.CollectMap[Quota, int64](tx.Query(ctx, `SELECT name, max_value FROM org_quotas WHERE org_id = $1`,
+		orgID))
 	limits := DefaultLimits()
-	rows, err := tx.Query(ctx, `SELECT name, max_value FROM org_quotas WHERE org_id = $1`, orgID)
-	if err != nil {
-		return nil, err
-	}
-	var name Quota
-	var limit int64
-	_, err = pgx.ForEachRow(rows, []any{&name, &limit}, func() error {
-		limits[name] = limit
-		return nil
-	})
+	maps.Copy(limits, set)
 	return limits, err
 }
 

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -75,14 +77,18 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 			"app_operator, app_publisher or viewer")
 	}
 	sa.Status, sa.ResourceVersion = StatusActive, 1
-	if err := below(ctx, tx, countServiceAccounts, sa.ProjectID, maxServiceAccountsPerProject,
-		"service accounts in the project"); err != nil {
+	if err := below(ctx, tx, maxServiceAccountsPerProject, "service accounts in the project",
+		`SELECT count(*) FROM service_accounts WHERE project_id = $1 AND deleted_at IS NULL`, sa.ProjectID); err != nil {
 		return ServiceAccount{}, err
 	}
 	if err := CheckQuota(ctx, tx, sa.OrgID, QuotaServiceAccounts, key.CreatedAt); err != nil {
 		return ServiceAccount{}, err
 	}
-	made, err := insertServiceAccount(ctx, tx, sa)
+	made, err := affects(tx.Exec(ctx, `
+		INSERT INTO service_accounts (id, org_id, project_id, slug, name, description, role, status, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)
+		ON CONFLICT (project_id, slug) WHERE deleted_at IS NULL DO NOTHING`,
+		sa.ID, sa.OrgID, sa.ProjectID, sa.Slug, sa.Name, sa.Description, string(sa.Role), sa.Status, sa.CreatedAt))
 	if err != nil {
 		return ServiceAccount{}, err
 	}
@@ -97,11 +103,20 @@ func GetServiceAccount(ctx context.Context, tx db.Tx, projectID, id string) (Ser
 	if !db.IsID(id) {
 		return ServiceAccount{}, ErrNotFound()
 	}
-	sa, err := selectServiceAccount(ctx, tx, id)
+	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[ServiceAccount], `SELECT `+serviceAccountColumns+
+		` FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`, id)
 	if err == nil && sa.ProjectID != projectID {
 		err = ErrNotFound()
 	}
-	return sa, err
+	return sa, absent(err)
+}
+
+// ListServiceAccounts lists the accounts of a project.
+func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ServiceAccount, error) {
+	return selectPage[ServiceAccount](ctx, tx, page, `
+		SELECT `+serviceAccountColumns+` FROM service_accounts s
+		WHERE s.project_id = $1 AND s.deleted_at IS NULL AND ($2::UUID IS NULL OR s.id > $2::UUID)
+		ORDER BY s.id LIMIT $3`, projectID)
 }
 
 // DisableServiceAccount stops the account: neither its keys nor tokens already given out count any more. Disabling

@@ -9,7 +9,10 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -83,7 +86,10 @@ func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
 			return User{}, err
 		}
 	}
-	made, err := insertUser(ctx, tx, u)
+	made, err := affects(tx.Exec(ctx, `
+		INSERT INTO users (id, org_id, email, name, platform_admin, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $6)
+		ON CONFLICT (email) DO NOTHING`, u.ID, db.OrNull(u.OrgID), u.Email, u.DisplayName, u.PlatformAdmin, u.CreatedAt))
 	if err != nil {
 		return User{}, err
 	}
@@ -98,26 +104,20 @@ func GetUser(ctx context.Context, tx db.Tx, id string) (User, error) {
 	if !db.IsID(id) {
 		return User{}, ErrNotFound()
 	}
-	users, err := selectUsers(ctx, tx, userFilter{id: id}, Page{Limit: 1})
-	if err != nil {
-		return User{}, err
-	}
-	if len(users) == 0 {
-		return User{}, ErrNotFound()
-	}
-	return users[0], nil
+	u, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[User],
+		`SELECT `+userColumns+` WHERE u.removed_at IS NULL AND u.id = $1`, id)
+	return u, absent(err)
 }
 
 // ListUsers lists users, of one org where orgID is not empty.
 func ListUsers(ctx context.Context, tx db.Tx, orgID string, page Page) ([]User, error) {
-	page, err := page.check()
-	if err != nil {
-		return nil, err
-	}
 	if orgID != "" && !db.IsID(orgID) {
 		return nil, nil
 	}
-	return selectUsers(ctx, tx, userFilter{orgID: orgID}, page)
+	return selectPage[User](ctx, tx, page, `
+		SELECT `+userColumns+`
+		WHERE u.removed_at IS NULL AND ($1::UUID IS NULL OR u.org_id = $1::UUID) AND ($2::UUID IS NULL OR u.id > $2::UUID)
+		ORDER BY u.id LIMIT $3`, db.OrNull(orgID))
 }
 
 // NewUserToken makes a token's text. It is given out once; the database keeps its SHA-256.
@@ -133,13 +133,48 @@ func CreateUserToken(ctx context.Context, tx db.Tx, t UserToken, text string) er
 	if life < minTokenLifetime || life > maxTokenLifetime {
 		return invalid().WithHint("/expires_in_seconds", "is out of range", "60 to 31536000")
 	}
-	if err := below(ctx, tx, func(ctx context.Context, tx db.Tx, id string) (int, error) {
-		return countLiveTokens(ctx, tx, id, t.CreatedAt)
-	},
-		t.UserID, maxLiveTokensPerUser, "tokens of this user"); err != nil {
+	if err := below(ctx, tx, maxLiveTokensPerUser, "tokens of this user",
+		`SELECT count(*) FROM user_tokens WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL`, t.UserID,
+		t.CreatedAt); err != nil {
 		return err
 	}
-	return insertUserToken(ctx, tx, t, hashToken(text))
+	_, err := tx.Exec(ctx, `
+		INSERT INTO user_tokens (id, user_id, hash, description, expires_at, created_at) VALUES ($1, $2, $3, $4, $5, $6)`,
+		t.ID, t.UserID, hashToken(text), t.Description, t.ExpiresAt, t.CreatedAt)
+	return err
+}
+
+// ListUserTokens lists the tokens of the user that count.
+func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page Page) ([]UserToken, error) {
+	return selectPage[UserToken](ctx, tx, page, `
+		SELECT id, user_id, description, expires_at, created_at FROM user_tokens
+		WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL AND ($3::UUID IS NULL OR id > $3::UUID)
+		ORDER BY id LIMIT $4`, userID, now)
+}
+
+// selectUserByToken finds the user of a token that counts. A disabled or removed user has none.
+func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time) (Principal, error) {
+	p, b := Principal{Type: principal.User}, Binding{}
+	into := []any{&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &b.Role, &b.ProjectID}
+	err := db.ForEach(ctx, tx, into, func() {
+		if b.ProjectID == orgWide {
+			b.ProjectID = ""
+		}
+		if b.Role != "" {
+			p.Bindings = append(p.Bindings, b)
+		}
+	}, `
+		SELECT u.id, u.name, COALESCE(u.org_id::TEXT, ''), u.platform_admin, COALESCE(b.role, ''), COALESCE(b.scope, '')
+		FROM user_tokens t JOIN users u ON u.id = t.user_id LEFT JOIN role_bindings b ON b.user_id = u.id
+		WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL AND u.disabled_at IS NULL AND u.removed_at IS NULL
+		ORDER BY b.role, b.scope`, hash, now)
+	if err == nil && p.ID == "" {
+		err = ErrUnauthenticated()
+	}
+	if err != nil {
+		return Principal{}, err
+	}
+	return p, nil
 }
 
 func hashToken(text string) []byte {
