@@ -2,12 +2,7 @@ package reconcile
 
 import (
 	"context"
-	"crypto/sha256"
-	"encoding/hex"
 	"log/slog"
-	"time"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
@@ -74,38 +69,11 @@ func workloadOf(p state.Part, owner policy.Policy) agent.Workload {
 }
 
 func convertWorkload(memberID string, p *protocol.Workload, owner policy.Policy) agent.Workload {
-	w := agent.Workload{
-		MemberID:         memberID,
-		InstanceID:       p.GetInstanceId(),
-		Revision:         p.GetRevision(),
-		CorrelationID:    p.GetCorrelationId(),
-		Stopped:          p.GetStopped(),
-		ReadinessTimeout: time.Duration(p.GetReadinessTimeoutSeconds()) * time.Second,
-	}
+	w := agent.NewWorkload(memberID, p)
 	if rule := owner.Refuses(p); rule != "" {
 		w.Refused, w.RefusedDetail = protocol.WorkloadStatus_OWNER_REFUSED, rule
 	}
-	for _, s := range p.GetServices() {
-		w.Services = append(w.Services, agent.Service{
-			Name:           s.GetName(),
-			Image:          s.GetImage(),
-			SpecDigest:     specDigest(s),
-			Spec:           s,
-			StopGrace:      time.Duration(s.GetStopGraceSeconds()) * time.Second,
-			AcceleratorIDs: s.GetResources().GetAcceleratorIds(),
-		})
-	}
 	return w
-}
-
-// specDigest changes whenever anything about the container must.
-func specDigest(s *protocol.Service) string {
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
-	if err != nil {
-		return "" // only for invalid UTF-8, which decoding has refused
-	}
-	sum := sha256.Sum256(raw)
-	return hex.EncodeToString(sum[:])
 }
 
 // admit decides on the documents that are new since the last pass, and on all of them under a newer trust bundle.
