@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/clock"
-	"github.com/gpuaas/gpuaas/agent/meter"
 )
 
 // rtc is what the machine's own clock shows at a true time.
@@ -23,7 +22,7 @@ func (n *node) reading(t instant) clock.Reading {
 
 // startClock is what the agent's start does.
 func (n *node) startClock() {
-	k := clock.Known{Last: n.store.stamp, Certain: built(), Signed: n.store.state.GetIssuedAt().AsTime()}
+	k := clock.Known{Last: n.store.Stamp, Certain: built(), Signed: n.store.State.GetIssuedAt().AsTime()}
 	n.clock = clock.Start(k, n.reading(n.w.now))
 	n.clockFaulty = n.clock.Doubtful() || !n.stamp(n.w.now).Synced && n.rtcOffset != 0
 }
@@ -38,7 +37,7 @@ func (n *node) stamp(t instant) clock.Stamp { return n.clock.Stamp(n.reading(t))
 
 // happened converts a time of the machine's clock to the node's.
 func (n *node) happened(t, after time.Time) time.Time {
-	return n.clock.FromMachineTime(t, after, n.store.stamp, n.reading(n.w.now))
+	return n.clock.FromMachineTime(t, after, n.store.Stamp, n.reading(n.w.now))
 }
 
 // syncClock takes over the hub's time, told in an answer that took so long, as reconcile.SyncClock does.
@@ -48,28 +47,12 @@ func (n *node) syncClock(hub time.Time, took instant) {
 	if from, to := n.clock.At(r), next.Stamp(r); !to.At.Equal(from) {
 		n.sample(n.w.now)
 		if n.w.breaks(BreakClock) {
-			n.store.stamp = to
-		} else if err := n.store.setClock(from, to); err != nil {
+			n.store.Stamp = to
+		} else if err := n.store.SetClock(from, to); err != nil {
 			n.w.fail(5, "clock of %s: %v", n.id, err)
 		}
 		clear(n.hold)
 	}
 	n.clock = next
 	n.clockFaulty = false
-}
-
-// setClock takes in that the clock is set, as the agent's store does.
-func (s *store) setClock(from time.Time, to clock.Stamp) error {
-	leap := to.At.Sub(from)
-	for id := range s.runs {
-		s.updateRun(id, func(r *storedRun) { meter.MoveTimes(leap, &r.openedAt, &r.startedAt, &r.readyAt, &r.exitedAt) })
-	}
-	for id, m := range s.members {
-		if m.Removal == nil {
-			s.updateMember(id, func(m *storedMember) { meter.MoveTimes(leap, &m.RetryAt, &m.ExitedAt) })
-		}
-	}
-	metered, records := meter.ClockStep(s.meter, from, to.At)
-	s.meter, s.stamp = metered, to
-	return s.seal(records, to.At)
 }

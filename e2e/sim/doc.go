@@ -4,15 +4,16 @@
 // goroutine and no map whose order matters.
 //
 // The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt), hub/lifecycle, hub/billing,
-// hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewLease, Member.Failed),
-// agent/clock, agent/hubsession, agent/meter and agent/spool; protocol's signatures and verification.
+// hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload, NewLease,
+// Member.Failed), agent/clock, agent/hubsession, agent/meter and agent/spool; protocol's signatures and verification.
 // TestTheSimulationDefinesNoConstantOfTheProduct keeps their numbers there, too.
 //
 // The adapters are modelled, because the originals are bound to SQL, Badger, containerd or QUIC:
 //
 //   - the tables of the ledger: package books; hub/internal/ledger's TestTheSimulationsBooksAreTheLedgers runs both
 //   - the other tables of the hub: watermarks, sessions and hellos (intake.go); states, members and claims (hub.go)
-//   - the store of the node (store.go), and the machine with its containers (machine.go, reconcile.go)
+//   - the store of the node: package nodestore; agent/internal/state's TestTheSimulationsStoreIsTheNodes runs both
+//   - the machine with its containers (machine.go), and the execution of actions (reconcile.go)
 //   - the network (uplink.go)
 //
 // Not modelled: epochs and key rotation, manifests, allocations billed by the hub, the API. Segments are chained, not

@@ -143,7 +143,7 @@ func (o *oracle) claimed(n *node, m *memberRow, id string) {
 // applied checks law 2 after a node has accepted a state.
 func (o *oracle) applied(n *node) {
 	s := n.store
-	next := appliedState{s.state.GetEpoch(), s.state.GetGeneration(), s.digest}
+	next := appliedState{s.State.GetEpoch(), s.State.GetGeneration(), s.Digest}
 	was := s.highest
 	switch {
 	case next.epoch < was.epoch || next.epoch == was.epoch && next.generation < was.generation:
@@ -165,7 +165,7 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 	if o.w.hub.backup != nil && o.w.result.Faults["hub restored"] > 0 {
 		law = 16
 	}
-	lease, now := n.store.leases[a.MemberID], o.w.now.time()
+	lease, now := n.store.Leases[a.MemberID], o.w.now.time()
 	switch a.Why {
 	case "left_state":
 		o.w.fail(law, "%s was stopped on %s: it has left the state, and nobody asked for that", a.MemberID, n.id)
@@ -174,7 +174,7 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 			o.w.fail(law, "%s was stopped on %s, and nobody asked for that", a.MemberID, n.id)
 		}
 	case "replaced":
-		for _, w := range n.store.desired().Workloads {
+		for _, w := range n.store.Desired().Workloads {
 			if w.MemberID == a.MemberID && w.Revision <= c.revision {
 				o.w.fail(law, "%s revision %d was replaced by %d", a.MemberID, c.revision, w.Revision)
 			}
@@ -197,8 +197,8 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 // coldBoot checks law 3 some minutes after a boot without the hub: what is leased runs again.
 func (o *oracle) coldBoot(n *node) {
 	now := n.now()
-	for _, w := range n.store.desired().Workloads {
-		l, m := n.store.agentLeases()[w.MemberID], n.store.members[w.MemberID]
+	for _, w := range n.store.Desired().Workloads {
+		l, m := n.store.AgentLeases()[w.MemberID], n.store.Members[w.MemberID]
 		if w.Stopped || !l.Covers(now) || m.FailedRevision == w.Revision || !n.images[w.Services[0].Image] || n.clockFaulty ||
 			o.members[w.MemberID].crashChance > 0 {
 			continue
@@ -345,17 +345,17 @@ func (o *oracle) converged(n *node) {
 		return
 	case row.awaitsResync:
 		stuck("it has not uploaded its state to the restored hub")
-	case row.head.rev != row.rev || s.digest != row.head.digest:
-		stuck("it holds generation %d, the hub has %d", s.state.GetGeneration(), row.head.generation)
+	case row.head.rev != row.rev || s.Digest != row.head.digest:
+		stuck("it holds generation %d, the hub has %d", s.State.GetGeneration(), row.head.generation)
 	}
-	for number := s.marks.Posted + 1; number <= s.chain.Number; number++ {
-		if sealed := s.segments[number]; o.w.now.time().Sub(sealed.Segment.GetSealedAt().AsTime()) > time.Minute {
-			stuck("segment %d of %s is not posted, %d are", number, s.incarnation, s.marks.Posted)
+	for number := s.Marks.Posted + 1; number <= s.Chain.Number; number++ {
+		if sealed := s.Segments[number]; o.w.now.time().Sub(sealed.Segment.GetSealedAt().AsTime()) > time.Minute {
+			stuck("segment %d of %s is not posted, %d are", number, s.Incarnation(), s.Marks.Posted)
 			break
 		}
 	}
 	now := n.now()
-	desired, leases, observed := s.desired(), s.agentLeases(), n.observe(now)
+	desired, leases, observed := s.Desired(), s.AgentLeases(), n.observe(now)
 	observed.Busy = nil
 	for _, a := range agent.Diff(desired, leases, observed, now) {
 		if m := o.members[agent.MemberOf(a)]; m.crashChance == 0 && !m.lowFunds {
@@ -368,7 +368,7 @@ func (o *oracle) converged(n *node) {
 func (o *oracle) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 	for _, m := range row.members {
 		x := o.members[m.id]
-		mine, known := n.store.members[m.id]
+		mine, known := n.store.Members[m.id]
 		switch {
 		case m.Gone:
 			if n.networks[m.id] || slices.ContainsFunc(n.containers, func(c *container) bool { return c.memberID == m.id }) {
@@ -380,7 +380,7 @@ func (o *oracle) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 			o.sameStatus(n, m, stuck)
 		}
 		issued := o.w.hub.rows.books.Lease(m.id)
-		if l := n.store.leases[m.id]; m.Desired && !x.lowFunds && l.GetLeaseNo() != uint64(issued.No) {
+		if l := n.store.Leases[m.id]; m.Desired && !x.lowFunds && l.GetLeaseNo() != uint64(issued.No) {
 			stuck("%s has lease %d on the node, the hub has issued %d", m.id, l.GetLeaseNo(), issued.No)
 		}
 	}
@@ -407,7 +407,7 @@ func (o *oracle) hubSays(n *node, memberID string) string {
 		return "the hub does not know it"
 	}
 	l, p := o.w.hub.rows.books.Lease(memberID), o.w.hub.rows.books.Prices[0]
-	used := instant(n.store.consumed[memberID][protocol.MeterSessionSeconds]).dur()
+	used := instant(n.store.Consumed[memberID][protocol.MeterSessionSeconds]).dur()
 	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.No,
 		l.ExpiresAt.Format(time.RFC3339), instant(rating.Affords(p.Nanos, p.PerQuantity, l.CapNanos)).dur(), used,
 		instant(m.audit.billed).dur(), instant(m.audit.suspended).dur(), m.audit.lostLeases)

@@ -330,7 +330,7 @@ func (w *World) loseWrites(n *node) {
 	})
 }
 
-func (w *World) restoreDisk(n *node, image *store) {
+func (w *World) restoreDisk(n *node, image *disk) {
 	n.killAgent()
 	n.store = image.clone()
 	n.diskRestored = true

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/clock"
+	"github.com/gpuaas/gpuaas/e2e/sim/nodestore"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -60,7 +61,7 @@ type node struct {
 	// lives counts lives of the disk, for names.
 	lives int
 
-	store *store
+	store *disk
 
 	agentUp bool
 	// life is of the agent's process: what a dead one began does not end.
@@ -84,6 +85,19 @@ type node struct {
 	clockFaulty bool
 }
 
+// disk is a node's store with what the oracle knows of it: the highest state that this lineage has applied.
+type disk struct {
+	*nodestore.Store
+	highest appliedState
+}
+
+type appliedState struct {
+	epoch, generation uint64
+	digest            [sha256.Size]byte
+}
+
+func (d *disk) clone() *disk { return &disk{d.Clone(), d.highest} }
+
 type work struct{ pulling, other int }
 
 const (
@@ -104,7 +118,8 @@ func newNode(w *World, i int) *node {
 	for a := range []int{0, 1, 2, 4}[w.rng.IntN(4)] {
 		n.accelerators = append(n.accelerators, fmt.Sprintf("gpu-%05d-%d", i, a))
 	}
-	n.store = newStore(n.id, n.newName())
+	n.store = &disk{Store: nodestore.New(n.id, n.newName())}
+	n.store.AnyOrder = w.breaks(BreakOrder)
 	w.hub.rows.enroll(n)
 	return n
 }
@@ -139,6 +154,7 @@ func (n *node) startAgent() {
 		return
 	}
 	n.agentUp = true
+	n.store.Reopen()
 	n.startClock()
 	n.life++
 	n.busy, n.hold, n.report = map[string]*work{}, map[string]time.Time{}, nil

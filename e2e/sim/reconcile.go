@@ -8,6 +8,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/e2e/sim/nodestore"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -62,7 +63,7 @@ func (n *node) pass() {
 	n.closeMeasuredRuns()
 	n.probe()
 	now := n.now()
-	desired, leases, observed := n.store.desired(), n.store.agentLeases(), n.observe(now)
+	desired, leases, observed := n.store.Desired(), n.store.AgentLeases(), n.observe(now)
 	if n.w.breaks(BreakHub) && n.up.no == 0 {
 		leases = nil
 	}
@@ -101,31 +102,31 @@ func (n *node) planNextPass(at, now time.Time) {
 // journalUnknown adds containers and networks that the store does not know.
 func (n *node) journalUnknown() {
 	for _, c := range n.containers {
-		if run, known := n.store.runs[c.id]; !known {
-			n.store.runs[c.id] = storedRun{
-				id: c.id, memberID: c.memberID, instanceID: c.instanceID, service: c.service, revision: c.revision,
-				startedAt: n.happened(c.startedRTC, time.Time{}),
-			}
-		} else if run.startedAt.IsZero() && c.status == agent.Running {
-			n.store.updateRun(c.id, func(r *storedRun) { r.startedAt = n.happened(c.startedRTC, r.openedAt) })
+		if run, known := n.store.Runs[c.id]; !known {
+			n.store.JournalRun(nodestore.Run{
+				ID: c.id, MemberID: c.memberID, InstanceID: c.instanceID, Service: c.service, Revision: c.revision,
+				StartedAt: n.happened(c.startedRTC, time.Time{}),
+			})
+		} else if run.StartedAt.IsZero() && c.status == agent.Running {
+			n.store.UpdateRun(c.id, func(r *nodestore.Run) { r.StartedAt = n.happened(c.startedRTC, r.OpenedAt) })
 		}
-		if _, known := n.store.members[c.memberID]; !known {
-			n.store.updateMember(c.memberID, func(m *storedMember) { m.InstanceID = c.instanceID })
+		if _, known := n.store.Members[c.memberID]; !known {
+			n.store.UpdateMember(c.memberID, func(m *nodestore.Member) { m.InstanceID = c.instanceID })
 		}
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.networks)) {
-		if _, known := n.store.members[id]; !known {
-			n.store.updateMember(id, func(*storedMember) {})
+		if _, known := n.store.Members[id]; !known {
+			n.store.UpdateMember(id, func(*nodestore.Member) {})
 		}
 	}
 }
 
 // closeMeasuredRuns removes runs whose container is gone and whose usage is sealed.
 func (n *node) closeMeasuredRuns() {
-	for _, id := range slices.Sorted(maps.Keys(n.store.runs)) {
-		b := n.busy[n.store.runs[id].memberID]
-		if n.containerOf(id) == nil && (b == nil || b.other == 0) && n.store.meter.Measured(id) {
-			n.store.closeRun(id)
+	for _, id := range slices.Sorted(maps.Keys(n.store.Runs)) {
+		b := n.busy[n.store.Runs[id].MemberID]
+		if n.containerOf(id) == nil && (b == nil || b.other == 0) && n.store.Meter.Measured(id) {
+			n.store.CloseRun(id)
 		}
 	}
 }
@@ -133,38 +134,38 @@ func (n *node) closeMeasuredRuns() {
 // probe notes which containers have become ready.
 func (n *node) probe() {
 	for _, c := range n.containers {
-		if c.status == agent.Running && c.readyAt <= n.w.now && n.store.runs[c.id].readyAt.IsZero() {
-			n.store.updateRun(c.id, func(r *storedRun) { r.readyAt = n.now() })
+		if c.status == agent.Running && c.readyAt <= n.w.now && n.store.Runs[c.id].ReadyAt.IsZero() {
+			n.store.UpdateRun(c.id, func(r *nodestore.Run) { r.ReadyAt = n.now() })
 		}
 	}
 }
 
 func (n *node) observe(now time.Time) agent.Observed {
 	o := agent.Observed{
-		Members: make(map[string]agent.Member, len(n.store.members)), Images: n.images,
+		Members: make(map[string]agent.Member, len(n.store.Members)), Images: n.images,
 		Busy: map[string]agent.Work{},
 	}
 	for _, c := range n.containers {
-		run := n.store.runs[c.id]
+		run := n.store.Runs[c.id]
 		x := agent.Container{
 			ID: c.id, MemberID: c.memberID, InstanceID: c.instanceID, Service: c.service, Revision: c.revision,
 			SpecDigest: c.specDigest,
-			RunID:      c.id, Status: c.status, StartedAt: run.startedAt, ExitedAt: run.exitedAt, ExitCode: run.exitCode,
-			ExitRecorded: run.exitRecorded, AcceleratorIDs: c.accelerators, ReadyAt: run.readyAt,
+			RunID:      c.id, Status: c.status, StartedAt: run.StartedAt, ExitedAt: run.ExitedAt, ExitCode: run.ExitCode,
+			ExitRecorded: run.ExitRecorded, AcceleratorIDs: c.accelerators, ReadyAt: run.ReadyAt,
 		}
 		if x.StartedAt.IsZero() {
-			x.StartedAt = n.happened(c.startedRTC, run.openedAt)
+			x.StartedAt = n.happened(c.startedRTC, run.OpenedAt)
 		}
 		o.Containers = append(o.Containers, x)
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.networks)) {
 		net := agent.Network{MemberID: id}
-		if m := n.store.members[id]; m.networkReady {
-			net.Revision = m.networkRevision
+		if m := n.store.Members[id]; m.NetworkReady {
+			net.Revision = m.NetworkRevision
 		}
 		o.Networks = append(o.Networks, net)
 	}
-	for id, m := range n.store.members {
+	for id, m := range n.store.Members {
 		o.Members[id] = m.Member
 	}
 	for id, b := range n.busy {
@@ -186,11 +187,11 @@ func (n *node) begin(a agent.Action) {
 	switch a := a.(type) {
 	case agent.ConfirmRevision:
 		n.do(id, false, second/100, "settle", func() {
-			n.store.updateMember(id, func(m *storedMember) { m.ConfirmedRevision = a.Revision })
+			n.store.UpdateMember(id, func(m *nodestore.Member) { m.ConfirmedRevision = a.Revision })
 		})
 	case agent.FallBack:
 		n.do(id, false, second/100, "fall back", func() {
-			n.store.updateMember(id, func(m *storedMember) {
+			n.store.UpdateMember(id, func(m *nodestore.Member) {
 				m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
 			})
 		})
@@ -198,7 +199,7 @@ func (n *node) begin(a agent.Action) {
 		return // a pull takes seconds here
 	case agent.StopContainer:
 		n.w.oracle.stopping(n, a)
-		n.store.updateRun(a.ContainerID, func(r *storedRun) { r.stopAsked = true })
+		n.store.UpdateRun(a.ContainerID, func(r *nodestore.Run) { r.StopRequested = true })
 		// The signal is sent: the process ends whether or not the agent lives to see it.
 		n.w.after(n.w.between(second/10, span(min(a.Grace, 8*time.Second))+second/5), n.i, "stopped", func() {
 			if c := n.containerOf(a.ContainerID); c != nil {
@@ -211,12 +212,12 @@ func (n *node) begin(a agent.Action) {
 	case agent.RemoveContainer:
 		n.do(id, false, n.w.between(second/20, second), "remove", func() {
 			n.remove(a.ContainerID)
-			n.store.closeRun(a.ContainerID)
+			n.store.CloseRun(a.ContainerID)
 		})
 	case agent.RemoveNetwork:
 		n.do(id, false, n.w.between(second/20, second/2), "network gone", func() {
 			delete(n.networks, id)
-			n.store.updateMember(id, func(m *storedMember) { m.networkRevision, m.networkReady = 0, false })
+			n.store.UpdateMember(id, func(m *nodestore.Member) { m.NetworkRevision, m.NetworkReady = 0, false })
 		})
 	case agent.RetireMember:
 		n.do(id, false, n.w.between(second/20, second/2), "retire", func() { n.retire(id) })
@@ -225,11 +226,11 @@ func (n *node) begin(a agent.Action) {
 	case agent.PullImage:
 		n.do(id, true, n.w.between(second, 20*second), "pull", func() { n.pull(a) })
 	case agent.SetupNetwork:
-		n.store.updateMember(id, func(m *storedMember) { m.networkRevision, m.networkReady = a.Revision, false })
+		n.store.UpdateMember(id, func(m *nodestore.Member) { m.NetworkRevision, m.NetworkReady = a.Revision, false })
 		n.networks[id] = true
 		n.do(id, false, n.w.between(second/20, second/3), "network", func() {
 			if n.networks[id] {
-				n.store.updateMember(id, func(m *storedMember) { m.networkReady = true })
+				n.store.UpdateMember(id, func(m *nodestore.Member) { m.NetworkReady = true })
 			}
 			for _, start := range a.Start {
 				n.startContainer(start)
@@ -268,15 +269,14 @@ func (n *node) do(id string, pulling bool, takes instant, kind string, end func(
 // startContainer makes the run durable, then the container, then notes when it came up. A crash may fall between any
 // two.
 func (n *node) startContainer(a agent.StartContainer) {
-	if !n.store.wants(a.MemberID, a.Revision) {
-		return
-	}
 	n.runNo++
 	id := fmt.Sprintf("%s.%d", a.MemberID, n.runNo)
-	n.store.openRun(storedRun{
-		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision,
-		leaseNo: a.LeaseNo,
-	}, n.now())
+	if !n.store.OpenRunIfDesired(nodestore.Run{
+		ID: id, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name, Revision: a.Revision,
+		LeaseNo: a.LeaseNo, OpenedAt: n.now(),
+	}) {
+		return
+	}
 	resources := a.Service.Spec.GetResources()
 	c := &container{
 		id: id, memberID: a.MemberID, instanceID: a.Workload.InstanceID, service: a.Service.Name, revision: a.Revision,
@@ -300,18 +300,18 @@ func (n *node) startContainer(a agent.StartContainer) {
 	n.do(a.MemberID, false, up+n.w.between(1, second/10), "start", func() {
 		if broken {
 			n.remove(id)
-			n.store.closeRun(id)
+			n.store.CloseRun(id)
 			n.failed(a.MemberID, a.Revision, protocol.WorkloadStatus_INTERNAL, false, 0)
 			return
 		}
-		n.store.updateRun(id, func(r *storedRun) { r.startedAt = n.happened(c.startedRTC, r.openedAt) })
+		n.store.UpdateRun(id, func(r *nodestore.Run) { r.StartedAt = n.happened(c.startedRTC, r.OpenedAt) })
 	})
 }
 
 func (n *node) failed(id string, revision uint64, reason protocol.WorkloadStatus_Reason, permanent bool,
 	ran time.Duration,
 ) {
-	n.store.updateMember(id, func(m *storedMember) {
+	n.store.UpdateMember(id, func(m *nodestore.Member) {
 		m.Member = m.Failed(revision, reason, reason.Text(), permanent, ran, n.now())
 	})
 }
@@ -329,7 +329,7 @@ func (n *node) pull(a agent.PullImage) {
 
 func (n *node) retire(id string) {
 	n.sample(n.w.now)
-	if err := n.store.retire(id, n.now()); err != nil {
+	if err := n.store.Retire(id, n.now()); err != nil {
 		n.w.fail(5, "retire %s: %v", id, err)
 	}
 	n.up.send()
@@ -339,23 +339,23 @@ func (n *node) retire(id string) {
 func (n *node) recordExit(a agent.RecordExit) {
 	n.sample(n.w.now)
 	c := n.containerOf(a.ContainerID)
-	if c == nil || c.status != agent.Exited || !n.store.meter.Measured(c.id) {
+	if c == nil || c.status != agent.Exited || !n.store.Meter.Measured(c.id) {
 		return
 	}
-	run, exited := n.store.runs[c.id], n.happened(c.exitedRTC, n.store.runs[c.id].startedAt)
-	n.store.updateMember(a.MemberID, func(m *storedMember) {
+	run, exited := n.store.Runs[c.id], n.happened(c.exitedRTC, n.store.Runs[c.id].StartedAt)
+	n.store.UpdateMember(a.MemberID, func(m *nodestore.Member) {
 		m.ExitedAt, m.ExitCode = exited, c.exitCode
-		if !a.Unasked || run.stopAsked {
+		if !a.Unasked || run.StopRequested {
 			return
 		}
 		m.Restarts++
 		if c.exitedRTC.IsZero() {
 			return
 		}
-		m.Member = m.Failed(a.Revision, protocol.WorkloadStatus_CRASH_LOOP, "exited", false, exited.Sub(run.startedAt),
+		m.Member = m.Failed(a.Revision, protocol.WorkloadStatus_CRASH_LOOP, "exited", false, exited.Sub(run.StartedAt),
 			n.now())
 	})
-	n.store.updateRun(c.id, func(r *storedRun) { r.exitRecorded, r.exitedAt, r.exitCode = true, exited, c.exitCode })
+	n.store.UpdateRun(c.id, func(r *nodestore.Run) { r.ExitRecorded, r.ExitedAt, r.ExitCode = true, exited, c.exitCode })
 }
 
 // catchUp takes the last sample that was due, before anything else happens at the node.
@@ -371,16 +371,16 @@ func (n *node) catchUp() {
 // sample passes the containers to the meter, as they have been since the last event at the node.
 func (n *node) sample(t instant) {
 	n.lastSample = t
-	r, last := n.reading(t), n.store.stamp
+	r, last := n.reading(t), n.store.Stamp
 	o := meter.Observation{At: n.clock.At(r), CutEvery: meter.DefaultCutEvery}
 	for _, c := range n.containers {
-		journal := n.store.runs[c.id]
+		journal := n.store.Runs[c.id]
 		run := meter.Run{
-			RunID: c.id, MemberID: c.memberID, Revision: c.revision, LeaseNo: n.store.leases[c.memberID].GetLeaseNo(),
-			StartedAt: journal.startedAt, ExitedAt: n.clock.Exited(c.exitedRTC, last, r), Up: c.status == agent.Running,
+			RunID: c.id, MemberID: c.memberID, Revision: c.revision, LeaseNo: n.store.Leases[c.memberID].GetLeaseNo(),
+			StartedAt: journal.StartedAt, ExitedAt: n.clock.Exited(c.exitedRTC, last, r), Up: c.status == agent.Running,
 		}
 		if run.StartedAt.IsZero() {
-			run.StartedAt = n.clock.FromMachineTime(c.startedRTC, journal.openedAt, last, r)
+			run.StartedAt = n.clock.FromMachineTime(c.startedRTC, journal.OpenedAt, last, r)
 		}
 		if c.status == agent.Created {
 			run.StartedAt, run.ExitedAt = time.Time{}, time.Time{}
@@ -390,12 +390,12 @@ func (n *node) sample(t instant) {
 		}
 		o.Runs = append(o.Runs, run)
 	}
-	before := n.store.chain.Number
-	if err := n.store.saveSample(o, n.clock.Stamp(r)); err != nil {
+	before := n.store.Chain.Number
+	if err := n.store.SaveSample(o, n.clock.Stamp(r)); err != nil {
 		n.w.fail(5, "sample of %s: %v", n.id, err)
 	}
-	if n.store.chain.Number != before {
-		n.w.trace("sealed", n.i, int64(n.store.chain.Number), "")
+	if n.store.Chain.Number != before {
+		n.w.trace("sealed", n.i, int64(n.store.Chain.Number), "")
 		n.up.send()
 	}
 }

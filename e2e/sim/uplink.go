@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/e2e/sim/nodestore"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -162,8 +163,10 @@ type stateUpload struct {
 func (u *uplink) hello(attempt int) {
 	s := u.n.store
 	u.asked = u.n.w.now
-	g := helloMessage{incarnation: s.incarnation, digest: s.digest, lastSegment: s.chain.Number}
-	g.epoch, g.generation = s.accepted()
+	g := helloMessage{
+		incarnation: s.Incarnation(), epoch: s.State.GetEpoch(), generation: s.State.GetGeneration(), digest: s.Digest,
+		lastSegment: s.Chain.Number,
+	}
 	u.carry(true, "hello", func() {
 		// A hello belongs to its connection; one whose connection has gone reaches nobody.
 		if u.attempt == attempt && u.no == 0 && u.n.agentUp {
@@ -175,12 +178,12 @@ func (u *uplink) hello(attempt int) {
 // uploadState sends what the node has accepted to a restored hub.
 func (u *uplink) uploadState() {
 	s, attempt := u.n.store, u.attempt
-	up := stateUpload{digest: s.digest, envelope: s.envelope, state: s.state}
-	for _, ref := range s.state.GetParts() {
-		if w := s.parts[[sha256.Size]byte(ref.GetSha256())]; w != nil {
-			up.parts = append(up.parts, w)
+	up := stateUpload{digest: s.Digest, envelope: s.Envelope, state: s.State}
+	for _, ref := range s.State.GetParts() {
+		if p, there := s.Parts[nodestore.Sum(ref.GetSha256())]; there {
+			up.parts = append(up.parts, p.Document)
 		}
-		if l := s.leases[ref.GetId()]; l != nil {
+		if l := s.Leases[ref.GetId()]; l != nil {
 			up.leases = append(up.leases, l)
 		}
 	}
@@ -209,7 +212,7 @@ func (u *uplink) welcomed(m welcome) {
 	err := hubsession.Open(sessionStore{u}, hubsession.Welcome{
 		NewIncarnation: m.newIncarnation,
 		HubProgress: spool.HubProgress{
-			Incarnation: n.store.incarnation, Posted: m.posted, Archived: m.archived,
+			Incarnation: n.store.Incarnation(), Posted: m.posted, Archived: m.archived,
 			PostedSHA256: u.digestOf(m.postedSHA256),
 		},
 	})
@@ -218,7 +221,7 @@ func (u *uplink) welcomed(m welcome) {
 		return
 	}
 	u.no, u.since, u.paused = m.no, n.w.now, 0
-	u.reports, u.upload = hubsession.Reports{}, hubsession.NewUpload(n.store.marks.Posted)
+	u.reports, u.upload = hubsession.Reports{}, hubsession.NewUpload(n.store.Marks.Posted)
 	u.sentNo, u.answered = 0, map[int]bool{}
 	if m.requestUpload {
 		u.uploadState()
@@ -235,25 +238,25 @@ func (s sessionStore) PostedSegment() uint64 {
 	if s.n.w.breaks(BreakRewind) {
 		return 0
 	}
-	return s.n.store.marks.Posted
+	return s.n.store.Marks.Posted
 }
 
 func (s sessionStore) AcknowledgeUsage(hub spool.HubProgress) error {
-	err := s.n.store.acknowledge(hub)
+	err := s.n.store.AcknowledgeUsage(hub)
 	if s.n.w.breaks(BreakIncarnation) {
 		return nil
 	}
 	return err
 }
 
-func (s sessionStore) RewindUsage(posted uint64) error { return s.n.store.rewind(posted) }
+func (s sessionStore) RewindUsage(posted uint64) error { return s.n.store.RewindUsage(posted) }
 
 func (s sessionStore) TakeNewIncarnation(error) error {
 	n := s.n
 	if n.w.breaks(BreakIncarnation) {
 		return nil
 	}
-	if err := n.store.reincarnate(n.newName(), n.now()); err != nil {
+	if err := n.store.TakeNewIncarnation(n.newName(), n.now()); err != nil {
 		n.w.fail(5, "new incarnation of %s: %v", n.id, err)
 	}
 	n.w.trace("incarnation", n.i, int64(n.lives), "")
@@ -274,10 +277,10 @@ func (u *uplink) send() {
 	if u.no == 0 || n.w.now < u.paused {
 		return
 	}
-	for number, ok := u.upload.Next(); ok && number <= n.store.chain.Number; number, ok = u.upload.Next() {
-		sealed, there := n.store.segments[number]
+	for number, ok := u.upload.Next(); ok && number <= n.store.Chain.Number; number, ok = u.upload.Next() {
+		sealed, there := n.store.Segments[number]
 		if !there {
-			n.w.fail(5, "segment %d of %s is gone and was never archived", number, n.store.incarnation)
+			n.w.fail(5, "segment %d of %s is gone and was never archived", number, n.store.Incarnation())
 			return
 		}
 		if !u.upload.Waiting() {
@@ -305,7 +308,7 @@ func (u *uplink) acked(a usageAck) {
 		return
 	}
 	u.answered[a.no], u.progress = true, u.n.w.now
-	if err := u.n.store.acknowledge(spool.HubProgress{
+	if err := u.n.store.AcknowledgeUsage(spool.HubProgress{
 		Incarnation: a.incarnation, Posted: a.posted, Archived: a.archived, PostedSHA256: u.digestOf(a.postedSHA256),
 	}); err != nil {
 		u.redial(err)
@@ -324,7 +327,7 @@ func (u *uplink) acked(a usageAck) {
 		attempt := u.attempt
 		u.n.w.after(wait, u.n.i, "usage again", func() {
 			if attempt == u.attempt && u.no != 0 {
-				u.upload.Restart(u.n.store.marks.Posted)
+				u.upload.Restart(u.n.store.Marks.Posted)
 				u.send()
 			}
 		})
@@ -383,8 +386,8 @@ func (u *uplink) sendReport() {
 		return
 	}
 	r := statusReport{no: u.no}
-	r.epoch, r.generation = n.store.accepted()
-	r.counter, r.statuses = u.reports.Next(n.report, n.now(), func(id string) bool { return n.store.members[id].reported })
+	r.epoch, r.generation = n.store.State.GetEpoch(), n.store.State.GetGeneration()
+	r.counter, r.statuses = u.reports.Next(n.report, n.now(), func(id string) bool { return n.store.Members[id].Reported })
 	attempt := u.attempt
 	u.carry(true, "report", func() { n.w.hub.report(n.i, attempt, r) })
 }
@@ -393,9 +396,7 @@ func (u *uplink) reportAcked(attempt int, counter uint64) {
 	if attempt != u.attempt {
 		return
 	}
-	for _, id := range u.reports.Acknowledge(counter) {
-		u.n.store.updateMember(id, func(m *storedMember) { m.reported = m.Removal != nil })
-	}
+	u.n.store.AcknowledgeRemovals(u.reports.Acknowledge(counter))
 }
 
 // pushedState accepts a desired state, in order or not.
@@ -403,7 +404,7 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 	n := u.n
 	v, err := protocol.VerifyState(env, n.w.bundle, n.self)
 	if err == nil {
-		err = n.store.acceptState(v, parts, n.w.breaks(BreakOrder))
+		err = n.store.AcceptState(v, parts)
 	}
 	if err != nil {
 		reason, generation := protocol.RefusalOf(err), v.Message().GetGeneration()
@@ -414,7 +415,7 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 	}
 	n.w.oracle.applied(n)
 	n.diskRestored = false
-	epoch, generation, digest := n.store.state.GetEpoch(), n.store.state.GetGeneration(), n.store.digest
+	epoch, generation, digest := n.store.State.GetEpoch(), n.store.State.GetGeneration(), n.store.Digest
 	if attempt == u.attempt {
 		u.carry(true, "accepted", func() { n.w.hub.accepted(n.i, attempt, epoch, generation, digest) })
 	}
@@ -425,7 +426,7 @@ func (u *uplink) pushedLeases(env *protocol.Envelope) {
 	n := u.n
 	v, err := protocol.VerifyLeases(env, n.w.bundle, n.self)
 	if err == nil {
-		err = n.store.acceptLeases(v.Message())
+		err = n.store.AcceptLeases(v.Message())
 	}
 	if err == nil {
 		n.wake()
@@ -439,7 +440,7 @@ func (u *uplink) fetch(a agent.FetchPart) {
 		n.hold[a.MemberID] = n.now().Add(agent.ReleaseRetry)
 		return
 	}
-	if raw := n.w.hub.rows.nodes[n.i].part(a.SHA256); raw == nil || !n.store.acceptPart(raw) {
+	if raw := n.w.hub.rows.nodes[n.i].part(a.SHA256); raw == nil || n.store.AcceptPart(raw) != nil {
 		n.hold[a.MemberID] = n.now().Add(agent.ReleaseRetry)
 	}
 }
