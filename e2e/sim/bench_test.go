@@ -22,10 +22,7 @@ func BenchmarkEvents(b *testing.B) {
 		var running sync.WaitGroup
 		for seed := range uint64(worlds) {
 			running.Go(func() {
-				result, err := sim.Run(sim.Config{
-					Seed: 1 + seed, Nodes: 250, Days: 30, Commands: 0.2, Faults: 0.1, Quiet: 3 * time.Hour,
-					Lease: 7 * 24 * time.Hour, Backup: 24 * time.Hour, Restores: 1,
-				})
+				result, err := sim.Run(sim.LargeWorld(1 + seed))
 				events.Add(int64(result.Events))
 				if err != nil {
 					b.Error(err)

@@ -4,10 +4,11 @@ import (
 	"os"
 	"runtime/debug"
 	"testing"
+
+	"github.com/gpuaas/gpuaas/e2e/sim"
 )
 
-// TestMain lets the heap of a world grow to five times what lives in it: collecting garbage took a fifth of the time.
 func TestMain(m *testing.M) {
-	debug.SetGCPercent(400)
+	debug.SetGCPercent(sim.GCPercent)
 	os.Exit(m.Run())
 }

@@ -29,6 +29,18 @@ type Config struct {
 	Break Breakage
 }
 
+// LargeWorld is the world that benchmarks run: many nodes for a month, with few commands and few faults.
+func LargeWorld(seed uint64) Config {
+	return Config{
+		Seed: seed, Nodes: 250, Days: 30, Commands: 0.2, Faults: 0.1, Quiet: 3 * time.Hour,
+		Lease: 7 * 24 * time.Hour, Backup: 24 * time.Hour, Restores: 1,
+	}
+}
+
+// GCPercent lets the heap of a world grow to five times what lives in it: with Go's default, collecting garbage takes a
+// fifth of the time.
+const GCPercent = 400
+
 // Breakage is a rule left out.
 type Breakage string
 
@@ -57,7 +69,7 @@ const (
 	BreakClock Breakage = "clock"
 	// BreakCap caps a lease at what is held, as if the node did not count what is in suspense.
 	BreakCap Breakage = "cap"
-	// BreakSilence awaitsResync for ever for the proof of a node whose disk has forgotten the member.
+	// BreakSilence waits for ever for the proof of a node whose disk has forgotten the member.
 	BreakSilence Breakage = "silence"
 	// BreakBalance forgets the host's leg of a posting.
 	BreakBalance Breakage = "balance"
