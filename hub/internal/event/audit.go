@@ -1,6 +1,7 @@
 package event
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -44,12 +45,6 @@ func Audit(ctx context.Context, tx db.Tx, row AuditRow) error {
 	if row.Actor.Type == "" || row.Action == "" || row.At.IsZero() {
 		return fmt.Errorf("audit row %q: actor, action and time are required", row.Action)
 	}
-	if row.ID == "" {
-		row.ID = db.NewID()
-	}
-	if row.Outcome == "" {
-		row.Outcome = Done
-	}
 	before, err := state(row.Before)
 	if err != nil {
 		return fmt.Errorf("audit row %q: before: %w", row.Action, err)
@@ -58,7 +53,13 @@ func Audit(ctx context.Context, tx db.Tx, row AuditRow) error {
 	if err != nil {
 		return fmt.Errorf("audit row %q: after: %w", row.Action, err)
 	}
-	return insertAudit(ctx, tx, row, before, after)
+	return tx.Queue(ctx, `
+		INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, org_id, project_id,
+		correlation_id, outcome, reason, before, after, at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
+		cmp.Or(row.ID, db.NewID()), row.Actor.Type, row.Actor.ID, row.Action, row.ResourceType, row.ResourceID,
+		db.OrNull(row.OrgID), db.OrNull(row.ProjectID), row.CorrelationID, cmp.Or(row.Outcome, Done), row.Reason, before,
+		after, row.At)
 }
 
 // AuditOf lists the trail of one resource, oldest first, at most limit rows (MaxPage).
@@ -67,7 +68,8 @@ func AuditOf(ctx context.Context, tx db.Tx, resourceType, resourceID string, lim
 		resourceID, page(limit))
 }
 
-func state(v any) (json.RawMessage, error) {
+// state encodes a state of a resource; nil for none, which is NULL.
+func state(v any) ([]byte, error) {
 	if v == nil {
 		return nil, nil
 	}

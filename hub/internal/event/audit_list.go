@@ -71,15 +71,7 @@ func ListAudit(ctx context.Context, tx db.Tx, q AuditQuery) ([]AuditRow, error) 
 }
 
 func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]AuditRow, error) {
-	rows, err := tx.Query(ctx, `
-		SELECT id, actor_type, actor_id, action, resource_type, resource_id, COALESCE(org_id::TEXT, ''),
-		COALESCE(project_id::TEXT, ''),
-		       correlation_id, outcome, reason, before, after, at
-		FROM audit_rows `+where, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (AuditRow, error) {
+	return db.Select(ctx, tx, func(row pgx.CollectableRow) (AuditRow, error) {
 		var r AuditRow
 		var before, after []byte
 		err := row.Scan(&r.ID, &r.Actor.Type, &r.Actor.ID, &r.Action, &r.ResourceType, &r.ResourceID, &r.OrgID, &r.ProjectID,
@@ -91,5 +83,9 @@ func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]Au
 			r.After = json.RawMessage(after)
 		}
 		return r, err
-	})
+	}, `
+		SELECT id, actor_type, actor_id, action, resource_type, resource_id, COALESCE(org_id::TEXT, ''),
+		COALESCE(project_id::TEXT, ''),
+		       correlation_id, outcome, reason, before, after, at
+		FROM audit_rows `+where, args...)
 }

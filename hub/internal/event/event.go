@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -72,7 +73,11 @@ func Append(ctx context.Context, tx db.Tx, e Event) error {
 		return fmt.Errorf("event %s: data of %d bytes is over the limit of %d", e.Type, len(data), maxDataBytes)
 	}
 	tx.Changed(e.Subject)
-	return insertEvent(ctx, tx, e, data)
+	return tx.Queue(ctx, `
+		INSERT INTO events (id, type, subject, resource_version, org_id, project_id, correlation_id, trace_id, data, at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
+		e.ID, e.Type, e.Subject, e.ResourceVersion, db.OrNull(e.OrgID), db.OrNull(e.ProjectID), e.CorrelationID, e.TraceID,
+		data, e.At)
 }
 
 // SubjectQuery asks for the events of one resource.
@@ -96,12 +101,21 @@ func BySubject(ctx context.Context, tx db.Tx, q SubjectQuery) ([]Event, error) {
 			return nil, err
 		}
 	}
-	return selectBySubject(ctx, tx, q.OrgID, q.Subject, afterVersion, afterID, page(q.Limit))
+	return db.Select(ctx, tx, scanEvent, `
+		SELECT `+eventColumns+` FROM events
+		WHERE subject = $1 AND ($2::UUID IS NULL OR org_id = $2::UUID)
+		  AND (resource_version > $3 OR (resource_version = $3 AND id > $4::UUID))
+		ORDER BY resource_version, id
+		LIMIT $5`, q.Subject, db.OrNull(q.OrgID), afterVersion, db.OrNull(afterID), page(q.Limit))
 }
 
 // After lists sequenced events with a position above pos, in order. orgID empty means all orgs.
 func After(ctx context.Context, tx db.Tx, orgID string, pos int64, limit int) ([]Event, error) {
-	return selectAfterPos(ctx, tx, orgID, pos, page(limit))
+	return db.Select(ctx, tx, scanEvent, `
+		SELECT `+eventColumns+` FROM events
+		WHERE pos > $1 AND ($2::UUID IS NULL OR org_id = $2::UUID)
+		ORDER BY pos
+		LIMIT $3`, pos, db.OrNull(orgID), page(limit))
 }
 
 func page(limit int) int {
@@ -115,19 +129,13 @@ func page(limit int) int {
 func (e Event) Cursor() string { return strconv.FormatInt(e.ResourceVersion, 10) + "." + e.ID }
 
 func parseCursor(s string) (version int64, id string, err error) {
-	bad := fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
-		nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
-	for i := range len(s) {
-		if s[i] != '.' {
-			continue
-		}
-		version, err := strconv.ParseInt(s[:i], 10, 64)
-		if err != nil || version < 0 || !db.IsID(s[i+1:]) {
-			return 0, "", bad
-		}
-		return version, s[i+1:], nil
+	text, id, _ := strings.Cut(s, ".")
+	version, err = strconv.ParseInt(text, 10, 64)
+	if err != nil || version < 0 || !db.IsID(id) {
+		return 0, "", fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
+			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
 	}
-	return 0, "", bad
+	return version, id, nil
 }
 
 // order puts events that are to be numbered into their order: by id, which follows the time they were made, but within

@@ -46,7 +46,8 @@ func (s *Sequencer) batch(ctx context.Context) (int, error) {
 		if l.holder != "" && l.holder != s.Holder && l.until.After(now) {
 			return 0, nil
 		}
-		events, err := selectUnsequenced(ctx, tx, sequencerBatch)
+		events, err := db.Select(ctx, tx, scanEvent,
+			`SELECT `+eventColumns+` FROM events WHERE pos IS NULL ORDER BY id LIMIT $1`, sequencerBatch)
 		if err != nil {
 			return 0, err
 		}
@@ -60,7 +61,10 @@ func (s *Sequencer) batch(ctx context.Context) (int, error) {
 				l.lastPos++
 				ids[i], positions[i] = e.ID, l.lastPos
 			}
-			if err := setPositions(ctx, tx, ids, positions); err != nil {
+			if err := tx.Queue(ctx, `
+				UPDATE events SET pos = n.pos
+				FROM (SELECT unnest($1::UUID[]) AS id, unnest($2::INT8[]) AS pos) AS n
+				WHERE events.id = n.id`, ids, positions); err != nil {
 				return 0, err
 			}
 		}
