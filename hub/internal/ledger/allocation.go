@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
@@ -44,7 +46,7 @@ type Row struct {
 // DueAllocations lists open allocations that are billed up to a moment before now and are not set aside, in order of
 // their ids, from the one after a given id on.
 func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow,
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Row],
 		`SELECT id, org_id, node_id FROM subjects WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1
 			AND (retry_at IS NULL OR retry_at <= $1) AND id > $2 ORDER BY id LIMIT $3`, now, orFirst(after), limit)
 }

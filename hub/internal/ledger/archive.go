@@ -65,9 +65,10 @@ func ArchiveNext(ctx context.Context, tx db.Tx, s Slot) (done bool, err error) {
 	if err != nil || len(found) == 0 {
 		return err == nil, err
 	}
-	of := found[0].store
-	first, last := found[0].number, found[len(found)-1].number
-	segments, err := collect(ctx, tx, scanSegment, `SELECT incarnation, number, envelope FROM usage_segments_`+s.number()+`
+	of := found[0].Store
+	first, last := found[0].Number, found[len(found)-1].Number
+	segments, err := db.Select(ctx, tx, pgx.RowToStructByPos[SignedSegment],
+		`SELECT incarnation, number, envelope FROM usage_segments_`+s.number()+`
 		WHERE node_id = $1 AND incarnation = $2 AND number >= $3 AND number <= $4 ORDER BY number`, of.NodeID, of.Incarnation,
 		first, last)
 	if err != nil {
@@ -102,35 +103,26 @@ func lastArchived(ctx context.Context, tx db.Tx, s Slot) (node pgtype.UUID, inca
 
 // foundSegment is a segment of a slot without its envelope.
 type foundSegment struct {
-	store  billing.Store
-	number int64
-	bytes  int64
+	billing.Store
+	Number int64
+	Bytes  int64
 }
 
 // nextSegments returns the segments of one store that follow others and make up a row of the archive.
 func nextSegments(ctx context.Context, tx db.Tx, s Slot, node pgtype.UUID, incarnation string,
 	last int64,
 ) ([]foundSegment, error) {
-	found, err := collect(ctx, tx, func(row pgx.Row) (f foundSegment, err error) {
-		err = row.Scan(&f.store.NodeID, &f.store.Incarnation, &f.number, &f.bytes)
-		return f, err
-	}, `SELECT node_id, incarnation, number, octet_length(envelope) FROM usage_segments_`+s.number()+`
+	found, err := db.Select(ctx, tx, pgx.RowToStructByPos[foundSegment],
+		`SELECT node_id, incarnation, number, octet_length(envelope) FROM usage_segments_`+s.number()+`
 		WHERE (node_id, incarnation, number) > ($1, $2, $3) ORDER BY node_id, incarnation, number LIMIT $4`, node,
 		incarnation, last, maxPartSegments)
 	var size int64
 	for n, f := range found {
-		if size += f.bytes; n > 0 && (f.store != found[0].store || size > maxPartBytes) {
+		if size += f.Bytes; n > 0 && (f.Store != found[0].Store || size > maxPartBytes) {
 			return found[:n], err
 		}
 	}
 	return found, err
-}
-
-func scanSegment(row pgx.Row) (s SignedSegment, err error) {
-	var number int64
-	err = row.Scan(&s.Incarnation, &number, &s.Envelope)
-	s.Number = uint64(number)
-	return s, err
 }
 
 func countRecords(segments []SignedSegment) (n int64, err error) {
@@ -226,13 +218,11 @@ func (a Archived) UnpackSegments() ([]SignedSegment, error) {
 func ArchivedOf(ctx context.Context, tx db.Tx, nodeID string, from, to time.Time,
 	after ArchiveKey,
 ) (a Archived, ok bool, err error) {
-	var first int64
 	err = tx.QueryRow(ctx, `SELECT from_at, to_at, node_id, incarnation, first_number, sha256, packed FROM usage_archive
 		WHERE node_id = $1 AND from_at < $3 AND to_at > $2 AND (from_at, incarnation, first_number) > ($4, $5, $6)
 		ORDER BY from_at, node_id, incarnation, first_number LIMIT 1`, nodeID, from, to, after.From, after.Incarnation,
 		int64(after.First)).
-		Scan(&a.From, &a.To, &a.NodeID, &a.Incarnation, &first, &a.Sum, &a.Packed)
-	a.First = uint64(first)
+		Scan(&a.From, &a.To, &a.NodeID, &a.Incarnation, &a.First, &a.Sum, &a.Packed)
 	if db.IsNoRows(err) {
 		return Archived{}, false, nil
 	}
@@ -243,7 +233,8 @@ func ArchivedOf(ctx context.Context, tx db.Tx, nodeID string, from, to time.Time
 func SegmentsOf(ctx context.Context, tx db.Tx, s Slot, nodeID string, after SignedSegment,
 	limit int,
 ) ([]SignedSegment, error) {
-	return collect(ctx, tx, scanSegment, `SELECT incarnation, number, envelope FROM usage_segments_`+s.number()+`
+	return db.Select(ctx, tx, pgx.RowToStructByPos[SignedSegment],
+		`SELECT incarnation, number, envelope FROM usage_segments_`+s.number()+`
 		WHERE node_id = $1 AND (incarnation, number) > ($2, $3) ORDER BY incarnation, number LIMIT $4`, nodeID,
 		after.Incarnation, int64(after.Number), limit)
 }
@@ -266,12 +257,8 @@ func DeleteOldArchive(ctx context.Context, tx db.Tx, o db.Old[ArchiveKey]) (last
 	if node == "" {
 		node = (pgtype.UUID{Valid: true}).String()
 	}
-	keys, err := collect(ctx, tx, func(row pgx.Row) (k ArchiveKey, err error) {
-		var first int64
-		err = row.Scan(&k.From, &k.NodeID, &k.Incarnation, &first)
-		k.First = uint64(first)
-		return k, err
-	}, `SELECT from_at, node_id, incarnation, first_number FROM usage_archive
+	keys, err := db.Select(ctx, tx, pgx.RowToStructByPos[ArchiveKey],
+		`SELECT from_at, node_id, incarnation, first_number FROM usage_archive
 		WHERE (from_at, node_id, incarnation, first_number) > ($1, $2, $3, $4) AND from_at < $5 AND to_at < $5
 		ORDER BY from_at, node_id, incarnation, first_number LIMIT $6`, o.After.From, node, o.After.Incarnation,
 		int64(o.After.First), o.Before, o.Limit)

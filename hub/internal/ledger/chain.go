@@ -48,12 +48,8 @@ type ChainEnd struct {
 
 // ChainEnds returns the ends of all chains, for a backup.
 func ChainEnds(ctx context.Context, tx db.Tx) ([]ChainEnd, error) {
-	rows, err := tx.Query(ctx,
+	return db.Select(ctx, tx, pgx.RowToStructByPos[ChainEnd],
 		`SELECT node_id, incarnation, number FROM usage_watermarks WHERE number > 0 ORDER BY node_id, incarnation`)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[ChainEnd])
 }
 
 // SetArchived records that usage up to these segments is in a verified backup: nodes may delete it.
@@ -148,12 +144,11 @@ func lockChains(ctx context.Context, tx db.Tx, segments []Segment, now time.Time
 	for s, w := range locked {
 		chains[s] = &chain{watermark: w, ahead: map[uint64]usagechain.Link{}}
 	}
-	_, err = collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
-		var s billing.Store
-		var l usagechain.Link
-		err = row.Scan(&s.NodeID, &s.Incarnation, &l.Number, &l.SHA256, &l.Previous, &l.First, &l.Last)
+	var s billing.Store
+	var l usagechain.Link
+	into := []any{&s.NodeID, &s.Incarnation, &l.Number, &l.SHA256, &l.Previous, &l.First, &l.Last}
+	err = db.ForEach(ctx, tx, into, func() {
 		chains[s].ahead[l.Number] = l
-		return struct{}{}, err
 	}, `SELECT a.node_id, a.incarnation, a.number, a.sha256, a.previous_sha256, a.first_record, a.last_record
 		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		JOIN usage_ahead a ON a.node_id = x.node AND a.incarnation = x.incarnation`, nodes, incarnations)
@@ -164,12 +159,11 @@ func selectWatermarks(ctx context.Context, tx db.Tx, stores []billing.Store, loc
 ) (map[billing.Store]Watermark, error) {
 	nodes, incarnations := storeColumns(stores)
 	out := make(map[billing.Store]Watermark, len(stores))
-	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
-		var s billing.Store
-		var w Watermark
-		err = row.Scan(&s.NodeID, &s.Incarnation, &w.Number, &w.SHA256, &w.LastRecord, &w.Archived, &w.BackedUp)
+	var s billing.Store
+	var w Watermark
+	into := []any{&s.NodeID, &s.Incarnation, &w.Number, &w.SHA256, &w.LastRecord, &w.Archived, &w.BackedUp}
+	err := db.ForEach(ctx, tx, into, func() {
 		out[s] = w
-		return struct{}{}, err
 	}, `SELECT w.node_id, w.incarnation, w.number, w.sha256, w.last_record, w.archived, EXISTS (SELECT 1 FROM backups)
 		FROM unnest($1::uuid[], $2::text[]) AS x(node, incarnation)
 		JOIN usage_watermarks w ON w.node_id = x.node AND w.incarnation = x.incarnation

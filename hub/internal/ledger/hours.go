@@ -87,7 +87,7 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 		meter = " AND u.meter = " + w.arg(f.Meter)
 	}
 	limit := w.arg(f.limit() + 1)
-	rows, err := collect(ctx, tx, scanHour,
+	rows, err := db.Select(ctx, tx, scanHour,
 		`SELECT s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug, coalesce(s.allocation_id::text,
 			''),
 			s.node_id, s.id, s.kind, h.meter, h.quantity, h.hour, h.price_id, coalesce(p.currency, s.currency), h.charged_nanos,
@@ -113,7 +113,7 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 	return rows, next, nil
 }
 
-func scanHour(row pgx.Row) (h UsageHour, err error) {
+func scanHour(row pgx.CollectableRow) (h UsageHour, err error) {
 	var kind string
 	err = row.Scan(&h.OrgID, &h.ProjectID, &h.AppInstanceID, &h.AppSlug, &h.AllocationID, &h.NodeID, &h.SubjectID, &kind,
 		&h.Meter, &h.Quantity,

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
@@ -141,7 +142,7 @@ func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease,
 
 // LeasesOf are the next batches of nodes.
 func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]*protocol.Lease, error) {
-	rows, err := collect(ctx, tx, scanLease,
+	rows, err := db.Select(ctx, tx, scanLease,
 		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
 			l.end_policy, l.prices
 		FROM subjects s
@@ -173,7 +174,7 @@ func LeasedUntil(ctx context.Context, tx db.Tx, subjectID string) (end time.Time
 // aside. One that has run out is due, too: with new credit its workload starts again. Those on the nodes except are
 // not. Each org has its turn, with those of its members first that are due longest.
 func DueForRenewal(ctx context.Context, tx db.Tx, except []string, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow, `SELECT id, org_id, node_id FROM (
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Row], `SELECT id, org_id, node_id FROM (
 			SELECT id, org_id, node_id, renew_at, row_number() OVER (PARTITION BY org_id ORDER BY renew_at, id) AS turn
 			FROM subjects WHERE closed_at IS NULL AND renew_at <= $1 AND node_id <> ALL($3::uuid[])) AS due
 		ORDER BY turn, renew_at, id LIMIT $2`, now, limit, append([]string{}, except...))

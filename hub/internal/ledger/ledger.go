@@ -14,6 +14,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
@@ -164,7 +165,7 @@ func Owing(ctx context.Context, tx db.Tx, nodeID string) (n int, err error) {
 // from the one after a given id on: those whose final record is known, and those whose node has said nothing final for
 // StaleAfter.
 func UnsettledMembers(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
-	return collect(ctx, tx, scanRow,
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Row],
 		`SELECT s.id, s.org_id, s.node_id FROM subjects s
 		LEFT JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 		WHERE s.settled_at IS NULL AND s.closed_at IS NOT NULL
@@ -176,7 +177,7 @@ func UnsettledMembers(ctx context.Context, tx db.Tx, after string, now time.Time
 // FinalMembers lists those of the closed, unsettled members of nodes whose final record is known, in order of their
 // ids.
 func FinalMembers(ctx context.Context, tx db.Tx, nodeIDs []string, now time.Time) ([]Row, error) {
-	return collect(ctx, tx, scanRow,
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Row],
 		`SELECT id, org_id, node_id FROM subjects WHERE node_id = ANY($1::uuid[]) AND settled_at IS NULL
 			AND closed_at IS NOT NULL AND final_incarnation IS NOT NULL AND (retry_at IS NULL OR retry_at <= $2)
 		ORDER BY id`, nodeIDs, now)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -46,7 +47,7 @@ func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, e
 	w.ids("", f)
 	w.text("kind", f.Kind)
 	w.span("created_at", f)
-	rows, err := collect(ctx, tx, scanPosting,
+	rows, err := db.Select(ctx, tx, scanPosting,
 		`SELECT id, key, kind, subject_kind, subject_id, org_id, coalesce(project_id::text, ''),
 			coalesce(app_instance_id::text, ''), meter, coalesce(price_id::text, ''), period_from, period_to,
 			coalesce(corrects::text, ''),
@@ -68,13 +69,9 @@ func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) 
 	var w conditions
 	w.text("meter", meter)
 	w.ids("p.", f)
-	rows, err := collect(ctx, tx, func(row pgx.Row) (p Price, err error) {
-		var to *time.Time
+	rows, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (p Price, err error) {
 		err = row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints,
-			&p.From, &p.CreatedAt, &to)
-		if to != nil {
-			p.To = *to
-		}
+			&p.From, &p.CreatedAt, (*zeronull.Timestamptz)(&p.To))
 		return p, err
 	}, `SELECT `+priceColumns+
 		`, (SELECT min(n.from_at) FROM prices n WHERE n.meter = p.meter AND n.app_slug = p.app_slug AND n.sku = p.sku
@@ -156,21 +153,13 @@ func page[T any](rows []T, limit int, id func(T) string) ([]T, string) {
 	return rows[:limit], id(rows[limit-1])
 }
 
-func scanPosting(row pgx.Row) (Posting, error) {
+func scanPosting(row pgx.CollectableRow) (Posting, error) {
 	var p Posting
-	var from, to *time.Time
 	err := row.Scan(&p.ID, &p.Key, &p.Kind, &p.SubjectKind, &p.SubjectID, &p.OrgID, &p.ProjectID, &p.AppInstanceID,
 		&p.Meter, &p.PriceID,
-		&from, &to, &p.Corrects, &p.Description, &p.CorrelationID, &p.CreatedAt)
-	if from != nil && to != nil {
-		p.PeriodFrom, p.PeriodTo = *from, *to
-	}
+		(*zeronull.Timestamptz)(&p.PeriodFrom), (*zeronull.Timestamptz)(&p.PeriodTo), &p.Corrects, &p.Description,
+		&p.CorrelationID, &p.CreatedAt)
 	return p, err
-}
-
-type legRow struct {
-	postingID string
-	leg       Leg
 }
 
 func withLegs(ctx context.Context, tx db.Tx, postings []Posting) error {
@@ -178,18 +167,14 @@ func withLegs(ctx context.Context, tx db.Tx, postings []Posting) error {
 	for i, p := range postings {
 		ids[i] = p.ID
 	}
-	legs, err := collect(ctx, tx, func(row pgx.Row) (l legRow, err error) {
-		err = row.Scan(&l.postingID, &l.leg.Account, &l.leg.Currency, &l.leg.Nanos)
-		return l, err
+	var (
+		posting string
+		leg     Leg
+	)
+	return db.ForEach(ctx, tx, []any{&posting, &leg.Account, &leg.Currency, &leg.Nanos}, func() {
+		i := slices.Index(ids, posting)
+		postings[i].Legs = append(postings[i].Legs, leg)
 	},
 		`SELECT posting_id, account, currency, amount_nanos FROM entries WHERE posting_id = ANY($1::uuid[])
 			ORDER BY posting_id, leg`, ids)
-	if err != nil {
-		return err
-	}
-	for _, l := range legs {
-		i := slices.Index(ids, l.postingID)
-		postings[i].Legs = append(postings[i].Legs, l.leg)
-	}
-	return nil
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
@@ -47,7 +48,7 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 		return nil, "", err
 	}
 	arms := "(" + u.slots(usageColumns, f.limit()+1, f.limit()+1) + ")"
-	rows, err := collect(ctx, tx, scanUsage,
+	rows, err := db.Select(ctx, tx, pgx.RowToStructByPos[UsageRecord],
 		`SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
 			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+
 			`' ELSE '`+SourceAppRuntime+`' END,
@@ -98,20 +99,14 @@ func kindOf(source string) string {
 
 // subjectsWithRawUsage returns the filter's subjects but for those that were settled before the oldest slot began.
 func subjectsWithRawUsage(ctx context.Context, tx db.Tx, f Filter) ([]pgtype.UUID, error) {
-	var oldest *time.Time
+	var oldest zeronull.Timestamptz
 	if err := tx.QueryRow(ctx, `SELECT min(from_at) FROM usage_slots`).Scan(&oldest); err != nil {
 		return nil, err
 	}
-	if oldest == nil {
-		oldest = &time.Time{}
-	}
 	var w conditions
 	w.ids("", Filter{OrgID: f.OrgID, ProjectID: f.ProjectID, AppInstanceID: f.AppInstanceID})
-	w.parts = append(w.parts, "(settled_at IS NULL OR settled_at >= "+w.arg(*oldest)+")")
-	return collect(ctx, tx, func(row pgx.Row) (id pgtype.UUID, err error) {
-		err = row.Scan(&id)
-		return id, err
-	}, `SELECT id FROM subjects`+w.where(), w.args...)
+	w.parts = append(w.parts, "(settled_at IS NULL OR settled_at >= "+w.arg(time.Time(oldest))+")")
+	return db.Select(ctx, tx, pgx.RowTo[pgtype.UUID], `SELECT id FROM subjects`+w.where(), w.args...)
 }
 
 // startAt leaves out what is older than the page where many subjects would each give a page of rows: no row of the page
@@ -122,10 +117,8 @@ func (u *usageQuery) startAt(ctx context.Context, tx db.Tx, subjects, limit int)
 	}
 	bound := *u
 	newest := "(" + bound.slots("id", 1, limit) + ")"
-	ids, err := collect(ctx, tx, func(row pgx.Row) (id pgtype.UUID, err error) {
-		err = row.Scan(&id)
-		return id, err
-	}, `SELECT n.id FROM `+newest+` AS n ORDER BY n.id DESC OFFSET `+bound.arg(limit-1)+` LIMIT 1`, bound.args...)
+	ids, err := db.Select(ctx, tx, pgx.RowTo[pgtype.UUID], `SELECT n.id FROM `+newest+` AS n ORDER BY n.id DESC OFFSET `+
+		bound.arg(limit-1)+` LIMIT 1`, bound.args...)
 	if err == nil && len(ids) > 0 {
 		u.parts = append(u.parts, "id >= "+u.arg(ids[0]))
 	}
@@ -147,13 +140,4 @@ func (u *usageQuery) slots(columns string, ofSubject, ofSlot int) string {
 			CROSS JOIN LATERAL (SELECT ` + columns + ` FROM ` + table + own.where() + ` ORDER BY id DESC LIMIT ` + each +
 			`) AS r ORDER BY r.id DESC LIMIT ` + most
 	})
-}
-
-func scanUsage(row pgx.Row) (UsageRecord, error) {
-	var u UsageRecord
-	err := row.Scan(&u.ID, &u.OrgID, &u.ProjectID, &u.AppInstanceID, &u.AppSlug, &u.AllocationID, &u.NodeID,
-		&u.UsageSource, &u.Meter, &u.Quantity,
-		&u.OperatingMode, &u.ControlPlaneScope, &u.RuntimeBackend, &u.StartedAt, &u.EndedAt, &u.CorrelationID, &u.PostingID,
-		&u.RunID, &u.LeaseNo)
-	return u, err
 }

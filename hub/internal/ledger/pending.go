@@ -69,10 +69,8 @@ func addPending(all map[pendingKey]*pendingPosting, k billing.AccrualKey, curren
 // PendingPostings lists subjects of which usage waits for the journal since before a moment in order of when it came,
 // from the one after a given on.
 func PendingPostings(ctx context.Context, tx db.Tx, after Pending, before time.Time, limit int) ([]Pending, error) {
-	return collect(ctx, tx, func(row pgx.Row) (p Pending, err error) {
-		err = row.Scan(&p.ID, &p.OrgID, &p.NodeID, &p.Since)
-		return p, err
-	}, `SELECT DISTINCT s.id, s.org_id, s.node_id, p.since FROM pending_postings p JOIN subjects s ON s.id = p.subject_id
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Pending],
+		`SELECT DISTINCT s.id, s.org_id, s.node_id, p.since FROM pending_postings p JOIN subjects s ON s.id = p.subject_id
 		WHERE (p.since, p.subject_id) > ($1, $2) AND p.since < $3
 		ORDER BY p.since, s.id LIMIT $4`, after.Since, orFirst(after.ID), before, limit)
 }
@@ -150,14 +148,15 @@ func (u *pendingPosting) postings(s subject, h hold, k pendingKey, now time.Time
 func pendingOf(ctx context.Context, tx db.Tx, subjects []*subject) (map[pendingKey]*pendingPosting, error) {
 	out := map[pendingKey]*pendingPosting{}
 	nodes, ids := keysOf(subjects)
-	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
-		var k pendingKey
-		u := &pendingPosting{}
-		err = row.Scan(&k.subjectID, &k.meter, &k.priceID, &u.posting, &u.currency, &u.hours.From, &u.hours.To,
-			&u.CollectedNanos, &u.WrittenOffNanos, &u.HostNanos, &u.since)
-		out[k] = u
-		return struct{}{}, err
-	},
+	var (
+		k pendingKey
+		u pendingPosting
+	)
+	into := []any{
+		&k.subjectID, &k.meter, &k.priceID, &u.posting, &u.currency, &u.hours.From, &u.hours.To, &u.CollectedNanos,
+		&u.WrittenOffNanos, &u.HostNanos, &u.since,
+	}
+	err := db.ForEach(ctx, tx, into, func() { out[k] = new(u) },
 		`SELECT p.subject_id, p.meter, p.price_id, p.posting_id, p.currency, p.from_hour, p.to_hour,
 			p.collected_nanos, p.written_off_nanos, p.host_nanos, p.since
 		FROM unnest($1::uuid[], $2::uuid[]) AS x(node, subject)

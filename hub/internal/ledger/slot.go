@@ -35,7 +35,7 @@ func (s Slot) number() string { return strconv.FormatInt(s.No, 10) }
 
 // Slots returns the slots that hold something, the oldest first. The last one is the current one.
 func Slots(ctx context.Context, tx db.Tx) ([]Slot, error) {
-	slots, err := collect(ctx, tx, func(row pgx.Row) (s Slot, err error) {
+	slots, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (s Slot, err error) {
 		err = row.Scan(&s.No, &s.From)
 		s.From = s.From.UTC()
 		return s, err

@@ -9,6 +9,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -23,23 +24,16 @@ const subjectColumns = `id, kind, org_id, project_id, coalesce(app_instance_id::
 	accrued_until, closed_at, settled_at, coalesce(final_incarnation, ''), coalesce(final_sequence, 0), failures,
 	idle_since, idle_until`
 
-func scanSubject(row pgx.Row) (subject, error) {
+func scanSubject(row pgx.CollectableRow) (subject, error) {
 	var s subject
-	var closed, settled, idleSince, idleUntil *time.Time
 	err := row.Scan(&s.ID, &s.Kind, &s.OrgID, &s.ProjectID, &s.AppInstanceID, &s.AppSlug, &s.AllocationID, &s.NodeID,
 		&s.SKU,
 		&s.OperatingMode, &s.ControlPlaneScope, &s.RuntimeBackend, &s.CorrelationID, &s.CPUMillis, &s.MemoryBytes,
 		&s.OpenedAt, &s.currency, &s.leaseNo,
-		&s.accruedUntil, &closed, &settled, &s.final.Incarnation, &s.final.Sequence, &s.failures,
-		&idleSince, &idleUntil)
-	if idleSince != nil && idleUntil != nil {
-		s.idle = rating.Interval{From: *idleSince, To: *idleUntil}
-	}
-	if closed != nil {
-		s.closedAt = *closed
-	}
-	if settled != nil {
-		s.settledAt = *settled
+		&s.accruedUntil, (*zeronull.Timestamptz)(&s.closedAt), (*zeronull.Timestamptz)(&s.settledAt), &s.final.Incarnation,
+		&s.final.Sequence, &s.failures, (*zeronull.Timestamptz)(&s.idle.From), (*zeronull.Timestamptz)(&s.idle.To))
+	if s.idle.From.IsZero() {
+		s.idle = rating.Interval{}
 	}
 	return s, err
 }
@@ -51,17 +45,6 @@ func keysOf(subjects []*subject) (nodes, ids []pgtype.UUID) {
 		nodes[i], ids[i] = id(s.NodeID), s.uuid()
 	}
 	return nodes, ids
-}
-
-// collect reads all rows of a query.
-func collect[T any](ctx context.Context, tx db.Tx, scan func(pgx.Row) (T, error), sql string,
-	args ...any,
-) ([]T, error) {
-	rows, err := tx.Query(ctx, sql, args...)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (T, error) { return scan(row) })
 }
 
 func insertSubject(ctx context.Context, tx db.Tx, s Subject) (made bool, err error) {
@@ -76,22 +59,15 @@ func insertSubject(ctx context.Context, tx db.Tx, s Subject) (made bool, err err
 			lease_no, accrued_until, renew_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16, $17)
 		ON CONFLICT (id) DO NOTHING`,
-		s.ID, s.Kind, s.OrgID, s.ProjectID, orNull(s.AppInstanceID), s.AppSlug, orNull(s.AllocationID), s.NodeID, s.SKU,
+		s.ID, s.Kind, s.OrgID, s.ProjectID, db.OrNull(s.AppInstanceID), s.AppSlug, db.OrNull(s.AllocationID), s.NodeID, s.SKU,
 		s.OperatingMode, s.ControlPlaneScope, s.RuntimeBackend, s.CorrelationID, s.CPUMillis, s.MemoryBytes, s.OpenedAt,
 		renewAt)
 	return tag.RowsAffected() == 1, err
 }
 
-// orNull keeps "no id" out of id columns.
-func orNull(id string) any {
-	if id == "" {
-		return nil
-	}
-	return id
-}
-
 func lockSubject(ctx context.Context, tx db.Tx, id string) (subject, error) {
-	s, err := scanSubject(tx.QueryRow(ctx, `SELECT `+subjectColumns+` FROM subjects WHERE id = $1 FOR UPDATE`, id))
+	s, err := db.SelectOne(ctx, tx, scanSubject,
+		`SELECT `+subjectColumns+` FROM subjects WHERE id = $1 FOR UPDATE`, id)
 	if db.IsNoRows(err) {
 		return s, fault.New(fault.NotFound, codeSubjectNotFound, "Nothing of this id is billed.", err)
 	}
@@ -100,7 +76,7 @@ func lockSubject(ctx context.Context, tx db.Tx, id string) (subject, error) {
 
 // lockMembers locks the members that are on the given nodes, in one order; ids and nodes are pairs.
 func lockMembers(ctx context.Context, tx db.Tx, nodes, ids []string) (map[string]*subject, error) {
-	return subjectMap(collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
+	return subjectMap(db.Select(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
 		JOIN unnest($1::uuid[], $2::uuid[]) AS x(member, node) ON id = x.member AND node_id = x.node
 		WHERE kind = 'member' ORDER BY id FOR UPDATE OF subjects`, uuids(ids), uuids(nodes)))
 }
@@ -109,7 +85,7 @@ func subjectsByID(ctx context.Context, tx db.Tx, ids []string) (map[string]*subj
 	if len(ids) == 0 {
 		return nil, nil
 	}
-	return subjectMap(collect(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
+	return subjectMap(db.Select(ctx, tx, scanSubject, `SELECT `+subjectColumns+` FROM subjects
 		WHERE id = ANY($1::uuid[])`, uuids(ids)))
 }
 
@@ -119,11 +95,6 @@ func subjectMap(rows []subject, err error) (map[string]*subject, error) {
 		out[rows[i].ID] = &rows[i]
 	}
 	return out, err
-}
-
-func scanRow(row pgx.Row) (r Row, err error) {
-	err = row.Scan(&r.ID, &r.OrgID, &r.NodeID)
-	return r, err
 }
 
 // orFirst is the id before all others, for a listing from its beginning.
@@ -143,7 +114,7 @@ func retryRenewals(ctx context.Context, tx db.Tx, orgID string, now time.Time) e
 
 // setRenewal changes when a member is due; the zero time is never.
 func setRenewal(ctx context.Context, tx db.Tx, id string, at time.Time) error {
-	return tx.Queue(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = $1`, id, timeOrNull(at))
+	return tx.Queue(ctx, `UPDATE subjects SET renew_at = $2 WHERE id = $1`, id, db.OrNull(at))
 }
 
 // noteIdle writes only what says something new: a report comes every half minute.

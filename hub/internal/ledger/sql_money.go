@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func scanPrice(row pgx.Row) (Price, error) {
+func scanPrice(row pgx.CollectableRow) (Price, error) {
 	var p Price
 	err := row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints,
 		&p.From, &p.CreatedAt)
@@ -34,7 +34,7 @@ func insertPrice(ctx context.Context, tx db.Tx, p Price) (made bool, err error) 
 }
 
 func pricesOf(ctx context.Context, tx db.Tx, meters []string) ([]Price, error) {
-	return collect(ctx, tx, scanPrice, `SELECT `+priceColumns+
+	return db.Select(ctx, tx, scanPrice, `SELECT `+priceColumns+
 		` FROM prices WHERE meter = ANY($1::text[]) ORDER BY from_at, id`, meters)
 }
 
@@ -65,7 +65,7 @@ func oldestWallet(ctx context.Context, tx db.Tx, orgID string) (currency string,
 	return currency, err
 }
 
-func scanHold(row pgx.Row) (hold, error) {
+func scanHold(row pgx.CollectableRow) (hold, error) {
 	var h hold
 	err := row.Scan(&h.id, &h.nodeID, &h.subjectID, &h.orgID, &h.currency, &h.Placed, &h.Posted, &h.Released)
 	return h, err
@@ -74,8 +74,8 @@ func scanHold(row pgx.Row) (hold, error) {
 const holdColumns = `id, node_id, subject_id, org_id, currency, placed_nanos, posted_nanos, released_nanos`
 
 func holdOf(ctx context.Context, tx db.Tx, s subject) (hold, bool, error) {
-	h, err := scanHold(tx.QueryRow(ctx, `SELECT `+holdColumns+` FROM holds
-		WHERE node_id = $1 AND subject_id = $2 FOR UPDATE`, s.NodeID, s.ID))
+	h, err := db.SelectOne(ctx, tx, scanHold, `SELECT `+holdColumns+` FROM holds
+		WHERE node_id = $1 AND subject_id = $2 FOR UPDATE`, s.NodeID, s.ID)
 	if db.IsNoRows(err) {
 		return hold{}, false, nil
 	}
@@ -84,7 +84,8 @@ func holdOf(ctx context.Context, tx db.Tx, s subject) (hold, bool, error) {
 
 func holdsOf(ctx context.Context, tx db.Tx, subjects []*subject) (map[string]hold, error) {
 	nodes, ids := keysOf(subjects)
-	rows, err := collect(ctx, tx, scanHold, `SELECT `+holdColumns+` FROM unnest($1::uuid[], $2::uuid[]) AS x(node, subject)
+	rows, err := db.Select(ctx, tx, scanHold, `SELECT `+holdColumns+
+		` FROM unnest($1::uuid[], $2::uuid[]) AS x(node, subject)
 		JOIN holds ON node_id = x.node AND subject_id = x.subject`, nodes, ids)
 	out := make(map[string]hold, len(rows))
 	for _, h := range rows {
@@ -105,7 +106,7 @@ func updateHold(ctx context.Context, tx db.Tx, h hold) error {
 		h.nodeID, h.subjectID, h.currency, h.Placed, h.Posted, h.Released)
 }
 
-func scanLease(row pgx.Row) (billing.Lease, error) {
+func scanLease(row pgx.CollectableRow) (billing.Lease, error) {
 	var l billing.Lease
 	var prices []byte
 	if err := row.Scan(&l.MemberID, &l.No, &l.NodeID, &l.HoldID, &l.Currency, &l.CapNanos, &l.IssuedAt, &l.ExpiresAt,
@@ -135,15 +136,15 @@ func insertLease(ctx context.Context, tx db.Tx, l billing.Lease) error {
 // leasesOf are the subjects' leases that end after a moment, one for each subject, in order.
 func leasesOf(ctx context.Context, tx db.Tx, subjects []*subject, after []time.Time) ([]billing.Lease, error) {
 	nodes, ids := keysOf(subjects)
-	return collect(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM unnest($1::uuid[], $2::uuid[], $3::timestamptz[])
+	return db.Select(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM unnest($1::uuid[], $2::uuid[], $3::timestamptz[])
 			AS x(node, subject, since)
 		JOIN leases ON node_id = x.node AND subject_id = x.subject AND expires_at > x.since
 		ORDER BY subject_id, lease_no`, nodes, ids, after)
 }
 
 func leaseOf(ctx context.Context, tx db.Tx, s subject, no int64) (billing.Lease, error) {
-	return scanLease(tx.QueryRow(ctx, `SELECT `+leaseColumns+` FROM leases
-		WHERE node_id = $1 AND subject_id = $2 AND lease_no = $3`, s.NodeID, s.ID, no))
+	return db.SelectOne(ctx, tx, scanLease, `SELECT `+leaseColumns+` FROM leases
+		WHERE node_id = $1 AND subject_id = $2 AND lease_no = $3`, s.NodeID, s.ID, no)
 }
 
 // suspendedOf is what a member has in suspense, by meter.
@@ -202,7 +203,7 @@ type account struct {
 }
 
 func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, error) {
-	return collect(ctx, tx, func(row pgx.Row) (a account, err error) {
+	return db.Select(ctx, tx, func(row pgx.CollectableRow) (a account, err error) {
 		var prices []byte
 		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.hold.currency, &a.hold.Placed,
 			&a.hold.Posted, &a.hold.Released,

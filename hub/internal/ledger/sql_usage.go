@@ -7,8 +7,8 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgtype/zeronull"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -171,11 +171,10 @@ func loadCoverage(ctx context.Context, tx db.Tx, of map[string]*subject,
 	for key, b := range billed {
 		since = append(since, coverageRow{key, rating.Interval{From: b.Since}})
 	}
-	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
-		var r coverageRow
-		err = row.Scan(&r.key.MemberID, &r.key.Meter, &r.key.RunID, &r.span.From, &r.span.To)
+	var r coverageRow
+	into := []any{&r.key.MemberID, &r.key.Meter, &r.key.RunID, &r.span.From, &r.span.To}
+	err := db.ForEach(ctx, tx, into, func() {
 		stored[r.key] = append(stored[r.key], r.span)
-		return struct{}{}, err
 	}, `SELECT x.subject, x.meter, x.run, c.from_at, c.to_at
 		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::text[], $5::timestamptz[]) AS x(node, subject, meter, run, since)
 		CROSS JOIN LATERAL (SELECT u.from_at, u.to_at FROM usage_coverage u WHERE u.node_id = x.node
@@ -192,13 +191,10 @@ func loadCoverage(ctx context.Context, tx db.Tx, of map[string]*subject,
 }
 
 func coveredUntil(ctx context.Context, tx db.Tx, s subject, meter string) (time.Time, error) {
-	var at *time.Time
+	var at zeronull.Timestamptz
 	err := tx.QueryRow(ctx, `SELECT max(to_at) FROM usage_coverage
 		WHERE node_id = $1 AND subject_id = $2 AND meter = $3`, s.NodeID, s.ID, meter).Scan(&at)
-	if err != nil || at == nil {
-		return time.Time{}, err
-	}
-	return *at, nil
+	return time.Time(at), err
 }
 
 // saveCoverage writes what the batch has changed of the billed time.
@@ -242,23 +238,23 @@ func loadHours(ctx context.Context, tx db.Tx, subjects []*subject, spans []ratin
 	for i, span := range spans {
 		from[i], to[i] = billing.HourOf(span.From), span.To
 	}
-	_, err := collect(ctx, tx, func(row pgx.Row) (_ struct{}, err error) {
-		var h billing.Hour
-		err = row.Scan(&h.MemberID, &h.Hour, &h.Meter, &h.PriceID, &h.Quantity, &h.Records, &h.ChargedNanos,
-			&h.CollectedNanos, &h.WrittenOffNanos, &h.HostNanos)
+	var h billing.Hour
+	into := []any{
+		&h.MemberID, &h.Hour, &h.Meter, &h.PriceID, &h.Quantity, &h.Records, &h.ChargedNanos, &h.CollectedNanos,
+		&h.WrittenOffNanos, &h.HostNanos,
+	}
+	return db.ForEach(ctx, tx, into, func() {
 		h.Hour = h.Hour.UTC()
 		if h.PriceID == noPrice {
 			h.PriceID = ""
 		}
 		*book.Hour(h.AccrualKey) = h
-		return struct{}{}, err
 	},
 		`SELECT h.subject_id, h.hour, h.meter, h.price_id, h.quantity, h.records, h.charged_nanos, h.collected_nanos,
 			h.written_off_nanos, h.host_nanos
 		FROM unnest($1::uuid[], $2::uuid[], $3::timestamptz[], $4::timestamptz[]) AS x(node, subject, started, ended)
 		JOIN usage_hours h ON h.node_id = x.node AND h.subject_id = x.subject AND h.hour >= x.started AND h.hour < x.ended`,
 		nodes, ids, from, to)
-	return err
 }
 
 // noPrice is the price_id of hours without one.
@@ -329,7 +325,7 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 		}
 		return []any{
 			own, p.Key, p.Kind, p.SubjectKind, id(p.SubjectID), id(p.OrgID), id(p.ProjectID), id(p.AppInstanceID), p.Meter,
-			id(p.PriceID), timeOrNull(p.PeriodFrom), timeOrNull(p.PeriodTo), id(p.Corrects), p.Description, p.CorrelationID,
+			id(p.PriceID), db.OrNull(p.PeriodFrom), db.OrNull(p.PeriodTo), id(p.Corrects), p.Description, p.CorrelationID,
 			p.CreatedAt,
 		}
 	})
@@ -344,11 +340,4 @@ func insertPostings(ctx context.Context, tx db.Tx, postings ...Posting) error {
 	return tx.Queue(ctx, `INSERT INTO entries (posting_id, leg, account, currency, amount_nanos)
 		SELECT x.* FROM unnest($1::uuid[], $2::int8[], $3::text[], $4::text[], $5::int8[]) AS x`,
 		columnsOf(entries, func(e entry) []any { return []any{e.posting, e.leg, e.Account, e.Currency, e.Nanos} })...)
-}
-
-func timeOrNull(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
 }

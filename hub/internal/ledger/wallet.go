@@ -57,10 +57,7 @@ type Balance struct {
 
 // Wallet says what the org can still spend, and what its open holds keep. Currencies come in order.
 func Wallet(ctx context.Context, tx db.Tx, orgID string) ([]Balance, error) {
-	return collect(ctx, tx, func(row pgx.Row) (b Balance, err error) {
-		err = row.Scan(&b.Currency, &b.AvailableNanos, &b.HeldNanos)
-		return b, err
-	},
+	return db.Select(ctx, tx, pgx.RowToStructByPos[Balance],
 		`SELECT w.currency, w.balance_nanos, coalesce((SELECT sum(h.placed_nanos - h.posted_nanos - h.released_nanos)
 			FROM holds h WHERE h.org_id = w.org_id AND h.currency = w.currency), 0)::int8
 		FROM wallets w WHERE w.org_id = $1 ORDER BY w.currency`, orgID)
