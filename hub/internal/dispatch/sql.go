@@ -38,15 +38,15 @@ func (h stateHeader) isAckedBy(acked nodelink.AckedState) bool {
 	return acked.Epoch == h.epoch && acked.Generation == h.generation && bytes.Equal(acked.StateSHA256, h.sha256)
 }
 
-func scanHeader(row pgx.Row) (h stateHeader, err error) {
+func scanHeader(row pgx.CollectableRow) (h stateHeader, err error) {
 	err = row.Scan(&h.nodeID, &h.epoch, &h.generation, &h.rev, &h.keyID, &h.sha256)
 	return h, err
 }
 
 // newestHeader returns the node's newest state; its generation is 0 when there is none.
 func newestHeader(ctx context.Context, tx db.Tx, nodeID string) (stateHeader, error) {
-	h, err := scanHeader(tx.QueryRow(ctx, `SELECT `+headerColumns+
-		` FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID))
+	h, err := db.SelectOne(ctx, tx, scanHeader, `SELECT `+headerColumns+
+		` FROM node_states WHERE node_id = $1 ORDER BY epoch DESC, generation DESC LIMIT 1`, nodeID)
 	if db.IsNoRows(err) {
 		return stateHeader{nodeID: nodeID}, nil
 	}
@@ -137,10 +137,9 @@ func selectDocuments(ctx context.Context, tx db.Tx, nodeID string,
 	return out, nil
 }
 
-func selectPart(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) (data []byte, err error) {
-	err = tx.QueryRow(ctx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = $2`, nodeID,
-		sha256).Scan(&data)
-	return data, err
+func selectPart(ctx context.Context, tx db.Tx, nodeID string, sha256 []byte) ([]byte, error) {
+	return db.Value[[]byte](ctx, tx, `SELECT data FROM node_state_parts WHERE node_id = $1 AND sha256 = $2`, nodeID,
+		sha256)
 }
 
 // insertState saves a state that follows a former one with these parts. A part of both is unchanged; a part of the

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"context"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -49,12 +47,8 @@ func currentHeaders(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string
 	if err != nil {
 		return nil, err
 	}
-	rows, err := tx.Query(ctx, `SELECT DISTINCT ON (node_id) `+headerColumns+` FROM node_states
+	newest, err := db.Select(ctx, tx, scanHeader, `SELECT DISTINCT ON (node_id) `+headerColumns+` FROM node_states
 		WHERE node_id = ANY($1::uuid[]) ORDER BY node_id, epoch DESC, generation DESC`, nodeIDs)
-	if err != nil {
-		return nil, err
-	}
-	newest, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (stateHeader, error) { return scanHeader(row) })
 	if err != nil {
 		return nil, err
 	}

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -23,24 +22,19 @@ const versionLeap = 1000
 // RecordedOn returns the rows of the node's members, for plan.Adopt: those that are not gone, and the named ones.
 func RecordedOn(ctx context.Context, tx db.Tx, nodeID string, named []string) ([]plan.RecordedMember, error) {
 	named = slices.DeleteFunc(slices.Clone(named), func(id string) bool { return !db.IsID(id) })
-	rows, err := tx.Query(ctx, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
-		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id IN (
-			SELECT l.id FROM instance_members l WHERE l.node_id = $1 AND l.removed_at IS NULL
-			UNION ALL SELECT g.id FROM instance_members g WHERE g.id = ANY($2::UUID[]) AND g.node_id = $1) ORDER BY m.id`,
-		nodeID, named)
-	if err != nil {
-		return nil, err
-	}
 	var (
 		m      plan.RecordedMember
 		status lifecycle.Status
 		out    []plan.RecordedMember
 	)
-	_, err = pgx.ForEachRow(rows, []any{&m.ID, &m.AllocationID, &m.Revision, &status, &m.Gone}, func() error {
+	err := db.ForEach(ctx, tx, []any{&m.ID, &m.AllocationID, &m.Revision, &status, &m.Gone}, func() {
 		m.Desired, m.Stopped = status.Desired()
 		out = append(out, m)
-		return nil
-	})
+	}, `SELECT m.id, m.allocation_id, i.revision, i.status, m.removed_at IS NOT NULL
+		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id WHERE m.id IN (
+			SELECT l.id FROM instance_members l WHERE l.node_id = $1 AND l.removed_at IS NULL
+			UNION ALL SELECT g.id FROM instance_members g WHERE g.id = ANY($2::UUID[]) AND g.node_id = $1) ORDER BY m.id`,
+		nodeID, named)
 	return out, err
 }
 
@@ -163,9 +157,9 @@ func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revisi
 }
 
 func adoptServices(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
-	var known bool
-	err := tx.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM member_revisions WHERE member_id = $1 AND revision = $2)`,
-		w.GetId(), int64(w.GetRevision())).Scan(&known)
+	known, err := db.Value[bool](ctx, tx,
+		`SELECT EXISTS (SELECT 1 FROM member_revisions WHERE member_id = $1 AND revision = $2)`, w.GetId(),
+		int64(w.GetRevision()))
 	if err != nil || known {
 		return err
 	}

@@ -9,8 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
@@ -232,25 +230,16 @@ type Filter struct {
 // EachManifest calls each for the signed manifest envelopes of all instances that are not decommissioned, each once.
 // The bytes are valid during the call.
 func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) error {
-	rows, err := tx.Query(ctx,
+	var envelope []byte
+	return db.ForEach(ctx, tx, []any{&envelope}, func() { each(envelope) },
 		`SELECT DISTINCT r.manifest_envelope FROM instance_revisions r JOIN app_instances i ON i.id = r.instance_id
 		WHERE i.status <> 'decommissioned'`)
-	if err != nil {
-		return err
-	}
-	var envelope []byte
-	_, err = pgx.ForEachRow(rows, []any{&envelope}, func() error {
-		each(envelope)
-		return nil
-	})
-	return err
 }
 
 // CountLive returns how many instances of the org are not decommissioned.
-func CountLive(ctx context.Context, tx db.Tx, orgID string) (n int64, err error) {
-	err = tx.QueryRow(ctx, `SELECT count(*) FROM app_instances WHERE org_id = $1 AND status <> 'decommissioned'`,
-		orgID).Scan(&n)
-	return n, err
+func CountLive(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
+	return db.Value[int64](ctx, tx,
+		`SELECT count(*) FROM app_instances WHERE org_id = $1 AND status <> 'decommissioned'`, orgID)
 }
 
 // List returns a page of a project's instances, newest first.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -39,15 +38,8 @@ func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last tim
 // selectOld returns the ids of a query over ids and times, with the last time.
 func selectOld(ctx context.Context, tx db.Tx, o db.Old[time.Time], query string,
 ) (ids []pgtype.UUID, last time.Time, err error) {
-	rows, err := tx.Query(ctx, query, o.After, o.Before, o.Limit)
-	if err != nil {
-		return nil, last, err
-	}
 	var id pgtype.UUID
-	_, err = pgx.ForEachRow(rows, []any{&id, &last}, func() error {
-		ids = append(ids, id)
-		return nil
-	})
+	err = db.ForEach(ctx, tx, []any{&id, &last}, func() { ids = append(ids, id) }, query, o.After, o.Before, o.Limit)
 	return ids, last, err
 }
 
@@ -74,21 +66,17 @@ func keptRevisions(revisions []Revision, desired int64) []int64 {
 // DeleteOldRevisions deletes revisions that were superseded before a time. It returns how many they were, and when the
 // last of them was superseded.
 func DeleteOldRevisions(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
-	rows, err := tx.Query(ctx, `SELECT instance_id, revision, superseded_at FROM instance_revisions
-		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`, o.After, o.Before, o.Limit)
-	if err != nil {
-		return last, 0, err
-	}
 	var (
 		ids     []pgtype.UUID
 		numbers []int64
 		id      pgtype.UUID
 		number  int64
 	)
-	if _, err := pgx.ForEachRow(rows, []any{&id, &number, &last}, func() error {
+	err = db.ForEach(ctx, tx, []any{&id, &number, &last}, func() {
 		ids, numbers = append(ids, id), append(numbers, number)
-		return nil
-	}); err != nil || len(ids) == 0 {
+	}, `SELECT instance_id, revision, superseded_at FROM instance_revisions
+		WHERE superseded_at >= $1 AND superseded_at < $2 ORDER BY superseded_at LIMIT $3`, o.After, o.Before, o.Limit)
+	if err != nil || len(ids) == 0 {
 		return last, 0, err
 	}
 	for _, statement := range []string{

@@ -101,15 +101,11 @@ func updateDelegation(ctx context.Context, tx db.Tx, instanceID string, revision
 
 // selectRevisions returns all revisions of an instance in the order of their numbers.
 func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revision, error) {
-	rows, err := tx.Query(ctx, `SELECT revision, app_version, previous_revision, fallback_revision, ready_at
-		FROM instance_revisions WHERE instance_id = $1 ORDER BY revision`, instanceID)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (r Revision, err error) {
+	return db.Select(ctx, tx, func(row pgx.CollectableRow) (r Revision, err error) {
 		err = row.Scan(&r.No, &r.AppVersion, &r.Previous, &r.Fallback, (*zeronull.Timestamptz)(&r.ReadyAt))
 		return r, err
-	})
+	}, `SELECT revision, app_version, previous_revision, fallback_revision, ready_at
+		FROM instance_revisions WHERE instance_id = $1 ORDER BY revision`, instanceID)
 }
 
 func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64, now time.Time) error {
@@ -196,11 +192,10 @@ func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool
 }
 
 // isNewestReport reports whether no report has followed r.
-func isNewestReport(ctx context.Context, tx db.Tx, r Report) (is bool, err error) {
-	err = tx.QueryRow(ctx,
+func isNewestReport(ctx context.Context, tx db.Tx, r Report) (bool, error) {
+	return db.Value[bool](ctx, tx,
 		`SELECT count(*) = 1 FROM instance_reports WHERE node_id = $1 AND session_no = $2 AND counter = $3`,
-		r.NodeID, int64(r.SessionNo), int64(r.Counter)).Scan(&is)
-	return is, err
+		r.NodeID, int64(r.SessionNo), int64(r.Counter))
 }
 
 // MemberCounts returns how many members of each node are not gone; a node without such members is left out.
@@ -258,24 +253,20 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 
 // selectMembersOf returns the members of a node that are not gone: the named ones, or all where only is nil.
 func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string) ([]placedMember, error) {
-	rows, err := tx.Query(ctx, `SELECT `+memberColumns+
+	return db.Select(ctx, tx, func(row pgx.CollectableRow) (h placedMember, err error) {
+		err = scanMember(row, &h.Member, &h.desired, &h.absentEpoch, &h.absentGeneration)
+		return h, err
+	}, `SELECT `+memberColumns+
 		`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
 		WHERE m.node_id = $1 AND m.removed_at IS NULL AND ($2::UUID[] IS NULL OR m.id = ANY($2::UUID[])) ORDER BY m.id`,
 		nodeID, only)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (h placedMember, err error) {
-		err = scanMember(row, &h.Member, &h.desired, &h.absentEpoch, &h.absentGeneration)
-		return h, err
-	})
 }
 
 // selectInstances returns the instances of a condition with their members, in the order of their ids. Each instance has
 // at least one member.
 func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) ([]Instance, error) {
-	rows, err := tx.Query(ctx, `SELECT `+memberColumns+
+	rows, err := db.Select(ctx, tx, scanInstance, `SELECT `+memberColumns+
 		`, i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
 			i.operating_mode, i.control_plane_scope, i.runtime_backend, i.tenant_boundary_mode, i.revision,
 			i.placement_allocation_ids, i.config,
@@ -290,23 +281,15 @@ func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) (
 		JOIN instance_operations o ON o.id = (SELECT l.id FROM instance_operations l WHERE l.instance_id = i.id
 		ORDER BY l.id DESC LIMIT 1)
 		JOIN instance_members m ON m.instance_id = i.id `+where+` ORDER BY i.id, m.id`, args...)
-	if err != nil {
-		return nil, err
-	}
-	defer rows.Close()
 	var list []Instance
-	for rows.Next() {
-		i, err := scanInstance(rows)
-		if err != nil {
-			return nil, err
-		}
+	for _, i := range rows {
 		if n := len(list); n > 0 && list[n-1].ID == i.ID {
 			list[n-1].Members = append(list[n-1].Members, i.Members...)
 		} else {
 			list = append(list, i)
 		}
 	}
-	return list, rows.Err()
+	return list, err
 }
 
 // scanInstance reads an instance with one of its members.
@@ -341,7 +324,7 @@ func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Memb
 	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope,
 		%[1]s.delegation_envelope, %[1]s.parameters,
 		%[1]s.features, %[1]s.readiness_timeout_ms, %[1]s.created_at, %[2]s.services`
-	rows, err := tx.Query(ctx,
+	return db.Select(ctx, tx, scanDesired,
 		`SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
 			`+fmt.Sprintf(revision, "r", "s")+`, `+fmt.Sprintf(revision, "f", "fs")+`
 		FROM instance_members m
@@ -352,10 +335,6 @@ func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Memb
 		LEFT JOIN member_revisions fs ON fs.member_id = m.id AND fs.revision = f.revision
 		WHERE `+where+` AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')
 		ORDER BY m.id`, id)
-	if err != nil {
-		return nil, err
-	}
-	return pgx.CollectRows(rows, scanDesired)
 }
 
 // content receives the columns of one revision; all nil where there is none.
