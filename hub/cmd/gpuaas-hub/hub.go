@@ -281,12 +281,19 @@ func wire(ctx context.Context, b base) (*hub, error) {
 	reload := loop.New("deny list", b.conf.resync, func(ctx context.Context) error {
 		return b.denied.Load(ctx, b.db)
 	}, b.log)
-	commands := newCommands(b, registry, reload)
+	for _, reason := range fleet.EndReasons() {
+		// A banned or removed node has its next handshake refused, too.
+		b.db.OnCommit(reason, func(nodeID string) {
+			b.nodelink.Disconnect(nodeID, reason)
+			reload.Wake()
+		})
+	}
+	commands := newCommands(b, registry)
 	server := &httpapi.Server{
 		Version:      daemon.Version(),
 		Ready:        b.db.Ping,
 		Commands:     commands,
-		Queries:      &query.Service{DB: b.db, Registry: registry, Generation: dispatch.NewestGeneration},
+		Queries:      &query.Service{DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations},
 		Keys:         b.keys,
 		SessionAddr:  b.sessionAddr,
 		RegistryHost: registry.Host(),
@@ -308,7 +315,6 @@ func wire(ctx context.Context, b base) (*hub, error) {
 			Registry:   registry,
 			ReplicaID:  b.process.ID,
 			Started:    time.Now(),
-			Disconnect: b.nodelink.Disconnect,
 			Now:        time.Now,
 			Log:        b.log,
 		}),
@@ -317,7 +323,7 @@ func wire(ctx context.Context, b base) (*hub, error) {
 	}, err
 }
 
-func newCommands(b base, registry *artifact.Registry, reload *loop.Loop) *command.Service {
+func newCommands(b base, registry *artifact.Registry) *command.Service {
 	return &command.Service{
 		DB:             b.db,
 		Sealer:         b.sealer,
@@ -326,12 +332,6 @@ func newCommands(b base, registry *artifact.Registry, reload *loop.Loop) *comman
 		Registry:       registry,
 		LeaseDuration:  b.conf.leaseDuration,
 		CertificateTTL: b.conf.certificateLifetime,
-		Disconnect:     b.nodelink.Disconnect,
-		// A node that was banned or removed loses its connection and has its next handshake refused.
-		ShutOut: func(nodeID, reason string) {
-			b.nodelink.Disconnect(nodeID, reason)
-			reload.Wake()
-		},
 	}
 }
 

@@ -11,30 +11,25 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// reasonReleased is sent to the node, which dials again.
-const reasonReleased = "quarantine_released"
-
 // DrainNode stops new placements on a node; what runs there goes on. Draining a draining node changes nothing.
 func (s *Service) DrainNode(ctx context.Context, m Meta, nodeID string) error {
-	_, err := s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
 		n, drained, err := fleet.Drain(ctx, tx, nodeID, m.Now)
 		return n, drained, outOfUse(n, err)
 	}, "fleet.node.draining", "")
-	return err
 }
 
 // UndrainNode lets new things be placed on a node again. A node that was not draining stays as it is.
 func (s *Service) UndrainNode(ctx context.Context, m Meta, nodeID string) error {
-	_, err := s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
 		n, undrained, err := fleet.Undrain(ctx, tx, nodeID, m.Now)
 		return n, undrained, outOfUse(n, err)
 	}, "fleet.node.undrained", "")
-	return err
 }
 
 // BanNode shuts out a compromised node for good. Banning a banned node changes nothing; its first reason stays.
 func (s *Service) BanNode(ctx context.Context, m Meta, nodeID, reason string) error {
-	_, err := s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
 		n, banned, err := fleet.Ban(ctx, tx, nodeID, reason, m.Now)
 		if err == nil && banned {
 			// A state that was compiled before the ban must not be saved after it.
@@ -42,36 +37,29 @@ func (s *Service) BanNode(ctx context.Context, m Meta, nodeID, reason string) er
 		}
 		return n, banned, err
 	}, "fleet.node.banned", reason)
-	if err == nil {
-		s.ShutOut(nodeID, string(fleet.CodeBanned))
-	}
-	return err
 }
 
 // ReleaseNode ends the quarantine of a node, once an admin has made sure that one machine has its key. The store that
 // dials next gets a new incarnation; should there be two again, they are noticed again. Releasing a node that is not
 // quarantined changes nothing.
 func (s *Service) ReleaseNode(ctx context.Context, m Meta, nodeID string) error {
-	released, err := s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
 		return fleet.Release(ctx, tx, nodeID, m.Now)
 	}, "fleet.node.released", "")
-	if err == nil && released {
-		s.Disconnect(nodeID, reasonReleased)
-	}
-	return err
 }
 
-// changeNode changes a node for an admin and records that where something has changed, which it reports.
+// changeNode changes a node for an admin and records that where something has changed.
 func (s *Service) changeNode(ctx context.Context, m Meta, apply func(db.Tx) (fleet.Node, bool, error),
 	eventType, reason string,
-) (bool, error) {
-	return once(ctx, s, m, access.Platform(m.Principal, iam.NodeWrite), func(tx db.Tx, _ access.Nothing) (bool, error) {
+) error {
+	_, err := once(ctx, s, m, access.Platform(m.Principal, iam.NodeWrite), func(tx db.Tx, _ access.Nothing) (bool, error) {
 		node, changed, err := apply(tx)
 		if err != nil || !changed {
 			return false, err
 		}
 		return true, change.RecordNode(ctx, tx, m.by(), eventType, iam.NodeWrite, node, reason)
 	})
+	return err
 }
 
 // outOfUse refuses to change what a node takes once it takes nothing for good.

@@ -27,7 +27,7 @@ func (s *Service) RemoveNode(ctx context.Context, m Meta, nodeID string, in Remo
 	if in.Lost {
 		eventType, empty = "fleet.node.lost", m.markNodeLost
 	}
-	_, err := s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
 		before, err := fleet.Get(ctx, tx, nodeID)
 		if err != nil || before.IsRemoved() {
 			return before, false, err
@@ -44,10 +44,6 @@ func (s *Service) RemoveNode(ctx context.Context, m Meta, nodeID string, in Remo
 		}
 		return fleet.Remove(ctx, tx, nodeID, in.Lost, in.Reason, m.Now)
 	}, eventType, in.Reason)
-	if err == nil && !in.Lost {
-		s.ShutOut(nodeID, string(fleet.CodeNodeRemoved))
-	}
-	return err
 }
 
 // checkEmpty refuses while the node still has something to serve, or to hand over.

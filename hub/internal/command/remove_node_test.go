@@ -45,7 +45,7 @@ func (w *world) silent() { w.Now = w.Now.Add(fleet.OnlineWindow) }
 
 func (w *world) removeNode(in command.RemoveNodeInput) error {
 	w.T.Helper()
-	c := &command.Service{DB: w.DB, ShutOut: func(string, string) {}}
+	c := &command.Service{DB: w.DB}
 	return c.RemoveNode(w.T.Context(), w.Admin("remove"+db.NewID()), w.Node, in)
 }
 
@@ -148,7 +148,7 @@ func TestANodeInContactIsNotLost(t *testing.T) {
 	before := w.Contents()
 	require.EqualValues(t, "node_connected", fault.As(w.removeNode(command.RemoveNodeInput{Lost: true})).Code)
 	require.Equal(t, before, w.Contents())
-	require.NoError(t, (&command.Service{DB: w.DB, ShutOut: func(string, string) {}}).BanNode(t.Context(), w.Admin("ban"),
+	require.NoError(t, (&command.Service{DB: w.DB}).BanNode(t.Context(), w.Admin("ban"),
 		w.Node,
 		"stolen"))
 	require.NoError(t, w.removeNode(command.RemoveNodeInput{Lost: true}), "a banned node will never prove anything")

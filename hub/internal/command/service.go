@@ -32,9 +32,6 @@ type Service struct {
 	// CertificateTTL of each node certificate.
 	CertificateTTL time.Duration
 
-	// Disconnect ends a node's connection; ShutOut also refuses its next handshakes. Both are called after the commit.
-	Disconnect, ShutOut func(nodeID, reason string)
-
 	// around is what a test puts around each transaction; it may be nil.
 	around func(tx db.Tx, body func(db.Tx) error) error
 	// minVersionOf replaces the bundle's lowest versions in tests.

@@ -227,8 +227,6 @@ func (w *World) Commands() *command.Service {
 		DB:            w.DB,
 		LeaseDuration: time.Hour,
 		Bundle:        func() protocol.Bundle { return protocol.Bundle{} },
-		ShutOut:       func(string, string) {},
-		Disconnect:    func(string, string) {},
 	}
 }
 

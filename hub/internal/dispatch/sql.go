@@ -59,6 +59,12 @@ func NewestGeneration(ctx context.Context, tx db.Tx, nodeID string) (uint64, err
 	return h.generation, err
 }
 
+// NewestGenerations returns the generations of the nodes' newest states; a node without one is left out.
+func NewestGenerations(ctx context.Context, tx db.Tx, nodeIDs ...string) (map[string]uint64, error) {
+	return db.CollectMap[string, uint64](tx.Query(ctx, `SELECT DISTINCT ON (node_id) node_id, generation FROM node_states
+		WHERE node_id = ANY($1::uuid[]) ORDER BY node_id, epoch DESC, generation DESC`, nodeIDs))
+}
+
 // NewestState returns order and digest of the node's newest state; a generation of 0 when there is none.
 func NewestState(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error) {
 	h, err := newestHeader(ctx, tx, nodeID)

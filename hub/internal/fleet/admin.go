@@ -26,6 +26,18 @@ func change(ctx context.Context, tx db.Tx, nodeID string, now time.Time, apply f
 	return n, true, err
 }
 
+// A node's connection ends once one of these changes of it is committed. Each is the work queue of the nodes that it is
+// due for, and the reason that they are told.
+const (
+	EndBanned      = string(CodeBanned)
+	EndRemoved     = string(CodeNodeRemoved)
+	EndQuarantined = "node_quarantined"
+	EndReleased    = "quarantine_released"
+)
+
+// EndReasons lists them.
+func EndReasons() []string { return []string{EndBanned, EndRemoved, EndQuarantined, EndReleased} }
+
 // Drain stops new placements on the node; drained is false when it was draining already.
 func Drain(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Node, drained bool, err error) {
 	return change(ctx, tx, nodeID, now, func(n *Node) bool { return n.setDraining(true) })
@@ -51,6 +63,7 @@ func Ban(ctx context.Context, tx db.Tx, nodeID, reason string, now time.Time) (n
 			return false
 		}
 		n.BannedAt, n.BanReason = now, truncate(reason)
+		tx.Enqueue(EndBanned, nodeID)
 		return true
 	})
 }
@@ -65,6 +78,7 @@ func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string, now time.T
 		}
 		n.QuarantinedAt, n.QuarantineReason = now, truncate(reason)
 		n.SuspectIncarnations = addSuspect(n.SuspectIncarnations, n.Incarnation)
+		tx.Enqueue(EndQuarantined, nodeID)
 		return true
 	})
 	if err != nil || !quarantined {
@@ -86,6 +100,7 @@ func Release(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (n Nod
 	if err != nil || !released {
 		return n, false, err
 	}
+	tx.Enqueue(EndReleased, nodeID)
 	_, err = tx.Exec(ctx, `UPDATE node_sessions SET reported_session = 0 WHERE node_id = $1`, nodeID)
 	return n, true, err
 }
@@ -114,6 +129,9 @@ func Remove(ctx context.Context, tx db.Tx, nodeID string, lost bool, reason stri
 			return false
 		}
 		n.RemovedAt, n.Lost, n.RemoveReason = now, lost, truncate(reason)
+		if !lost {
+			tx.Enqueue(EndRemoved, nodeID)
+		}
 		return true
 	})
 }

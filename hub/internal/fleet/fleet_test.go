@@ -296,9 +296,9 @@ func TestRefusalsAreKeptOnceAndBounded(t *testing.T) {
 	for g := range uint64(30) {
 		require.True(t, refuse(protocol.Nack_Reason(100+g), g+2, now.Add(3*time.Hour+time.Duration(g)*time.Second)))
 	}
-	list := must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
-		return fleet.Refusals(ctx, tx, n.ID, 100)
-	})
+	list := must(t, d, func(ctx context.Context, tx db.Tx) (map[string][]fleet.Refusal, error) {
+		return fleet.Refusals(ctx, tx, n.ID)
+	})[n.ID]
 	require.Len(t, list, fleet.MaxRefusals)
 	require.Equal(t, uint64(31), list[0].Generation)
 	require.LessOrEqual(t, len(list[0].Detail), 512)

@@ -5,8 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/nodeidentity"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -184,9 +182,16 @@ func RecordRefusal(ctx context.Context, tx db.Tx, nodeID, newID string, r Refusa
 	return true, err
 }
 
-// Refusals returns the newest refusals of a node, newest first.
-func Refusals(ctx context.Context, tx db.Tx, nodeID string, limit int) ([]Refusal, error) {
-	return db.Select(ctx, tx, pgx.RowToStructByPos[Refusal],
-		`SELECT document, epoch, generation, reason, detail, at FROM node_refusals WHERE node_id = $1
-			ORDER BY at DESC, id DESC LIMIT $2`, nodeID, limit)
+// Refusals returns the refusals of nodes that are kept, the newest first.
+func Refusals(ctx context.Context, tx db.Tx, nodeIDs ...string) (map[string][]Refusal, error) {
+	var (
+		id string
+		r  Refusal
+	)
+	out := map[string][]Refusal{}
+	into := []any{&id, &r.Document, &r.Epoch, &r.Generation, &r.Reason, &r.Detail, &r.At}
+	err := db.ForEach(ctx, tx, into, func() { out[id] = append(out[id], r) },
+		`SELECT node_id, document, epoch, generation, reason, detail, at FROM node_refusals WHERE node_id = ANY($1::uuid[])
+			ORDER BY at DESC, id DESC`, nodeIDs)
+	return out, err
 }

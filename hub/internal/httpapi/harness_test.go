@@ -107,12 +107,16 @@ func serverOn(d *db.DB, sealer idempotency.Sealer, keys *trust.Keys) *Server {
 			Bundle:         bundle,
 			LeaseDuration:  time.Hour,
 			CertificateTTL: time.Hour,
-			Disconnect:     func(string, string) {},
-			ShutOut:        func(string, string) {},
 		},
 		Queries: &query.Service{
-			DB:         d,
-			Generation: func(context.Context, db.Tx, string) (uint64, error) { return 1, nil },
+			DB: d,
+			Generations: func(_ context.Context, _ db.Tx, ids ...string) (map[string]uint64, error) {
+				one := map[string]uint64{}
+				for _, id := range ids {
+					one[id] = 1
+				}
+				return one, nil
+			},
 		},
 		Keys: keys,
 	}

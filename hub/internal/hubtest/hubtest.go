@@ -33,9 +33,7 @@ import (
 
 // RemoveNode removes a node as an admin.
 func (h *Hub) RemoveNode(nodeID string, in command.RemoveNodeInput) error {
-	return (&command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}).RemoveNode(
-		h.T.Context(),
-		h.Admin("remove"+db.NewID()), nodeID, in)
+	return (&command.Service{DB: h.DB}).RemoveNode(h.T.Context(), h.Admin("remove"+db.NewID()), nodeID, in)
 }
 
 // Sha is the SHA-256 digest of data.
@@ -149,10 +147,12 @@ func (h *Hub) Start() *Hub {
 		Registry:   credentials{},
 		ReplicaID:  "r1",
 		Started:    time.Now().Add(-time.Hour),
-		Disconnect: h.Link.Disconnect,
 		Now:        h.Now,
 		Log:        log,
 	})
+	for _, reason := range fleet.EndReasons() {
+		h.DB.OnCommit(reason, func(nodeID string) { h.Link.Disconnect(nodeID, reason) })
+	}
 	h.Listener, err = link.Listen("127.0.0.1:0", h.Link.TLS(), nil)
 	require.NoError(t, err)
 

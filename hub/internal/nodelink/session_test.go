@@ -105,7 +105,7 @@ func TestBannedNodeIsCutOffAndRefused(t *testing.T) {
 	n := h.Enroll()
 	l := n.Connect(hubtest.Hello("i1"))
 	l.ExpectState(0)
-	ban := &command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}
+	ban := &command.Service{DB: h.DB}
 	require.NoError(t, ban.BanNode(t.Context(), h.Admin("ban"), n.ID, "stolen"))
 	<-l.Conn.Done()
 
@@ -290,9 +290,9 @@ func TestRefusalIsVisibleOnTheNodeAndAsEventAndAudit(t *testing.T) {
 	refuse()
 	refuse()
 	l.Report(state.GetGeneration())
-	refusals := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
-		return fleet.Refusals(ctx, tx, n.ID, 10)
-	})
+	refusals := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (map[string][]fleet.Refusal, error) {
+		return fleet.Refusals(ctx, tx, n.ID)
+	})[n.ID]
 	require.Len(t, refusals, 1, "the same again is no news")
 	require.Equal(t, protocol.Nack_GENERATION_OLDER.Text(), refusals[0].Reason)
 	require.Equal(t, 1,
@@ -332,7 +332,7 @@ func TestUnauthorisedCallersChangeNoNode(t *testing.T) {
 	before := hubtest.Count(h, `SELECT count(*) FROM events`) + hubtest.Count(h, `SELECT count(*) FROM audit_rows`) +
 		hubtest.Count(h, `SELECT count(*) FROM join_tokens`)
 	require.True(t, fault.Is((&command.Service{DB: h.DB}).DrainNode(t.Context(), m, n.ID), fault.Forbidden))
-	require.True(t, fault.Is((&command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}).BanNode(t.Context(), m, n.ID, "x"),
+	require.True(t, fault.Is((&command.Service{DB: h.DB}).BanNode(t.Context(), m, n.ID, "x"),
 		fault.Forbidden))
 	_, err := (&command.Service{DB: h.DB, Sealer: hubtest.PlainSealer{}}).CreateJoinToken(t.Context(), m,
 		fleet.NewToken{})

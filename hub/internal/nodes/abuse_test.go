@@ -131,9 +131,9 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		require.Equal(t, c.reason, ack.GetNackReason(), c.name)
 		require.Zero(t, ack.GetPostedSegment(), c.name)
 		require.Equal(t, before, books(h), c.name)
-		last := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]fleet.Refusal, error) {
-			return fleet.Refusals(ctx, tx, n.ID, 1)
-		})
+		last := hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (map[string][]fleet.Refusal, error) {
+			return fleet.Refusals(ctx, tx, n.ID)
+		})[n.ID]
 		require.Equal(t, "usage", last[0].Document, c.name)
 		require.Equal(t, c.reason.Text(), last[0].Reason, c.name)
 		require.NotEmpty(t, last[0].Detail, c.name)

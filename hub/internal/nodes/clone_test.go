@@ -141,7 +141,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 		fleet.ReasonIdentityUsedTwice))
 
 	// The admin stopped the first machine and releases the node: the second continues under a new incarnation.
-	release := &command.Service{DB: h.DB, Disconnect: h.Link.Disconnect}
+	release := &command.Service{DB: h.DB}
 	require.NoError(t, release.ReleaseNode(t.Context(), h.Admin("release"), n.ID))
 	<-two.Conn.Done()
 	require.True(t, second.connect(acked).Welcome.GetNewIncarnation())
@@ -169,7 +169,7 @@ func TestAReleasedNodeThatIsStillClonedIsQuarantinedAgain(t *testing.T) {
 	l.Report(1)
 	acked := func(said *protocol.Hello) { said.Epoch, said.Generation = 1, 1 }
 	second := cloned(t, h, n, first, acked)
-	require.NoError(t, (&command.Service{DB: h.DB, Disconnect: h.Link.Disconnect}).ReleaseNode(t.Context(),
+	require.NoError(t, (&command.Service{DB: h.DB}).ReleaseNode(t.Context(),
 		h.Admin("release"),
 		n.ID))
 	first.incarnation, second.incarnation = "i3", "i4"

@@ -81,7 +81,7 @@ func TestABannedNodesLeasesAreNotRenewed(t *testing.T) {
 	h.Advance(40 * time.Minute)
 	require.NoError(t, h.Dispatcher.Renew(t.Context()))
 	require.Equal(t, 2, hubtest.Count(h, `SELECT count(*) FROM leases`), "past its half-life a lease is renewed")
-	require.NoError(t, (&command.Service{DB: h.DB, ShutOut: h.Link.Disconnect}).BanNode(t.Context(), h.Admin("ban"), n.ID,
+	require.NoError(t, (&command.Service{DB: h.DB}).BanNode(t.Context(), h.Admin("ban"), n.ID,
 		"stolen"))
 	h.Advance(2 * time.Hour)
 	require.NoError(t, h.Dispatcher.Renew(t.Context()))

@@ -70,10 +70,8 @@ type Config struct {
 	// ReplicaID is of this hub process. Started is when it began to listen: nodes could not report before.
 	ReplicaID string
 	Started   time.Time
-	// Disconnect ends a node's connection and sends it the reason.
-	Disconnect func(nodeID, reason string)
-	Now        func() time.Time
-	Log        *slog.Logger
+	Now       func() time.Time
+	Log       *slog.Logger
 }
 
 // Service handles what nodes send. It implements nodelink.Handler.
@@ -213,7 +211,6 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 	if out.newlyQuarantined {
 		svc.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),
 			slog.String("reason", fleet.ReasonIdentityUsedTwice))
-		svc.Disconnect(nodeID, string(codeNodeQuarantined))
 	}
 	if out.quarantined {
 		return fault.New(fault.Conflict, codeNodeQuarantined, "The node is quarantined; its reports do not count.",

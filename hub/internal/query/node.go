@@ -29,26 +29,20 @@ const nodePage = 200
 
 // Nodes lists the nodes of the mesh that have the status.
 func (s *Service) Nodes(ctx context.Context, p iam.Principal, f NodeFilter) ([]Node, error) {
-	return read(ctx, s, access.Platform(p, iam.NodeRead), func(tx db.Tx, _ access.Nothing) (out []Node, err error) {
+	return read(ctx, s, access.Platform(p, iam.NodeRead), func(tx db.Tx, _ access.Nothing) ([]Node, error) {
+		var found []fleet.Node
 		for after := f.After; ; {
 			page, err := fleet.List(ctx, tx, after, nodePage)
 			if err != nil {
 				return nil, err
 			}
 			for _, n := range page {
-				if f.Status != "" && string(n.Status(f.Now)) != f.Status {
-					continue
-				}
-				node, err := s.withFacts(ctx, tx, n)
-				if err != nil {
-					return nil, err
-				}
-				if out = append(out, node); len(out) == f.Limit {
-					return out, nil
+				if len(found) < f.Limit && (f.Status == "" || string(n.Status(f.Now)) == f.Status) {
+					found = append(found, n)
 				}
 			}
-			if len(page) < nodePage {
-				return out, nil
+			if len(page) < nodePage || len(found) == f.Limit {
+				return s.withFacts(ctx, tx, found...)
 			}
 			after = page[len(page)-1].ID
 		}
@@ -63,21 +57,34 @@ func (s *Service) Node(ctx context.Context, p iam.Principal, id string, w Watch)
 			if err != nil {
 				return Node{}, err
 			}
-			return s.withFacts(ctx, tx, n)
+			out, err := s.withFacts(ctx, tx, n)
+			if err != nil {
+				return Node{}, err
+			}
+			return out[0], nil
 		})
 		return n, n.ResourceVersion, err
 	})
 }
 
-func (s *Service) withFacts(ctx context.Context, tx db.Tx, n fleet.Node) (out Node, err error) {
-	if err := fleet.LoadFacts(ctx, tx, &n); err != nil {
-		return Node{}, err
+// withFacts adds what is stored beside the rows of nodes, one statement for each kind.
+func (s *Service) withFacts(ctx context.Context, tx db.Tx, nodes ...fleet.Node) ([]Node, error) {
+	ids, out := make([]string, len(nodes)), make([]Node, len(nodes))
+	facts := make([]*fleet.Node, len(nodes))
+	for i, n := range nodes {
+		ids[i], out[i].Node, facts[i] = n.ID, n, &out[i].Node
 	}
-	out.Node = n
-	if out.Generation, err = s.Generation(ctx, tx, n.ID); err != nil {
-		return Node{}, err
+	if err := fleet.LoadFacts(ctx, tx, facts...); err != nil {
+		return nil, err
 	}
-	out.Refusals, err = fleet.Refusals(ctx, tx, n.ID, fleet.MaxRefusals)
+	generations, err := s.Generations(ctx, tx, ids...)
+	if err != nil {
+		return nil, err
+	}
+	refusals, err := fleet.Refusals(ctx, tx, ids...)
+	for i, id := range ids {
+		out[i].Generation, out[i].Refusals = generations[id], refusals[id]
+	}
 	return out, err
 }
 

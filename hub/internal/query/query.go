@@ -16,8 +16,8 @@ type Service struct {
 	DB *db.DB
 	// Registry may be nil: then it has no host, and holds nothing of any org.
 	Registry *artifact.Registry
-	// Generation returns the newest generation made for a node; 0 for none.
-	Generation func(ctx context.Context, tx db.Tx, nodeID string) (uint64, error)
+	// Generations returns the newest generation made for each node; a node without one is left out.
+	Generations func(ctx context.Context, tx db.Tx, nodeIDs ...string) (map[string]uint64, error)
 
 	// pollInterval is the constant of this name where it is zero.
 	pollInterval time.Duration
