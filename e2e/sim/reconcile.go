@@ -82,8 +82,8 @@ func (n *node) pass() {
 
 // planNextPass schedules a pass for when time alone changes what has to be done.
 func (n *node) planNextPass(at, now time.Time) {
-	for _, id := range slices.Sorted(maps.Keys(n.hold)) {
-		if until := n.hold[id]; until.After(now) && (at.IsZero() || until.Before(at)) {
+	for _, until := range n.hold {
+		if until.After(now) && (at.IsZero() || until.Before(at)) {
 			at = until
 		}
 	}
@@ -114,7 +114,7 @@ func (n *node) journalUnknown() {
 			n.store.UpdateMember(c.memberID, func(m *nodestore.Member) { m.InstanceID = c.instanceID })
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(n.networks)) {
+	for id := range n.networks {
 		if _, known := n.store.Members[id]; !known {
 			n.store.UpdateMember(id, func(*nodestore.Member) {})
 		}
@@ -123,8 +123,8 @@ func (n *node) journalUnknown() {
 
 // closeMeasuredRuns removes runs whose container is gone and whose usage is sealed.
 func (n *node) closeMeasuredRuns() {
-	for _, id := range slices.Sorted(maps.Keys(n.store.Runs)) {
-		b := n.busy[n.store.Runs[id].MemberID]
+	for id, run := range n.store.Runs {
+		b := n.busy[run.MemberID]
 		if n.containerOf(id) == nil && (b == nil || b.other == 0) && n.store.Meter.Measured(id) {
 			n.store.CloseRun(id)
 		}

@@ -2,12 +2,14 @@ package state_test
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/e2e/sim/nodestore"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -80,8 +82,12 @@ func (w *twin) compareUsage() {
 			require.Equal(w.t, env.GetPayload(), sealed.Payload, "segment %d", number)
 		}
 	}
-	for id := range w.machine {
+	for id := range w.model.Runs {
 		require.Equal(w.t, w.disk.Measured(id), w.model.Meter.Measured(id))
+	}
+	for id := range w.model.Members {
+		open := slices.ContainsFunc(w.model.Meter.Intervals, func(iv meter.Interval) bool { return iv.MemberID == id })
+		require.Equal(w.t, w.disk.Metering(id), open, "%s has an open interval", id)
 	}
 }
 

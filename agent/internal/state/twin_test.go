@@ -219,7 +219,7 @@ func (w *twin) step() {
 		w.acknowledge()
 	case dice < 28:
 		w.rewind()
-	case dice < 29 && w.rng.IntN(3) == 0:
+	case dice < 29:
 		require.NoError(w.t, w.disk.TakeNewIncarnation(w.now))
 		require.NoError(w.t, w.model.TakeNewIncarnation(w.disk.Incarnation(), w.now))
 	default:
@@ -352,7 +352,7 @@ func onDisk(r nodestore.Run) state.Run {
 func (w *twin) changeMachine() {
 	for id, r := range w.machine {
 		switch dice := w.rng.IntN(4); {
-		case r.StartedAt.IsZero():
+		case r.StartedAt.IsZero() && dice > 0:
 			r.StartedAt, r.Up = w.now, true
 		case r.Up && dice == 0:
 			r.Up, r.ExitedAt = false, w.now
