@@ -70,7 +70,8 @@ type nodeRow struct {
 
 	incarnation                       string
 	acceptedEpoch, acceptedGeneration uint64
-	sessionNo, reportCounter          uint64
+	sessionNo                         uint64
+	newestReport                      lifecycle.ReportNo
 	marks                             map[string]*mark
 	// awaitsResync is set from a restore until the node has uploaded its state.
 	awaitsResync bool

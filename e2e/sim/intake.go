@@ -69,7 +69,7 @@ func (h *hub) hello(i, attempt int, g helloMessage) {
 		nodeidentity.Store{Incarnation: row.incarnation, Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration},
 		g.lastSegment, m.Number, nil)
 	row.sessionNo++
-	row.reportCounter = 0
+	row.newestReport = lifecycle.ReportNo{Session: row.sessionNo}
 	row.incarnation, row.acceptedEpoch, row.acceptedGeneration = g.incarnation, g.epoch, g.generation
 	if row.behind() && g.incarnation != row.usageOwedIn {
 		// A store that takes a new incarnation seals again what it owes.
@@ -114,11 +114,11 @@ func (h *hub) refused(i, attempt int, reason protocol.Nack_Reason, generation ui
 	}
 }
 
-// report applies a node's report. One of an older session, or with a counter that is not higher, changes nothing.
+// report applies a node's report.
 func (h *hub) report(i, attempt int, r statusReport) {
 	row := &h.rows.nodes[i]
-	if r.no == row.sessionNo && r.counter > row.reportCounter {
-		row.reportCounter = r.counter
+	if no := (lifecycle.ReportNo{Session: r.no, Counter: r.counter}); no.Follows(row.newestReport) {
+		row.newestReport = no
 		reported := map[string]*protocol.WorkloadStatus{}
 		for _, s := range r.statuses {
 			reported[s.GetMemberId()] = s

@@ -34,3 +34,17 @@ func TestLaw13AbsenceProvesWhatItCan(t *testing.T) {
 		require.Equal(t, c.proven, c.absence.Proven(c.epoch, c.generation, c.incarnation), name)
 	}
 }
+
+func TestReportsOfANodeAreOrderedBySessionThenCounter(t *testing.T) {
+	newest := lifecycle.ReportNo{Session: 4, Counter: 7}
+	for no, follows := range map[lifecycle.ReportNo]bool{
+		{Session: 4, Counter: 8}: true,
+		{Session: 5, Counter: 1}: true,
+		newest:                   false,
+		{Session: 4, Counter: 6}: false,
+		{Session: 3, Counter: 9}: false,
+	} {
+		require.Equal(t, follows, no.Follows(newest), "%+v", no)
+	}
+	require.True(t, lifecycle.ReportNo{Session: 1, Counter: 1}.Follows(lifecycle.ReportNo{}), "the first one")
+}

@@ -7,6 +7,16 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
+// ReportNo orders the reports of a node. Counter starts anew with each session.
+type ReportNo struct {
+	Session, Counter uint64
+}
+
+// Follows reports whether the report is newer than the newest one before; an outdated report changes nothing.
+func (n ReportNo) Follows(newest ReportNo) bool {
+	return n.Session > newest.Session || n.Session == newest.Session && n.Counter > newest.Counter
+}
+
 // Report is the part of a node's report that concerns all its members.
 type Report struct {
 	// Epoch and Generation name the signed state that the node had accepted.

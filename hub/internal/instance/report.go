@@ -15,8 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Report is the observed state of a whole node. A report with a lower (SessionNo, Counter) than an applied one is
-// outdated.
+// Report is the observed state of a whole node.
 type Report struct {
 	NodeID    string
 	SessionNo uint64
@@ -30,6 +29,10 @@ type Report struct {
 	// UsageOwed: a restored hub still needs usage of the node. A member that is absent from the report does not count as
 	// gone: its bill would be closed before that usage is posted.
 	UsageOwed bool
+}
+
+func (r Report) no() lifecycle.ReportNo {
+	return lifecycle.ReportNo{Session: r.SessionNo, Counter: r.Counter}
 }
 
 // ApplyReport updates the members that a node reports and advances their instances. An outdated report changes nothing.
@@ -61,8 +64,8 @@ func BeginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (member
 
 // ContinueReport is ApplyReport for some members of a report that was begun. After a newer report it changes nothing.
 func ContinueReport(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) ([]Change, error) {
-	newest, err := isNewestReport(ctx, tx, r)
-	if err != nil || !newest || len(memberIDs) == 0 {
+	newest, err := newestReport(ctx, tx, r.NodeID)
+	if err != nil || newest != r.no() || len(memberIDs) == 0 {
 		return nil, err
 	}
 	members, err := selectMembersOf(ctx, tx, r.NodeID, memberIDs)

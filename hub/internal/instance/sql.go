@@ -179,23 +179,24 @@ func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable boo
 		WHERE node_id = $1 AND removed_at IS NULL AND unreachable <> $2 RETURNING instance_id`, nodeID, !reachable, now))
 }
 
-// advanceReport reports whether r is newer than every report before, and records it if so.
-func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool, error) {
-	tag, err := tx.Exec(ctx,
-		`INSERT INTO instance_reports (node_id, session_no, counter, reported_at) VALUES ($1, $2, $3, $4)
-		ON CONFLICT (node_id) DO UPDATE SET session_no = excluded.session_no, counter = excluded.counter, reported_at =
-		excluded.reported_at
-		WHERE instance_reports.session_no < excluded.session_no
-			OR (instance_reports.session_no = excluded.session_no AND instance_reports.counter < excluded.counter)`,
-		r.NodeID, int64(r.SessionNo), int64(r.Counter), now)
-	return err == nil && tag.RowsAffected() == 1, err
+// newestReport is the newest report of a node; zero before the first. The row stays locked.
+func newestReport(ctx context.Context, tx db.Tx, nodeID string) (n lifecycle.ReportNo, err error) {
+	err = db.ForEach(ctx, tx, []any{&n.Session, &n.Counter}, func() {},
+		`SELECT session_no, counter FROM instance_reports WHERE node_id = $1 FOR UPDATE`, nodeID)
+	return n, err
 }
 
-// isNewestReport reports whether no report has followed r.
-func isNewestReport(ctx context.Context, tx db.Tx, r Report) (bool, error) {
-	return db.Value[bool](ctx, tx,
-		`SELECT count(*) = 1 FROM instance_reports WHERE node_id = $1 AND session_no = $2 AND counter = $3`,
-		r.NodeID, int64(r.SessionNo), int64(r.Counter))
+// advanceReport reports whether r is newer than every report before, and records it if so. Two first reports of a node
+// are kept apart by the row of its session, which package fleet updates before.
+func advanceReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (bool, error) {
+	newest, err := newestReport(ctx, tx, r.NodeID)
+	if err != nil || !r.no().Follows(newest) {
+		return false, err
+	}
+	return true, tx.Queue(ctx, `INSERT INTO instance_reports (node_id, session_no, counter, reported_at)
+		VALUES ($1, $2, $3, $4) ON CONFLICT (node_id) DO UPDATE SET session_no = excluded.session_no,
+			counter = excluded.counter, reported_at = excluded.reported_at`,
+		r.NodeID, int64(r.SessionNo), int64(r.Counter), now)
 }
 
 // MemberCounts returns how many members of each node are not gone; a node without such members is left out.
