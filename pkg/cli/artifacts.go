@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
@@ -30,10 +31,9 @@ func artifactColumns() []column[client.Artifact] {
 func (a *app) artifactsCommand() *cobra.Command {
 	var slug string
 	list := projectListing(a, "list", "Artifacts of the project", cobra.NoArgs, artifactColumns(),
-		func(ctx context.Context, s *session, project string, _ []string, cursor string) ([]client.Artifact, string, error) {
-			l, err := client.Read[client.ArtifactList](s.hub.ListArtifacts(ctx, project,
-				&client.ListArtifactsParams{Cursor: cursor, Limit: client.PageSize, AppSlug: slug}, s.editors()...))
-			return l.Items, l.NextCursor, err
+		func(ctx context.Context, s *session, project string, _ []string, cursor string) (*http.Response, error) {
+			return s.hub.ListArtifacts(ctx, project,
+				&client.ListArtifactsParams{Cursor: cursor, Limit: client.PageSize, AppSlug: slug}, s.editors()...)
 		})
 	list.Flags().StringVar(&slug, "app", "", "only of this app")
 	return group("artifacts", "Images of an app", list, a.pushCommand())

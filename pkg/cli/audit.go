@@ -2,6 +2,7 @@ package cli
 
 import (
 	"context"
+	"net/http"
 
 	"github.com/spf13/cobra"
 
@@ -24,13 +25,12 @@ func (a *app) auditCommand() *cobra.Command {
 		{"CORRELATION", func(r client.AuditRow) string { return r.CorrelationID }},
 	}
 	list := listing(a, "list", "Who did, or tried to do, what; newest first", cobra.NoArgs, columns,
-		func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.AuditRow, _ string, err error) {
+		func(ctx context.Context, s *session, _ []string, cursor string) (_ *http.Response, err error) {
 			p.Cursor, p.Limit, p.Outcome = cursor, client.PageSize, client.AuditOutcome(outcome)
 			if p.ProjectID, _, err = s.billed(ctx, ""); err != nil {
-				return nil, "", err
+				return nil, err
 			}
-			l, err := client.Read[client.AuditRowList](s.hub.ListAudit(ctx, &p, s.editors()...))
-			return l.Items, l.NextCursor, err
+			return s.hub.ListAudit(ctx, &p, s.editors()...)
 		})
 	f := list.Flags()
 	f.StringVar(&p.OrgID, "org", "", "only of this org, by id (platform admin)")

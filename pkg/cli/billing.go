@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strings"
 	"time"
 
@@ -58,13 +59,12 @@ func (a *app) usageCommand() *cobra.Command {
 	}
 	c := listing(a, "usage", "Measured usage, newest first", cobra.NoArgs, columns, func(ctx context.Context, s *session,
 		_ []string, cursor string,
-	) (_ []client.UsageRecord, _ string, err error) {
+	) (_ *http.Response, err error) {
 		p.Cursor, p.Limit, p.UsageSource = cursor, client.PageSize, client.UsageSource(source)
 		if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
-			return nil, "", err
+			return nil, err
 		}
-		l, err := client.Read[client.UsageRecordList](s.hub.ListUsage(ctx, &p, s.editors()...))
-		return l.Items, l.NextCursor, err
+		return s.hub.ListUsage(ctx, &p, s.editors()...)
 	})
 	f := c.Flags()
 	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
@@ -90,13 +90,12 @@ func (a *app) hourlyUsageCommand() *cobra.Command {
 		{"INSTANCE", func(h client.UsageHour) string { return h.AppInstanceID }},
 	}
 	c := listing(a, "hourly", "Usage of each hour and what it was charged, newest first", cobra.NoArgs, columns,
-		func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.UsageHour, _ string, err error) {
+		func(ctx context.Context, s *session, _ []string, cursor string) (_ *http.Response, err error) {
 			p.Cursor, p.Limit = cursor, client.PageSize
 			if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
-				return nil, "", err
+				return nil, err
 			}
-			l, err := client.Read[client.UsageHourList](s.hub.ListHourlyUsage(ctx, &p, s.editors()...))
-			return l.Items, l.NextCursor, err
+			return s.hub.ListHourlyUsage(ctx, &p, s.editors()...)
 		})
 	f := c.Flags()
 	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
@@ -142,13 +141,12 @@ func (a *app) ledgerCommand() *cobra.Command {
 		instance, kind string
 	)
 	c := listing(a, "ledger", "Postings, newest first; the entries of each sum to zero", cobra.NoArgs, postingColumns(),
-		func(ctx context.Context, s *session, _ []string, cursor string) (_ []client.Posting, _ string, err error) {
+		func(ctx context.Context, s *session, _ []string, cursor string) (_ *http.Response, err error) {
 			p.Cursor, p.Limit, p.Kind = cursor, client.PageSize, client.PostingKind(kind)
 			if p.ProjectID, p.AppInstanceID, err = s.billed(ctx, instance); err != nil {
-				return nil, "", err
+				return nil, err
 			}
-			l, err := client.Read[client.PostingList](s.hub.ListLedger(ctx, &p, s.editors()...))
-			return l.Items, l.NextCursor, err
+			return s.hub.ListLedger(ctx, &p, s.editors()...)
 		})
 	f := c.Flags()
 	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
@@ -231,11 +229,7 @@ func (a *app) pricesCommand() *cobra.Command {
 	return group("prices", "The price book (platform admin)", create,
 		listing(a, "list", "Prices", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
 			cursor string,
-		) ([]client.Price, string, error) {
-			l, err := client.Read[client.PriceList](s.hub.ListPrices(ctx, &client.ListPricesParams{
-				Cursor: cursor,
-				Limit:  client.PageSize,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+		) (*http.Response, error) {
+			return s.hub.ListPrices(ctx, &client.ListPricesParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		}))
 }

@@ -31,11 +31,10 @@ func (a *app) allocationsCommand() *cobra.Command {
 	list := projectListing(a, "list", "Allocations of the project", cobra.NoArgs, allocationColumns(),
 		func(ctx context.Context, s *session, project string, _ []string,
 			cursor string,
-		) ([]client.Allocation, string, error) {
-			l, err := client.Read[client.AllocationList](s.hub.ListAllocations(ctx, project, &client.ListAllocationsParams{
+		) (*http.Response, error) {
+			return s.hub.ListAllocations(ctx, project, &client.ListAllocationsParams{
 				Cursor: cursor, Limit: client.PageSize, Status: client.AllocationStatus(only),
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+			}, s.editors()...)
 		})
 	list.Flags().StringVar(&only, "status", "", "only those with this status")
 	one := func(verb, short string, call func(ctx context.Context, s *session, project,
@@ -112,12 +111,11 @@ func (a *app) nodesCommand() *cobra.Command {
 	var status, reason string
 	list := listing(a, "list", "Nodes of the mesh", cobra.NoArgs, columns, func(ctx context.Context, s *session,
 		_ []string, cursor string,
-	) ([]client.Node, string, error) {
-		l, err := client.Read[client.NodeList](s.hub.ListNodes(ctx, &client.ListNodesParams{
+	) (*http.Response, error) {
+		return s.hub.ListNodes(ctx, &client.ListNodesParams{
 			Cursor: cursor,
 			Limit:  client.PageSize, Status: client.NodeStatus(status),
-		}, s.editors()...))
-		return l.Items, l.NextCursor, err
+		}, s.editors()...)
 	})
 	list.Flags().StringVar(&status, "status", "", "only those with this status")
 	ban := one("ban", "Shut a compromised node out for good", func(ctx context.Context, s *session,
@@ -186,11 +184,8 @@ func (a *app) joinTokensCommand() *cobra.Command {
 	return group("join-tokens", "Tokens with which nodes join (platform admin)", create,
 		listing(a, "list", "Join tokens", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
 			cursor string,
-		) ([]client.JoinToken, string, error) {
-			l, err := client.Read[client.JoinTokenList](s.hub.ListJoinTokens(ctx, &client.ListJoinTokensParams{
-				Cursor: cursor,
-				Limit:  client.PageSize,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+		) (*http.Response, error) {
+			return s.hub.ListJoinTokens(ctx,
+				&client.ListJoinTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		}))
 }

@@ -35,24 +35,21 @@ func (a *app) appsCommand() *cobra.Command {
 	var entitled bool
 	list := listing(a, "list", "Apps of the catalogue", cobra.NoArgs, columns, func(ctx context.Context, s *session,
 		_ []string, cursor string,
-	) (_ []client.App, _ string, err error) {
+	) (_ *http.Response, err error) {
 		p := client.ListAppsParams{Cursor: cursor, Limit: client.PageSize}
 		if entitled {
 			if p.ProjectID, err = s.projectID(ctx); err != nil {
-				return nil, "", err
+				return nil, err
 			}
 		}
-		l, err := client.Read[client.AppList](s.hub.ListApps(ctx, &p, s.editors()...))
-		return l.Items, l.NextCursor, err
+		return s.hub.ListApps(ctx, &p, s.editors()...)
 	})
 	list.Flags().BoolVar(&entitled, "entitled", false, "only those that the project may launch")
 	return group("apps", "Apps of the catalogue", list, a.slugsCommand(), a.releaseSlugCommand(), a.transferSlugCommand(),
 		listing(a, "versions APP", "Versions of an app, newest first", cobra.ExactArgs(1), versionColumns(),
-			func(ctx context.Context, s *session, args []string, cursor string) ([]client.AppVersion, string, error) {
-				l, err := client.Read[client.AppVersionList](s.hub.ListAppVersions(ctx, args[0], &client.ListAppVersionsParams{
-					Cursor: cursor, Limit: client.PageSize,
-				}, s.editors()...))
-				return l.Items, l.NextCursor, err
+			func(ctx context.Context, s *session, args []string, cursor string) (*http.Response, error) {
+				return s.hub.ListAppVersions(ctx, args[0],
+					&client.ListAppVersionsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 			}),
 		a.action("registry", "Where images are pushed and pulled", cobra.NoArgs, func(ctx context.Context, s *session,
 			_ []string,
@@ -185,12 +182,9 @@ func (a *app) publishersCommand() *cobra.Command {
 			}),
 		listing(a, "list", "Publishers", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
 			cursor string,
-		) ([]client.Publisher, string, error) {
-			l, err := client.Read[client.PublisherList](s.hub.ListPublishers(ctx, &client.ListPublishersParams{
-				Cursor: cursor,
-				Limit:  client.PageSize,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+		) (*http.Response, error) {
+			return s.hub.ListPublishers(ctx,
+				&client.ListPublishersParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		}))
 }
 
@@ -248,10 +242,8 @@ func (a *app) entitlementsCommand() *cobra.Command {
 	return group("entitlements", "What the project may launch", set,
 		projectListing(a, "list", "Entitlements of the project", cobra.NoArgs, columns, func(ctx context.Context, s *session,
 			project string, _ []string, cursor string,
-		) ([]client.Entitlement, string, error) {
-			l, err := client.Read[client.EntitlementList](s.hub.ListEntitlements(ctx, project, &client.ListEntitlementsParams{
-				Cursor: cursor, Limit: client.PageSize,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+		) (*http.Response, error) {
+			return s.hub.ListEntitlements(ctx, project,
+				&client.ListEntitlementsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		}))
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -161,11 +162,12 @@ func checked(args cobra.PositionalArgs) cobra.PositionalArgs {
 
 // listing is a leaf that shows every page of a list.
 func listing[T any](a *app, use, short string, args cobra.PositionalArgs, columns []column[T],
-	page func(ctx context.Context, s *session, args []string, cursor string) ([]T, string, error),
+	page func(ctx context.Context, s *session, args []string, cursor string) (*http.Response, error),
 ) *cobra.Command {
 	return a.action(use, short, args, func(ctx context.Context, s *session, given []string) error {
 		items := []T{}
-		for item, err := range client.All(func(cursor string) ([]T, string, error) { return page(ctx, s, given, cursor) }) {
+		all := client.All[T](func(cursor string) (*http.Response, error) { return page(ctx, s, given, cursor) })
+		for item, err := range all {
 			if err != nil {
 				return err
 			}
@@ -190,13 +192,13 @@ func (a *app) projectAction(use, short string, args cobra.PositionalArgs, run fu
 
 // projectListing is a listing in the project of --project or of the context.
 func projectListing[T any](a *app, use, short string, args cobra.PositionalArgs, columns []column[T],
-	page func(ctx context.Context, s *session, project string, args []string, cursor string) ([]T, string, error),
+	page func(ctx context.Context, s *session, project string, args []string, cursor string) (*http.Response, error),
 ) *cobra.Command {
 	return listing(a, use, short, args, columns, func(ctx context.Context, s *session, given []string, cursor string,
-	) ([]T, string, error) {
+	) (*http.Response, error) {
 		project, err := s.projectID(ctx)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		return page(ctx, s, project, given, cursor)
 	})

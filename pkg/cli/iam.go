@@ -31,12 +31,8 @@ func (a *app) orgsCommand() *cobra.Command {
 	return group("orgs", "Orgs (platform admin)", create, a.quotaCommand(), a.setQuotaCommand(),
 		listing(a, "list", "Orgs you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
 			cursor string,
-		) ([]client.Org, string, error) {
-			l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{
-				Cursor: cursor,
-				Limit:  client.PageSize,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+		) (*http.Response, error) {
+			return s.hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		}))
 }
 
@@ -66,7 +62,7 @@ func (a *app) projectsCommand() *cobra.Command {
 	return group("projects", "Projects", create,
 		listing(a, "list", "Projects you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
 			cursor string,
-		) ([]client.Project, string, error) {
+		) (*http.Response, error) {
 			return s.projects(ctx)(cursor)
 		}),
 		a.projectAction("get", "The project of --project", cobra.NoArgs, func(ctx context.Context, s *session, id string,
@@ -99,10 +95,9 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 		}),
 		projectListing(a, "list", "Service accounts of the project", cobra.NoArgs, columns, func(ctx context.Context,
 			s *session, project string, _ []string, cursor string,
-		) ([]client.ServiceAccount, string, error) {
-			l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project,
-				&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
-			return l.Items, l.NextCursor, err
+		) (*http.Response, error) {
+			return s.hub.ListServiceAccounts(ctx, project,
+				&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		}),
 		a.action("token FILE", "Mint a short-lived token with the file of sa create --save", cobra.ExactArgs(1),
 			func(ctx context.Context, s *session, args []string) error {
@@ -176,10 +171,9 @@ func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context
 	) (err error) {
 		id := args[0]
 		if !isID(id) {
-			id, err = only(id, "service account", func(cursor string) ([]client.ServiceAccount, string, error) {
-				l, err := client.Read[client.ServiceAccountList](s.hub.ListServiceAccounts(ctx, project,
-					&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize}))
-				return l.Items, l.NextCursor, err
+			id, err = only(id, "service account", func(cursor string) (*http.Response, error) {
+				return s.hub.ListServiceAccounts(ctx, project,
+					&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize})
 			}, func(sa client.ServiceAccount) (string, bool) { return sa.ID, sa.Slug == args[0] })
 			if err != nil {
 				return err

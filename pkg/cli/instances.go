@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"strings"
 
@@ -44,11 +45,10 @@ func (a *app) instancesCommand() *cobra.Command {
 	list := projectListing(a, "list", "App instances of the project", cobra.NoArgs, instanceColumns(),
 		func(ctx context.Context, s *session, project string, _ []string,
 			cursor string,
-		) ([]client.AppInstance, string, error) {
-			l, err := client.Read[client.AppInstanceList](s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{
+		) (*http.Response, error) {
+			return s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{
 				Cursor: cursor, Limit: client.PageSize, Status: client.AppInstanceStatus(status), AppSlug: slug,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+			}, s.editors()...)
 		})
 	list.Flags().StringVar(&status, "status", "", "only those with this status")
 	list.Flags().StringVar(&slug, "app", "", "only those of this app")
@@ -176,12 +176,8 @@ func (a *app) createInstanceCommand() *cobra.Command {
 }
 
 func (s *session) latestVersion(ctx context.Context, slug string) (string, error) {
-	for app, err := range client.All(func(cursor string) ([]client.App, string, error) {
-		l, err := client.Read[client.AppList](s.hub.ListApps(ctx, &client.ListAppsParams{
-			Cursor: cursor,
-			Limit:  client.PageSize,
-		}))
-		return l.Items, l.NextCursor, err
+	for app, err := range client.All[client.App](func(cursor string) (*http.Response, error) {
+		return s.hub.ListApps(ctx, &client.ListAppsParams{Cursor: cursor, Limit: client.PageSize})
 	}) {
 		if err != nil {
 			return "", err
@@ -382,14 +378,13 @@ func (a *app) eventsCommand() *cobra.Command {
 	}
 	return projectListing(a, "events INSTANCE", "What happened to an app instance, oldest first", cobra.ExactArgs(1),
 		columns,
-		func(ctx context.Context, s *session, project string, args []string, cursor string) ([]client.Event, string, error) {
+		func(ctx context.Context, s *session, project string, args []string, cursor string) (*http.Response, error) {
 			id, err := s.instanceID(ctx, project, args[0])
 			if err != nil {
-				return nil, "", err
+				return nil, err
 			}
-			l, err := client.Read[client.EventList](s.hub.ListAppInstanceEvents(ctx, project, id,
-				&client.ListAppInstanceEventsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
-			return l.Items, l.NextCursor, err
+			return s.hub.ListAppInstanceEvents(ctx, project, id,
+				&client.ListAppInstanceEventsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		})
 }
 

@@ -3,6 +3,7 @@ package cli
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"strconv"
 	"strings"
 
@@ -74,16 +75,13 @@ func slugColumns() []column[client.OwnedSlug] {
 func (a *app) slugsCommand() *cobra.Command {
 	var org string
 	c := listing(a, "slugs", "App slugs that belong to an org", cobra.NoArgs, slugColumns(),
-		func(ctx context.Context, s *session, _ []string, cursor string) ([]client.OwnedSlug, string, error) {
+		func(ctx context.Context, s *session, _ []string, cursor string) (*http.Response, error) {
 			id, err := s.orgOrOwn(ctx, org)
 			if err != nil {
-				return nil, "", err
+				return nil, err
 			}
-			l, err := client.Read[client.OwnedSlugList](s.hub.ListAppSlugs(ctx, id, &client.ListAppSlugsParams{
-				Cursor: cursor,
-				Limit:  client.PageSize,
-			}, s.editors()...))
-			return l.Items, l.NextCursor, err
+			return s.hub.ListAppSlugs(ctx, id,
+				&client.ListAppSlugsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		})
 	c.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
 	return c

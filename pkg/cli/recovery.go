@@ -24,17 +24,21 @@ func (a *app) recoveryCommand() *cobra.Command {
 	read := func(ctx context.Context, s *session) (client.Recovery, error) {
 		return client.Read[client.Recovery](s.hub.GetRecovery(ctx, s.editors()...))
 	}
-	waiting := listing(a, "waiting", "Nodes that a restored hub has not heard of yet, or whose usage is still to come",
-		cobra.NoArgs, nodes,
-		func(ctx context.Context, s *session, _ []string, _ string) ([]client.RecoveringNode, string, error) {
+	waiting := a.action("waiting", "Nodes that have not contacted a restored hub yet, or whose usage is still to come",
+		cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
 			r, err := read(ctx, s)
-			return r.Waiting, "", err
+			if err != nil {
+				return err
+			}
+			return showList(s, r.Waiting, nodes)
 		})
-	found := listing(a, "findings", "What contradicts the restored data, and what the hub could not process and set aside",
-		cobra.NoArgs, findings,
-		func(ctx context.Context, s *session, _ []string, _ string) ([]client.RecoveryFinding, string, error) {
+	found := a.action("findings", "What contradicts the restored data, and what the hub could not process and set aside",
+		cobra.NoArgs, func(ctx context.Context, s *session, _ []string) error {
 			r, err := read(ctx, s)
-			return r.Findings, "", err
+			if err != nil {
+				return err
+			}
+			return showList(s, r.Findings, findings)
 		})
 	return group("recovery", "A hub restored from a backup: what it waits for and what it found (platform admin)", waiting,
 		found)

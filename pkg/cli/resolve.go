@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"regexp"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
@@ -34,6 +35,7 @@ func (s *session) projectID(ctx context.Context) (string, error) {
 		}
 		return who.ProjectID, nil
 	}
+	//nolint:bodyclose // client.All closes what it asks for
 	return only(want, "project", s.projects(ctx), func(p client.Project) (string, bool) { return p.ID, p.Slug == want })
 }
 
@@ -42,12 +44,8 @@ func (s *session) orgID(ctx context.Context, want string) (string, error) {
 	if want == "" || isID(want) {
 		return want, nil
 	}
-	orgs := func(cursor string) ([]client.Org, string, error) {
-		l, err := client.Read[client.OrgList](s.hub.ListOrgs(ctx, &client.ListOrgsParams{
-			Cursor: cursor,
-			Limit:  client.PageSize,
-		}))
-		return l.Items, l.NextCursor, err
+	orgs := func(cursor string) (*http.Response, error) {
+		return s.hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize})
 	}
 	return only(want, "org", orgs, func(o client.Org) (string, bool) { return o.ID, o.Slug == want })
 }
@@ -57,11 +55,8 @@ func (s *session) instanceID(ctx context.Context, project, want string) (string,
 	if isID(want) {
 		return want, nil
 	}
-	instances := func(cursor string) ([]client.AppInstance, string, error) {
-		l, err := client.Read[client.AppInstanceList](s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{
-			Cursor: cursor, Limit: client.PageSize,
-		}))
-		return l.Items, l.NextCursor, err
+	instances := func(cursor string) (*http.Response, error) {
+		return s.hub.ListAppInstances(ctx, project, &client.ListAppInstancesParams{Cursor: cursor, Limit: client.PageSize})
 	}
 	return only(want, "app instance", instances, func(i client.AppInstance) (string, bool) {
 		return i.ID, i.DisplayName == want && i.Status != client.AppInstanceStatusDecommissioned
@@ -73,32 +68,24 @@ func (s *session) nodeID(ctx context.Context, want string) (string, error) {
 	if isID(want) {
 		return want, nil
 	}
-	nodes := func(cursor string) ([]client.Node, string, error) {
-		l, err := client.Read[client.NodeList](s.hub.ListNodes(ctx, &client.ListNodesParams{
-			Cursor: cursor,
-			Limit:  client.PageSize,
-		}))
-		return l.Items, l.NextCursor, err
+	nodes := func(cursor string) (*http.Response, error) {
+		return s.hub.ListNodes(ctx, &client.ListNodesParams{Cursor: cursor, Limit: client.PageSize})
 	}
 	return only(want, "node", nodes, func(n client.Node) (string, bool) { return n.ID, n.Hostname == want })
 }
 
-func (s *session) projects(ctx context.Context) func(string) ([]client.Project, string, error) {
-	return func(cursor string) ([]client.Project, string, error) {
-		l, err := client.Read[client.ProjectList](s.hub.ListProjects(ctx, &client.ListProjectsParams{
-			Cursor: cursor,
-			Limit:  client.PageSize,
-		}))
-		return l.Items, l.NextCursor, err
+func (s *session) projects(ctx context.Context) func(string) (*http.Response, error) {
+	return func(cursor string) (*http.Response, error) {
+		return s.hub.ListProjects(ctx, &client.ListProjectsParams{Cursor: cursor, Limit: client.PageSize})
 	}
 }
 
 // only gives the id of the one item that matches; names may be ambiguous, ids are not.
-func only[T any](want, kind string, page func(string) ([]T, string, error),
+func only[T any](want, kind string, page func(string) (*http.Response, error),
 	match func(T) (string, bool),
 ) (string, error) {
 	found := ""
-	for item, err := range client.All(page) {
+	for item, err := range client.All[T](page) {
 		if err != nil {
 			return "", err
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -26,24 +27,21 @@ func userColumns() []column[client.User] {
 func (a *app) usersCommand() *cobra.Command {
 	var org string
 	list := listing(a, "list", "Users of your org; all of them for a platform admin", cobra.NoArgs, userColumns(),
-		func(ctx context.Context, s *session, _ []string, cursor string) ([]client.User, string, error) {
+		func(ctx context.Context, s *session, _ []string, cursor string) (*http.Response, error) {
 			return s.users(ctx, org)(cursor)
 		})
 	list.Flags().StringVar(&org, "org", "", "org, by id or slug")
 	return group("users", "Users of an org", list, a.createUserCommand(), a.createTokenCommand(), a.setRolesCommand(),
 		a.oneUser("get", "One user", func(ctx context.Context, s *session, id string) error {
-			u, err := client.Read[client.User](s.hub.GetUser(ctx, id, s.editors()...))
-			return s.showUser(u, err)
+			return showAnswer(s, userColumns())(s.hub.GetUser(ctx, id, s.editors()...))
 		}),
 		a.oneUser("disable", "Refuse a user and all tokens of the user from now on", func(ctx context.Context, s *session,
 			id string,
 		) error {
-			u, err := client.Read[client.User](s.hub.DisableUser(ctx, id, s.editors()...))
-			return s.showUser(u, err)
+			return showAnswer(s, userColumns())(s.hub.DisableUser(ctx, id, s.editors()...))
 		}),
 		a.oneUser("enable", "Let a disabled user in again", func(ctx context.Context, s *session, id string) error {
-			u, err := client.Read[client.User](s.hub.EnableUser(ctx, id, s.editors()...))
-			return s.showUser(u, err)
+			return showAnswer(s, userColumns())(s.hub.EnableUser(ctx, id, s.editors()...))
 		}),
 		a.oneUser("remove", "Remove a user from the org for good", func(ctx context.Context, s *session, id string) error {
 			u, err := client.Read[client.User](s.hub.GetUser(ctx, id))
@@ -71,8 +69,7 @@ func (a *app) createUserCommand() *cobra.Command {
 		for _, r := range roles {
 			body.Roles = append(body.Roles, client.UserRole(r))
 		}
-		u, err := client.Read[client.User](s.hub.CreateUser(ctx, body, s.editors()...))
-		return s.showUser(u, err)
+		return showAnswer(s, userColumns())(s.hub.CreateUser(ctx, body, s.editors()...))
 	})
 	f := c.Flags()
 	f.StringVar(&name, "name", "", "display name (default: the address)")
@@ -125,8 +122,7 @@ func (a *app) setRolesCommand() *cobra.Command {
 			default:
 				return usage(errors.New("--platform-admin is true or false"))
 			}
-			u, err := client.Read[client.User](s.hub.PutUserRoles(ctx, id, body, s.editors()...))
-			return s.showUser(u, err)
+			return showAnswer(s, userColumns())(s.hub.PutUserRoles(ctx, id, body, s.editors()...))
 		})
 	c.Long = "Set the roles that a user holds in the whole org: org_admin, org_member, org_billing, app_publisher. " +
 		"Roles that are not named are taken."
@@ -143,14 +139,13 @@ func (a *app) tokensCommand() *cobra.Command {
 		{"EXPIRES", func(t client.UserTokenInfo) string { return stamp(t.ExpiresAt) }},
 	}
 	list := listing(a, "list", "Tokens that are valid, without their text", cobra.NoArgs, columns,
-		func(ctx context.Context, s *session, _ []string, cursor string) ([]client.UserTokenInfo, string, error) {
+		func(ctx context.Context, s *session, _ []string, cursor string) (*http.Response, error) {
 			id, err := s.userOrSelf(ctx, user)
 			if err != nil {
-				return nil, "", err
+				return nil, err
 			}
-			l, err := client.Read[client.UserTokenList](s.hub.ListUserTokens(ctx, id,
-				&client.ListUserTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...))
-			return l.Items, l.NextCursor, err
+			return s.hub.ListUserTokens(ctx, id,
+				&client.ListUserTokensParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 		})
 	var all bool
 	revoke := a.action("revoke [TOKEN_ID]", "Revoke a token; it is refused from now on", cobra.MaximumNArgs(1),
@@ -199,11 +194,9 @@ func (a *app) rolesCommand() *cobra.Command {
 		projectListing(a, "list", "Users who hold roles in this project only", cobra.NoArgs, columns,
 			func(ctx context.Context, s *session, project string, _ []string,
 				cursor string,
-			) ([]client.ProjectRoles, string, error) {
-				l, err := client.Read[client.ProjectRolesList](s.hub.ListProjectRoles(ctx, project, &client.ListProjectRolesParams{
-					Cursor: cursor, Limit: client.PageSize,
-				}, s.editors()...))
-				return l.Items, l.NextCursor, err
+			) (*http.Response, error) {
+				return s.hub.ListProjectRoles(ctx, project,
+					&client.ListProjectRolesParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
 			}))
 }
 
@@ -218,40 +211,25 @@ func (a *app) oneUser(verb, short string, run func(ctx context.Context, s *sessi
 	})
 }
 
-func (s *session) showUser(u client.User, err error) error {
-	if err != nil {
-		return err
-	}
-	return show(s, u, userColumns())
-}
-
 // users pages through the users of the org (by id or slug); where it is empty, of the caller's org, or all for a
 // platform admin.
-func (s *session) users(ctx context.Context, org string) func(string) ([]client.User, string, error) {
-	return func(cursor string) ([]client.User, string, error) {
+func (s *session) users(ctx context.Context, org string) func(string) (*http.Response, error) {
+	return func(cursor string) (*http.Response, error) {
 		orgID, err := s.orgID(ctx, org)
 		if err != nil {
-			return nil, "", err
+			return nil, err
 		}
 		if orgID == "" {
 			who, err := client.Read[client.Whoami](s.hub.Whoami(ctx))
 			if err != nil {
-				return nil, "", err
+				return nil, err
 			}
 			if who.PlatformAdmin {
-				l, err := client.Read[client.UserList](s.hub.ListUsers(ctx, &client.ListUsersParams{
-					Cursor: cursor,
-					Limit:  client.PageSize,
-				}))
-				return l.Items, l.NextCursor, err
+				return s.hub.ListUsers(ctx, &client.ListUsersParams{Cursor: cursor, Limit: client.PageSize})
 			}
 			orgID = who.OrgID
 		}
-		l, err := client.Read[client.UserList](s.hub.ListOrgUsers(ctx, orgID, &client.ListOrgUsersParams{
-			Cursor: cursor,
-			Limit:  client.PageSize,
-		}))
-		return l.Items, l.NextCursor, err
+		return s.hub.ListOrgUsers(ctx, orgID, &client.ListOrgUsersParams{Cursor: cursor, Limit: client.PageSize})
 	}
 }
 
@@ -260,6 +238,7 @@ func (s *session) userID(ctx context.Context, want string) (string, error) {
 	if isID(want) {
 		return want, nil
 	}
+	//nolint:bodyclose // client.All closes what it asks for
 	return only(want, "user", s.users(ctx, ""), func(u client.User) (string, bool) { return u.ID, u.Email == want })
 }
 

@@ -172,21 +172,17 @@ func TestAllWalksEveryPageAndStopsWhenAsked(t *testing.T) {
 			NextCursor: next,
 		})
 	})
-	page := func(cursor string) ([]client.Org, string, error) {
-		l, err := client.Read[client.OrgList](hub.ListOrgs(t.Context(), &client.ListOrgsParams{
-			Cursor: cursor,
-			Limit:  client.PageSize,
-		}))
-		return l.Items, l.NextCursor, err
+	page := func(cursor string) (*http.Response, error) {
+		return hub.ListOrgs(t.Context(), &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize})
 	}
 	var slugs []string
-	for org, err := range client.All(page) {
+	for org, err := range client.All[client.Org](page) {
 		require.NoError(t, err)
 		slugs = append(slugs, org.Slug)
 	}
 	require.Equal(t, []string{"a", "b", "a1", "b1", "a2", "b2"}, slugs)
 	cursors = nil
-	for _, err := range client.All(page) {
+	for _, err := range client.All[client.Org](page) {
 		require.NoError(t, err)
 		break
 	}

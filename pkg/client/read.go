@@ -40,25 +40,35 @@ func Read[T any](res *http.Response, err error) (T, error) {
 // Replayed tells whether an answer is an earlier one, given again for the same idempotency key.
 func Replayed(res *http.Response) bool { return res.Header.Get("Idempotency-Replayed") == "true" }
 
-// All walks through every page. page asks for one, with the cursor it is given, and returns items and the next cursor.
-func All[T any](page func(cursor string) ([]T, string, error)) iter.Seq2[T, error] {
+// page is what the lists of the contract have in common.
+type page[T any] struct {
+	Items      []T    `json:"items"`
+	NextCursor string `json:"next_cursor"`
+}
+
+// All walks through every page of a list. ask asks for the one at a cursor:
+//
+//	client.All[client.Org](func(cursor string) (*http.Response, error) {
+//		return hub.ListOrgs(ctx, &client.ListOrgsParams{Cursor: cursor, Limit: client.PageSize})
+//	})
+func All[T any](ask func(cursor string) (*http.Response, error)) iter.Seq2[T, error] {
 	return func(yield func(T, error) bool) {
 		var zero T
 		for cursor := ""; ; {
-			items, next, err := page(cursor)
+			p, err := Read[page[T]](ask(cursor))
 			if err != nil {
 				yield(zero, err)
 				return
 			}
-			for _, item := range items {
+			for _, item := range p.Items {
 				if !yield(item, nil) {
 					return
 				}
 			}
-			if next == "" || next == cursor {
+			if p.NextCursor == "" || p.NextCursor == cursor {
 				return
 			}
-			cursor = next
+			cursor = p.NextCursor
 		}
 	}
 }

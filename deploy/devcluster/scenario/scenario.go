@@ -185,10 +185,8 @@ func (t *Tenant) Launch(ctx context.Context, as *client.Hub, in client.AppInstan
 
 // Decommission ends an instance and waits for the node's proof.
 func (t *Tenant) Decommission(ctx context.Context, as *client.Hub, id string) (client.AppInstance, error) {
-	if _, err := client.Read[client.AppInstance](as.DecommissionAppInstance(ctx, t.Project.ID, id)); err != nil {
-		return client.AppInstance{}, fmt.Errorf("decommission: %w", err)
-	}
-	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusDecommissioned, nil)
+	i, err := client.Read[client.AppInstance](as.DecommissionAppInstance(ctx, t.Project.ID, id))
+	return t.await(ctx, as, i, err, client.AppInstanceStatusDecommissioned, nil)
 }
 
 // Upgrade upgrades an instance to another version and waits until it runs; onChange sees each change. Where the node
@@ -196,66 +194,64 @@ func (t *Tenant) Decommission(ctx context.Context, as *client.Hub, id string) (c
 func (t *Tenant) Upgrade(ctx context.Context, as *client.Hub, id, version string,
 	onChange func(client.AppInstance),
 ) (client.AppInstance, error) {
-	if _, err := client.Read[client.AppInstance](as.UpgradeAppInstance(ctx, t.Project.ID, id,
-		client.AppInstanceUpgrade{TargetVersion: version})); err != nil {
-		return client.AppInstance{}, fmt.Errorf("upgrade: %w", err)
-	}
-	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, onChange)
+	i, err := client.Read[client.AppInstance](as.UpgradeAppInstance(ctx, t.Project.ID, id,
+		client.AppInstanceUpgrade{TargetVersion: version}))
+	return t.await(ctx, as, i, err, client.AppInstanceStatusRunning, onChange)
 }
 
 // Rollback returns an instance to its previous version and waits until it runs.
 func (t *Tenant) Rollback(ctx context.Context, as *client.Hub, id string,
 	onChange func(client.AppInstance),
 ) (client.AppInstance, error) {
-	if _, err := client.Read[client.AppInstance](as.RollbackAppInstance(ctx, t.Project.ID, id,
-		client.AppInstanceRollback{})); err != nil {
-		return client.AppInstance{}, fmt.Errorf("rollback: %w", err)
-	}
-	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, onChange)
+	i, err := client.Read[client.AppInstance](as.RollbackAppInstance(ctx, t.Project.ID, id, client.AppInstanceRollback{}))
+	return t.await(ctx, as, i, err, client.AppInstanceStatusRunning, onChange)
 }
 
 // Stop ends the containers of an instance and waits for that.
 func (t *Tenant) Stop(ctx context.Context, as *client.Hub, id string) (client.AppInstance, error) {
-	if _, err := client.Read[client.AppInstance](as.StopAppInstance(ctx, t.Project.ID, id)); err != nil {
-		return client.AppInstance{}, fmt.Errorf("stop: %w", err)
-	}
-	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusStopped, nil)
+	i, err := client.Read[client.AppInstance](as.StopAppInstance(ctx, t.Project.ID, id))
+	return t.await(ctx, as, i, err, client.AppInstanceStatusStopped, nil)
 }
 
 // Start runs a stopped instance again and waits until it runs.
 func (t *Tenant) Start(ctx context.Context, as *client.Hub, id string) (client.AppInstance, error) {
-	if _, err := client.Read[client.AppInstance](as.StartAppInstance(ctx, t.Project.ID, id)); err != nil {
-		return client.AppInstance{}, fmt.Errorf("start: %w", err)
+	i, err := client.Read[client.AppInstance](as.StartAppInstance(ctx, t.Project.ID, id))
+	return t.await(ctx, as, i, err, client.AppInstanceStatusRunning, nil)
+}
+
+// await waits for the status that an action on an instance leads to; i and err are the answer to the action.
+func (t *Tenant) await(ctx context.Context, as *client.Hub, i client.AppInstance, err error,
+	want client.AppInstanceStatus, onChange func(client.AppInstance),
+) (client.AppInstance, error) {
+	if err != nil {
+		return i, fmt.Errorf("ask for an instance that is %s: %w", want, err)
 	}
-	return as.WaitInstance(ctx, t.Project.ID, id, client.AppInstanceStatusRunning, nil)
+	return as.WaitInstance(ctx, t.Project.ID, i.ID, want, onChange)
 }
 
 // Usage lists all usage records of the instance.
 func (t *Tenant) Usage(ctx context.Context, instanceID string) ([]client.UsageRecord, error) {
-	return collect(func(cursor string) ([]client.UsageRecord, string, error) {
-		l, err := client.Read[client.UsageRecordList](t.Admin.ListUsage(ctx,
-			&client.ListUsageParams{AppInstanceID: instanceID, Limit: client.PageSize, Cursor: cursor}))
-		return l.Items, l.NextCursor, err
+	return collect[client.UsageRecord](func(cursor string) (*http.Response, error) {
+		return t.Admin.ListUsage(ctx,
+			&client.ListUsageParams{AppInstanceID: instanceID, Limit: client.PageSize, Cursor: cursor})
 	})
 }
 
 // Postings lists all postings of the instance.
 func (t *Tenant) Postings(ctx context.Context, instanceID string) ([]client.Posting, error) {
-	return collect(func(cursor string) ([]client.Posting, string, error) {
-		l, err := client.Read[client.PostingList](t.Admin.ListLedger(ctx, &client.ListLedgerParams{
+	return collect[client.Posting](func(cursor string) (*http.Response, error) {
+		return t.Admin.ListLedger(ctx, &client.ListLedgerParams{
 			AppInstanceID: instanceID,
 			Limit:         client.PageSize, Cursor: cursor,
-		}))
-		return l.Items, l.NextCursor, err
+		})
 	})
 }
 
 // Events lists all events of the instance.
 func (t *Tenant) Events(ctx context.Context, as *client.Hub, instanceID string) ([]client.Event, error) {
-	return collect(func(cursor string) ([]client.Event, string, error) {
-		l, err := client.Read[client.EventList](as.ListAppInstanceEvents(ctx, t.Project.ID, instanceID,
-			&client.ListAppInstanceEventsParams{Limit: client.PageSize, Cursor: cursor}))
-		return l.Items, l.NextCursor, err
+	return collect[client.Event](func(cursor string) (*http.Response, error) {
+		return as.ListAppInstanceEvents(ctx, t.Project.ID, instanceID,
+			&client.ListAppInstanceEventsParams{Limit: client.PageSize, Cursor: cursor})
 	})
 }
 
@@ -293,9 +289,9 @@ func GetWith(ctx context.Context, c *http.Client, url string) (string, error) {
 // NewID makes an idempotency key or a correlation id.
 func NewID() string { return uuid.NewString() }
 
-func collect[T any](page func(cursor string) ([]T, string, error)) ([]T, error) {
+func collect[T any](page func(cursor string) (*http.Response, error)) ([]T, error) {
 	var all []T
-	for item, err := range client.All(page) {
+	for item, err := range client.All[T](page) {
 		if err != nil {
 			return all, err
 		}
