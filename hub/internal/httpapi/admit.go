@@ -28,18 +28,18 @@ const (
 	renewOperation = "renewNode"
 )
 
-// Authenticator finds out who presents a bearer credential.
+// Authenticator identifies the caller by a bearer credential.
 type Authenticator interface {
-	// Authenticate gives an Unauthenticated fault for a credential that does not count.
+	// Authenticate returns an Unauthenticated fault for a credential that is not valid.
 	Authenticate(ctx context.Context, bearer string, now time.Time) (iam.Principal, error)
 }
 
-// Auditor writes down a request that was denied or failed.
+// Auditor records denied and failed requests.
 type Auditor interface {
 	AuditFailure(ctx context.Context, m command.Meta, f command.Failure) error
 }
 
-// admit lets a request through to its handler: within its budgets, from a known caller, and as the contract says.
+// admit passes a request on to its handler when its budgets allow it, its caller is known and it follows the contract.
 func (a *api) admit(c *gin.Context) {
 	state := callOf(c.Request.Context())
 	leave, err := a.authenticate(c, state)
@@ -56,14 +56,14 @@ func (a *api) admit(c *gin.Context) {
 		a.fail(c, err)
 		return
 	}
-	// The server's read deadline is for the body; a connection over which nothing more is read must not end by it.
+	// The read deadline is for the body, which is read by now; it must not end the connection.
 	_ = http.NewResponseController(c.Writer).SetReadDeadline(time.Time{})
 	state.bodyHash = requestHash(c.Request, body)
 	c.Next()
 }
 
-// authenticate charges the request to its budgets, before and after it finds out who calls, and takes its slots among
-// the requests under way.
+// authenticate identifies the caller, charges its budgets and acquires its slots. Before it asks the database, it
+// checks the budgets of the caller that a known credential had, or of the address.
 func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error) {
 	if state.op.open {
 		return a.admitOpen(c, state)
@@ -101,7 +101,7 @@ func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error
 	return a.slots.acquire(slotsOfCaller(state.caller, state.op.id, waits(c.Request))...)
 }
 
-// identify finds out who calls. An unknown credential takes a visitor's slot meanwhile.
+// identify authenticates the caller. Meanwhile an unknown credential occupies a slot of a visitor.
 func (a *api) identify(ctx context.Context, state *call, bearer string, known bool) (iam.Principal, error) {
 	if !known {
 		leave, err := a.slots.acquire(slotsOfVisitor(state.remoteIP)...)
@@ -113,7 +113,7 @@ func (a *api) identify(ctx context.Context, state *call, bearer string, known bo
 	return a.conf.Authenticator.Authenticate(ctx, bearer, state.at)
 }
 
-// refusedVisitor charges a wrong credential to its address: it has no caller to count for.
+// refusedVisitor charges a refused credential to the address that sent it, and returns the refusal.
 func (a *api) refusedVisitor(state *call, refusal error) error {
 	if err := a.budgets.spend(a.budgets.ofVisitor(state.remoteIP), state.at); err != nil {
 		return err
@@ -136,9 +136,8 @@ func (a *api) admitOpen(c *gin.Context, state *call) (leave func(), err error) {
 	return nil, err
 }
 
-// admitProven admits the renewal of a node whose certificate has expired, from an address without a budget: what runs
-// on the node shares its address, and must not cost it its certificate. The check costs about what the refusal does,
-// and no query.
+// admitProven admits the renewal of an expired certificate from an address whose budget is used up: the workloads of a
+// node share its address and must not keep it from renewing. The check needs no query.
 func (a *api) admitProven(c *gin.Context, state *call, refusal error) (leave func(), err error) {
 	address, _ := prefixes(state.remoteIP)
 	done, err := a.slots.acquire(slot{"renewals_at_once", address, maxAddressRenewals})
@@ -193,7 +192,7 @@ func credential(h http.Header) (string, error) {
 	return token, nil
 }
 
-// fail ends a request with a problem document, after it is in the audit trail and, where it is our defect, in the log.
+// fail audits a failed request, logs a defect of the hub, and answers with a problem document.
 func (a *api) fail(c *gin.Context, err error) {
 	f := fault.As(err)
 	ctx := c.Request.Context()
@@ -215,9 +214,8 @@ func (a *api) fail(c *gin.Context, err error) {
 	writeProblem(c, statusOf(f.Kind), f, state.correlationID)
 }
 
-// audit keeps denials of every kind and failures of whatever would have changed something, as far as the budgets of
-// rows go; the next row says how many were left out. A failing audit trail does not turn a refusal into a success, so
-// it is logged and the answer stands.
+// audit records denials, and failures of operations that mutate, within the budgets of audit rows; the next row says
+// how many were left out. An error of the audit trail is logged and changes no answer.
 func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 	denied := f.Kind == fault.Unauthenticated || f.Kind == fault.Forbidden
 	if state.op == nil || f.Kind == fault.RateLimited || !denied && !state.op.mutates() {

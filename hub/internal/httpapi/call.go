@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// call is one request on its way: what the middlewares found out about it.
+// call is what the middlewares know of a request in progress.
 type call struct {
 	op            *operation
 	correlationID string
@@ -20,7 +20,7 @@ type call struct {
 	principal     iam.Principal
 	// caller is whom the request is charged to.
 	caller callerID
-	// again finds out anew who calls, by the same credential: it may have been revoked meanwhile.
+	// again authenticates the same credential anew: it may have been revoked meanwhile.
 	again    func(ctx context.Context) (iam.Principal, error)
 	bodyHash []byte
 	at       time.Time
@@ -41,7 +41,7 @@ func callOf(ctx context.Context) *call {
 	return &call{}
 }
 
-// metaFrom gives a handler what it passes to a command.
+// metaFrom returns what a handler passes to a command.
 func metaFrom(ctx context.Context) command.Meta {
 	c := callOf(ctx)
 	m := command.Meta{
@@ -59,5 +59,5 @@ func metaFrom(ctx context.Context) command.Meta {
 	return m
 }
 
-// principalOf gives a handler who calls; its zero value is nobody.
+// principalOf returns the caller; the zero value is none.
 func principalOf(ctx context.Context) iam.Principal { return callOf(ctx).principal }

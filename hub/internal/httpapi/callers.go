@@ -27,7 +27,7 @@ func callerOf(p iam.Principal) callerID {
 	return callerID{key: string(p.Type) + "/" + p.ID, org: p.OrgID}
 }
 
-// prefixes gives what an address counts for: what one customer has, and what a provider hands out at once.
+// prefixes returns the range of addresses that one customer usually has, and the one that a provider hands out at once.
 func prefixes(ip string) (address, prefix string) {
 	addr, err := netip.ParseAddr(ip)
 	if err != nil {

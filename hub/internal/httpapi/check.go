@@ -25,7 +25,7 @@ import (
 // maxProblemFields bounds the errors of one problem; more are cut, the caller sees them after mending these.
 const maxProblemFields = 32
 
-// check holds a request against its operation and leaves the body readable again. It gives the body's bytes.
+// check validates a request against its operation and returns its body, which stays readable.
 func check(c *gin.Context, o *operation) ([]byte, error) {
 	fields := checkParameters(c, o)
 	body, err := readBody(c, o)
@@ -39,7 +39,7 @@ func check(c *gin.Context, o *operation) ([]byte, error) {
 	return body, invalid(append(fields, bodyFields...))
 }
 
-// invalid makes the one fault for all that is wrong, or nil.
+// invalid returns one fault for all invalid fields; nil for none.
 func invalid(fields []fault.Field) error {
 	if len(fields) == 0 {
 		return nil
@@ -70,7 +70,7 @@ func readBody(c *gin.Context, o *operation) ([]byte, error) {
 	return body, nil
 }
 
-// readAlready is a body of which nothing is left on the connection.
+// readAlready is a body that is not on the connection any more.
 type readAlready struct{ io.Reader }
 
 // Close implements io.Closer.
@@ -167,7 +167,7 @@ func (p parameter) check(values []string) []fault.Field {
 	return schemaFields(at, p.schema.Validate(value))
 }
 
-// schemaFields turns a validation error into places and reasons in this API's own words: the library's would quote
+// schemaFields turns a validation error into fields with reasons of this API: the texts of the library would quote
 // values.
 func schemaFields(base string, err error) []fault.Field {
 	var bad *jsonschema.ValidationError
@@ -248,7 +248,7 @@ func joinValues(values []any) string {
 	return strings.Join(words, ", ")
 }
 
-// requestHash is what makes two requests on one route the same one. Whitespace in the body does not count.
+// requestHash is equal for requests that idempotency takes for the same. Whitespace in the body does not count.
 func requestHash(r *http.Request, body []byte) []byte {
 	h := sha256.New()
 	fmt.Fprintf(h, "%s\n%s\n", r.URL.Path, r.URL.RawQuery)

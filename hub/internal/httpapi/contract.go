@@ -26,7 +26,7 @@ const (
 	contractURL          = "contract:///openapi.json"
 )
 
-// operation is what checking a request needs to know.
+// operation is what the checks of a request need to know of it.
 type operation struct {
 	id     string
 	method string
@@ -44,7 +44,7 @@ type operation struct {
 
 func (o *operation) route() string { return o.method + " " + o.template }
 
-// mutates says whether success would have changed something.
+// mutates reports whether a success changes something.
 func (o *operation) mutates() bool { return o.method != http.MethodGet && o.method != http.MethodHead }
 
 type parameter struct {

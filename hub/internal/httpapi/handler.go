@@ -22,7 +22,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Config is what the REST face needs beside the Server's commands.
+// Config is what the handler needs besides the operations.
 type Config struct {
 	Authenticator Authenticator
 	Auditor       Auditor
@@ -60,7 +60,7 @@ type api struct {
 	duration   metric.Float64Histogram
 }
 
-// NewHandler makes the hub's HTTPS face: the operations of the contract below /api/v1, and the registry below /v2/.
+// NewHandler serves the operations of the contract below /api/v1, and the registry below /v2/.
 func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 	if conf.Authenticator == nil || conf.Auditor == nil || conf.Log == nil || conf.Now == nil {
 		return nil, errors.New("httpapi: Authenticator, Auditor, Log and Now are required")
@@ -115,7 +115,7 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	e.HandleMethodNotAllowed = true
 	e.RedirectTrailingSlash = false
 	e.RedirectFixedPath = false
-	// No proxy in front is believed about who the client is: anyone can write X-Forwarded-For.
+	// X-Forwarded-For is not trusted: anyone can write it.
 	e.ForwardedByClientIP = false
 	e.Use(a.observe, securityHeaders)
 	e.NoRoute(a.charged(func(c *gin.Context) {
@@ -151,7 +151,7 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	return e
 }
 
-// charged charges a request of no operation, which needs no credential, to its address before next answers it.
+// charged charges a request that needs no credential to its address, and calls next.
 func (a *api) charged(next gin.HandlerFunc) gin.HandlerFunc {
 	return func(c *gin.Context) {
 		state := callOf(c.Request.Context())

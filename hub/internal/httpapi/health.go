@@ -22,7 +22,7 @@ const (
 	readinessTimeout = 2 * time.Second
 )
 
-// readiness is the last answer.
+// readiness caches the last answer.
 type readiness struct {
 	mu    sync.Mutex
 	until time.Time

@@ -188,7 +188,7 @@ func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (i
 	return s.Queries.CheckLogs(ctx, p, projectID)
 }
 
-// memberOf finds the named member, or the first; one of which nothing is left has no logs.
+// memberOf returns the named member, or the first one. A removed member has no logs.
 func memberOf(i instance.Instance, id string) (instance.Member, error) {
 	for _, m := range i.Members {
 		if id != "" && m.ID != id {

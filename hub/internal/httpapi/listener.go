@@ -16,13 +16,11 @@ import (
 // its own: a proxy or a whole test may stand behind it.
 type connLimits struct{ address, prefix, total int }
 
-// provenShare is the part of a limit, in quarters, that connections which have shown a credential may keep for
-// themselves.
+// provenShare is how many quarters of a limit the connections that have shown a credential may keep for themselves.
 const provenShare = 3
 
-// cappedListener closes connections beyond the limits. Where a limit is reached, the oldest connection of those that
-// have shown no credential makes room: what holds many connections open, on a node for example, does not keep out the
-// renewal of its certificate.
+// cappedListener bounds the open connections. At a limit it closes the oldest connection that has shown no credential:
+// idle connections from a node's address must not keep out the renewal of its certificate.
 type cappedListener struct {
 	net.Listener
 	limits connLimits
@@ -74,7 +72,7 @@ func (l *cappedListener) Accept() (net.Conn, error) {
 	}
 }
 
-// enter counts a connection in its scopes. evicted is one that the caller closes in its place.
+// enter counts a connection in its scopes. The caller closes evicted, which makes room for it.
 func (l *cappedListener) enter(c *cappedConn, ip string) (evicted *cappedConn, ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -119,7 +117,7 @@ func (l *cappedListener) scope(key string, most int) *connScope {
 	return &connScope{key: key, max: most, unproven: lru.New()}
 }
 
-// leave takes a connection out of its scopes, once.
+// leave removes a connection from its scopes; a second call does nothing.
 func (l *cappedListener) leave(c *cappedConn) {
 	if c.left {
 		return
@@ -138,8 +136,7 @@ func (l *cappedListener) leave(c *cappedConn) {
 	}
 }
 
-// prove notes that a request on the connection had a credential. Beyond their share such connections are like all
-// others.
+// prove records that a request on the connection had a credential, unless provenShare is used up.
 func (l *cappedListener) prove(c *cappedConn) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,7 +186,7 @@ func withConn(ctx context.Context, c net.Conn) context.Context {
 	return ctx
 }
 
-// proveConn notes that the request had a credential that counts.
+// proveConn records that the request had a valid credential.
 func proveConn(r *http.Request) {
 	if c, ok := r.Context().Value(connKey{}).(*cappedConn); ok && !c.proven.Load() {
 		c.listener.prove(c)

@@ -9,8 +9,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// registryHandler gives the registry, which is not part of the contract, what every request gets: a request id, a line
-// in the log, recovery from a panic, and budgets. The registry authenticates and answers on its own.
+// registryHandler adds a request id, a line in the log, recovery from panics and budgets to the registry, which is not
+// part of the contract and authenticates its callers itself.
 func (a *api) registryHandler(route string, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		start, id := a.conf.Now(), requestID(r.Header)

@@ -23,7 +23,7 @@ import (
 // maxRequestIDBytes bounds X-Request-ID; a longer one is replaced.
 const maxRequestIDBytes = 128
 
-// observe gives every request its correlation id, span, metric and one line in the log, whatever becomes of it.
+// observe gives every request a correlation id, a span, a metric and a line in the log.
 func (a *api) observe(c *gin.Context) {
 	start := a.conf.Now()
 	state := &call{
@@ -87,7 +87,7 @@ func (a *api) logPanic(ctx context.Context, p any, correlationID string) {
 // errPanic is a panic in a handler; the log has its text.
 var errPanic = errors.New("panic")
 
-// guarded runs the rest and turns a panic into a 500 that tells nothing.
+// guarded runs the other handlers and answers a panic with a 500 that has no details.
 func (a *api) guarded(c *gin.Context) {
 	defer func() {
 		if p := recover(); p != nil {

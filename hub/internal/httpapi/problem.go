@@ -50,9 +50,8 @@ func retryAfter(f *fault.Error) string {
 // unreadTime is how long a refused request may still send its body.
 const unreadTime = time.Second
 
-// closeUnread ends an HTTP/1 connection after the answer when the request has a body that nobody has read: net/http
-// would wait for the body before it answers, and again before it closes. A stream of HTTP/2 ends without its
-// connection.
+// closeUnread closes an HTTP/1 connection after the answer when the body of the request was not read: net/http would
+// wait for the body before it answers, and again before it closes. HTTP/2 ends only the stream.
 func closeUnread(w http.ResponseWriter, r *http.Request) {
 	if _, read := r.Body.(readAlready); !read && r.ProtoMajor == 1 && r.ContentLength != 0 {
 		w.Header().Set("Connection", "close")

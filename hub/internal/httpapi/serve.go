@@ -80,7 +80,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, con
 		HTTP2:             &http.HTTP2Config{MaxConcurrentStreams: maxStreams},
 		MaxHeaderBytes:    maxHeaderBytes,
 		ConnContext:       withConn,
-		// Handshakes that scanners break off are no errors of ours.
+		// Handshakes that scanners break off are no errors of the hub.
 		ErrorLog: slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 	}
 	done := make(chan error, 1)

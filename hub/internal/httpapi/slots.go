@@ -24,14 +24,14 @@ const (
 	slotRetryAfter = time.Second
 )
 
-// slot is one of max requests that key may have under way in a budget.
+// slot is one of max concurrent requests of key; what names the budget.
 type slot struct {
 	what string
 	key  string
 	max  int
 }
 
-// slots counts requests under way. It remembers a key only while it has one.
+// slots counts concurrent requests. It holds a key only while the key has one.
 type slots struct {
 	mu   sync.Mutex
 	used map[slot]int

@@ -22,10 +22,10 @@ const (
 	logCheckTimeout = 10 * time.Second
 )
 
-// logStream sends log text on as it comes, so that a followed log is seen line by line. It closes its source.
+// logStream forwards log text as it arrives, and closes its source.
 type logStream struct {
 	source io.ReadCloser
-	// may reports as a fault that the caller may not read on; nil means that it always may.
+	// may returns a fault once the caller has lost access; where it is nil, nothing is checked.
 	may func() error
 	// checkEvery and pieceTime are logCheckEvery and transferTimeout where they are zero.
 	checkEvery, pieceTime time.Duration
@@ -87,7 +87,7 @@ func (l logStream) endInTime() (stop func()) {
 	}
 }
 
-// ended tells a refusal from a database that does not answer now: that one ends no stream.
+// ended reports whether the caller has lost access. A database that does not answer ends no stream.
 func ended(err error) bool {
 	return fault.Is(err, fault.Unauthenticated) || fault.Is(err, fault.Forbidden) || fault.Is(err, fault.NotFound)
 }

@@ -9,8 +9,7 @@ import (
 // transferTimeout is how long one piece of an upload, a download or a log may take. A transfer has no end of its own.
 const transferTimeout = 60 * time.Second
 
-// transfer lifts the server's deadlines from a request, and gives each piece of its body and answer one of its own
-// instead.
+// transfer replaces the server's deadlines with one for each piece of the request's body and of the answer.
 func transfer(w http.ResponseWriter, r *http.Request) (http.ResponseWriter, *http.Request) {
 	deadlines := http.NewResponseController(w)
 	_ = deadlines.SetReadDeadline(time.Time{})
