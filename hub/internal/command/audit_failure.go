@@ -39,8 +39,7 @@ func (s *Service) AuditFailure(ctx context.Context, m Meta, f Failure) error {
 	if row.Actor.Type == "" {
 		row.Actor.Type = principal.Anonymous
 	}
-	_, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (struct{}, error) {
-		return struct{}{}, event.Audit(ctx, tx, row)
+	return do(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) error {
+		return event.Audit(ctx, tx, row)
 	})
-	return err
 }

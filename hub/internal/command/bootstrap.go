@@ -34,16 +34,15 @@ func (s *Service) Bootstrap(ctx context.Context, text string, now time.Time) (ma
 // own machine.
 func (s *Service) RecoverAdmin(ctx context.Context, text string, now time.Time) error {
 	tokenID := db.NewID()
-	_, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (struct{}, error) {
+	return do(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) error {
 		admin, err := iam.RecoverAdmin(ctx, tx, tokenID, text, now)
 		if err != nil {
-			return struct{}{}, err
+			return err
 		}
-		return struct{}{}, change.Record(ctx, tx, change.BySystem(tokenID, now), change.Entry{
+		return change.Record(ctx, tx, change.BySystem(tokenID, now), change.Entry{
 			Event: "iam.user_token.created", Action: "iam.recover_admin", ResourceType: resourceUserToken, ResourceID: tokenID,
 			Version: 1,
 			After:   map[string]any{"user_id": admin.ID, "email": admin.Email},
 		})
 	})
-	return err
 }

@@ -15,7 +15,7 @@ import (
 // ReleaseAppSlug gives back an app slug under which nothing was published. The next org that asks may have it.
 func (s *Service) ReleaseAppSlug(ctx context.Context, m Meta, orgID, slug string) error {
 	check := access.Org(m.Principal, iam.ArtifactManage, orgID)
-	_, err := run(ctx, s, check, func(tx db.Tx, org iam.Org) (struct{}, error) {
+	return do(ctx, s, check, func(tx db.Tx, org iam.Org) error {
 		app, err := catalog.GetApp(ctx, tx, slug)
 		if err == nil && app.OrgID != org.ID {
 			err = iam.ErrNotFound()
@@ -27,11 +27,10 @@ func (s *Service) ReleaseAppSlug(ctx context.Context, m Meta, orgID, slug string
 			err = catalog.Release(ctx, tx, slug)
 		}
 		if err != nil {
-			return struct{}{}, err
+			return err
 		}
-		return struct{}{}, m.recordAppSlug(ctx, tx, "apps.slug.released", iam.ArtifactManage, app, app.ResourceVersion+1, nil)
+		return m.recordAppSlug(ctx, tx, "apps.slug.released", iam.ArtifactManage, app, app.ResourceVersion+1, nil)
 	})
-	return err
 }
 
 // TransferAppSlug gives such a slug to another org, or to the platform. An empty org is the platform.

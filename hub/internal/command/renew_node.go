@@ -33,7 +33,7 @@ func (s *Service) RenewNode(ctx context.Context, m Meta, in RenewNodeInput) (Nod
 	if err != nil {
 		return NodeCredentials{}, err
 	}
-	if _, err := run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (fleet.Node, error) {
+	if err := do(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) error {
 		return s.renewNode(ctx, tx, m, in, pub)
 	}); err != nil {
 		return NodeCredentials{}, err
@@ -43,21 +43,21 @@ func (s *Service) RenewNode(ctx context.Context, m Meta, in RenewNodeInput) (Nod
 
 func (s *Service) renewNode(ctx context.Context, tx db.Tx, m Meta, in RenewNodeInput,
 	pub ed25519.PublicKey,
-) (fleet.Node, error) {
+) error {
 	node, err := fleet.Get(ctx, tx, in.NodeID)
 	if fault.Is(err, fault.NotFound) {
-		return fleet.Node{}, fleet.ErrProof()
+		return fleet.ErrProof()
 	}
 	if err != nil {
-		return fleet.Node{}, err
+		return err
 	}
 	if err := fleet.MayRenew(node, pub, fleet.RenewalMessage(in.NodeID, in.CSRPEM, in.IssuedAt),
 		in.Signature); err != nil {
-		return fleet.Node{}, err
+		return err
 	}
 	node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(s.CertificateTTL), m.Now)
 	if err != nil {
-		return fleet.Node{}, err
+		return err
 	}
-	return node, change.RecordNode(ctx, tx, m.by(), eventRenewed, actionRenew, node, "")
+	return change.RecordNode(ctx, tx, m.by(), eventRenewed, actionRenew, node, "")
 }

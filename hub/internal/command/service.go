@@ -62,6 +62,12 @@ func run[G, T any](ctx context.Context, s *Service, check access.Check[G],
 	})
 }
 
+// do is run for commands that answer nothing.
+func do[G any](ctx context.Context, s *Service, check access.Check[G], fn func(tx db.Tx, granted G) error) error {
+	_, err := run(ctx, s, check, func(tx db.Tx, granted G) (struct{}, error) { return struct{}{}, fn(tx, granted) })
+	return err
+}
+
 // once is run for commands that happen once for each idempotency key: a repeated request gets the first answer.
 func once[G, T any](ctx context.Context, s *Service, m Meta, check access.Check[G],
 	fn func(tx db.Tx, granted G) (T, error),

@@ -73,14 +73,13 @@ func (s *Service) RotateServiceAccountKey(ctx context.Context, m Meta, projectID
 
 // DeleteServiceAccount removes a service account. Removing it twice is NotFound, like any absent resource.
 func (s *Service) DeleteServiceAccount(ctx context.Context, m Meta, projectID, id string) error {
-	_, err := run(ctx, s, accountToChange(m, projectID, id), func(tx db.Tx, sa iam.ServiceAccount) (struct{}, error) {
+	return do(ctx, s, accountToChange(m, projectID, id), func(tx db.Tx, sa iam.ServiceAccount) error {
 		after, err := iam.DeleteServiceAccount(ctx, tx, sa, m.Now)
 		if err != nil {
-			return struct{}{}, err
+			return err
 		}
-		return struct{}{}, m.recordServiceAccount(ctx, tx, "iam.service_account.deleted", after, status(sa), nil)
+		return m.recordServiceAccount(ctx, tx, "iam.service_account.deleted", after, status(sa), nil)
 	})
-	return err
 }
 
 func accountToChange(m Meta, projectID, id string) access.Check[iam.ServiceAccount] {

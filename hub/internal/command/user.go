@@ -76,20 +76,17 @@ func (s *Service) PutUserRoles(ctx context.Context, m Meta, userID string, roles
 
 // RemoveOrgUser takes a user out of an org. Removing twice is NotFound.
 func (s *Service) RemoveOrgUser(ctx context.Context, m Meta, orgID, userID string) error {
-	_, err := run(ctx, s, access.User(m.Principal, iam.UserManage, userID), func(tx db.Tx,
-		user iam.User,
-	) (struct{}, error) {
+	return do(ctx, s, access.User(m.Principal, iam.UserManage, userID), func(tx db.Tx, user iam.User) error {
 		if user.OrgID != orgID {
-			return struct{}{}, iam.ErrNotFound()
+			return iam.ErrNotFound()
 		}
 		after, err := iam.RemoveFromOrg(ctx, tx, user, m.Now)
 		if err != nil {
-			return struct{}{}, err
+			return err
 		}
 		after.OrgID = orgID
-		return struct{}{}, m.recordUser(ctx, tx, "iam.user.removed", iam.UserManage, after, userState(user), nil)
+		return m.recordUser(ctx, tx, "iam.user.removed", iam.UserManage, after, userState(user), nil)
 	})
-	return err
 }
 
 func (m Meta) recordUser(ctx context.Context, tx db.Tx, eventType, action string, u iam.User, before,
@@ -170,13 +167,11 @@ const tokenRevokedVersion = 2
 // RevokeUserToken ends one token: of one's own, or of a user of an org that the caller administers. Revoking twice is
 // NotFound.
 func (s *Service) RevokeUserToken(ctx context.Context, m Meta, userID, tokenID string) error {
-	_, err := run(ctx, s, access.UserOrSelf(m.Principal, iam.UserManage, userID), func(tx db.Tx,
-		user iam.User,
-	) (struct{}, error) {
+	return do(ctx, s, access.UserOrSelf(m.Principal, iam.UserManage, userID), func(tx db.Tx, user iam.User) error {
 		if err := iam.RevokeUserToken(ctx, tx, user.ID, tokenID, m.Now); err != nil {
-			return struct{}{}, err
+			return err
 		}
-		return struct{}{}, change.Record(ctx, tx, m.by(), change.Entry{
+		return change.Record(ctx, tx, m.by(), change.Entry{
 			Event:        "iam.user_token.revoked",
 			Action:       iam.UserManage,
 			ResourceType: resourceUserToken,
@@ -186,20 +181,16 @@ func (s *Service) RevokeUserToken(ctx context.Context, m Meta, userID, tokenID s
 			Before:       map[string]any{"user_id": user.ID},
 		})
 	})
-	return err
 }
 
 // RevokeUserTokens ends all tokens of a user. Without a token it does nothing.
 func (s *Service) RevokeUserTokens(ctx context.Context, m Meta, userID string) error {
-	_, err := run(ctx, s, access.UserOrSelf(m.Principal, iam.UserManage, userID), func(tx db.Tx,
-		user iam.User,
-	) (struct{}, error) {
+	return do(ctx, s, access.UserOrSelf(m.Principal, iam.UserManage, userID), func(tx db.Tx, user iam.User) error {
 		user, revoked, err := iam.RevokeUserTokens(ctx, tx, user, m.Now)
 		if err != nil || revoked == 0 {
-			return struct{}{}, err
+			return err
 		}
-		return struct{}{}, m.recordUser(ctx, tx, "iam.user.tokens_revoked", iam.UserManage, user,
+		return m.recordUser(ctx, tx, "iam.user.tokens_revoked", iam.UserManage, user,
 			map[string]any{"tokens": revoked}, nil)
 	})
-	return err
 }

@@ -85,10 +85,9 @@ func unreleased(a ledger.Row, now time.Time) finding.Finding {
 // released when the node has proved that. What it used beyond its hold would be written off. One that is ending already
 // stays as it is.
 func (p Passes) ReleaseUnpaid(ctx context.Context, allocationID, correlationID string, now time.Time) error {
-	_, err := db.RunTx(ctx, p.DB, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, releaseUnpaid(ctx, tx, allocationID, correlationID, now)
+	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
+		return releaseUnpaid(ctx, tx, allocationID, correlationID, now)
 	})
-	return err
 }
 
 func releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID string, now time.Time) error {

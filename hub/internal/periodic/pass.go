@@ -148,17 +148,17 @@ func isTemporary(ctx context.Context, err error) bool {
 
 // batch processes rows in one transaction.
 func (p pass[T]) batch(ctx context.Context, rows []T) error {
-	_, err := db.RunTx(ctx, p.DB, func(tx db.Tx) (struct{}, error) {
+	err := db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
 		for _, r := range rows {
 			wasAside, err := p.process(ctx, tx, r)
 			if err == nil && wasAside {
 				err = change.ResolveFinding(ctx, tx, p.finding(r))
 			}
 			if err != nil {
-				return struct{}{}, err
+				return err
 			}
 		}
-		return struct{}{}, nil
+		return nil
 	})
 	for _, r := range rows {
 		if err == nil && p.committed != nil {

@@ -54,21 +54,15 @@ func (p Passes) empty(ctx context.Context, s ledger.Slot) error {
 		return true, ledger.EmptySlot(ctx, tx, s)
 	})
 	switch {
+	case db.IsLockTimeout(err):
+		p.Log.InfoContext(ctx, "raw usage is not emptied while a backup reads it")
+		return nil
 	case err != nil:
-		return p.unlessBusy(ctx, err)
+		return err
 	case !emptied:
 		return errors.New("the archive lacks segments of a slot of usage: it is packed again by the next pass")
 	}
 	p.Log.InfoContext(ctx, "a slot of raw usage was archived and emptied",
 		slog.Int64("slot", s.No), slog.Time("from", s.From), slog.Time("to", s.To))
-	return nil
-}
-
-// unlessBusy leaves for the next pass what a backup reads.
-func (p Passes) unlessBusy(ctx context.Context, err error) error {
-	if !db.IsLockTimeout(err) {
-		return err
-	}
-	p.Log.InfoContext(ctx, "raw usage is not emptied while a backup reads it")
 	return nil
 }
