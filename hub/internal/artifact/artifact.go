@@ -24,7 +24,7 @@ const (
 	IntentLifetime = time.Hour
 )
 
-// KindOCI is the one kind of artifact that is served so far.
+// KindOCI is the only kind of artifact.
 const KindOCI = "oci"
 
 // Status of an artifact.
@@ -54,7 +54,7 @@ const (
 	TrustRevoked TrustState = "revoked"
 )
 
-// Intent lets one project push to one repository for a while.
+// Intent lets one project push to one repository until it expires.
 type Intent struct {
 	ID, OrgID, ProjectID string
 	AppSlug, AppVersion  string
@@ -72,7 +72,7 @@ type Evidence struct {
 	Kind string `json:"kind"`
 	// KeyID is the publisher's.
 	KeyID string `json:"key_id"`
-	// Digest is that of the evidence itself: of the signed payload.
+	// Digest is of the signed payload.
 	Digest     string    `json:"digest,omitempty"`
 	VerifiedAt time.Time `json:"verified_at"`
 }
@@ -101,7 +101,7 @@ type Artifact struct {
 	UpdatedAt       time.Time
 }
 
-// Repository is where an app's artifact lies; orgSlug is empty for apps of the platform.
+// Repository names the repository of an app's artifact; orgSlug is empty for apps of the platform.
 func Repository(orgSlug, appSlug, artifactName string) string {
 	if orgSlug == "" {
 		return "apps/" + appSlug + "/" + artifactName
@@ -109,8 +109,8 @@ func Repository(orgSlug, appSlug, artifactName string) string {
 	return "org/" + orgSlug + "/" + appSlug + "/" + artifactName
 }
 
-// OrgSlugOf returns the org to which a repository belongs; empty for one of the platform. ok is false for a name that
-// no artifact can have.
+// OrgSlugOf returns the org that owns a repository; empty for the platform. ok is false for a name that no artifact can
+// have.
 func OrgSlugOf(repository string) (orgSlug string, ok bool) {
 	steps := strings.Split(repository, "/")
 	switch {
@@ -122,12 +122,12 @@ func OrgSlugOf(repository string) (orgSlug string, ok bool) {
 	return "", false
 }
 
-// tagOf makes a version a tag: a plus sign may stand in the one and not in the other.
+// tagOf returns the tag of a version; a tag cannot contain the plus sign of a version.
 func tagOf(version, channel string) string {
 	return strings.ReplaceAll(version, "+", "_") + "-" + channel
 }
 
-// NewIntent makes an intent without keeping it.
+// NewIntent returns an intent without storing it.
 func NewIntent(i Intent, now time.Time) Intent {
 	i.Tag = tagOf(i.AppVersion, i.Channel)
 	i.CreatedAt, i.ExpiresAt = now, now.Add(IntentLifetime)
@@ -163,13 +163,13 @@ func CheckIntentOpen(ctx context.Context, tx db.Tx, id string, now time.Time) er
 	return err
 }
 
-// SignerKey is a publisher who may sign for the repository in question.
+// SignerKey is the key of a publisher who may sign for the repository.
 type SignerKey struct {
 	KeyID string
 	Key   ed25519.PublicKey
 }
 
-// Judge decides what an image's signatures are worth. Keys that the trust bundle has revoked are not among signers.
+// Judge derives an image's trust state from its signatures. signers must not contain revoked keys.
 func Judge(img Image, repository, digest string, signers []SignerKey, now time.Time) (TrustState, []Evidence) {
 	if len(img.Signatures) == 0 {
 		return Unverified, []Evidence{}
@@ -192,9 +192,8 @@ func Judge(img Image, repository, digest string, signers []SignerKey, now time.T
 	return Verified, evidence
 }
 
-// Register keeps a digest with what was found out about it. Registering the same digest for the same version again
-// takes the new findings, so that a signature which was pushed late counts; it never makes a revoked one good, nor a
-// verified one unverified.
+// Register stores an artifact. Registering the same digest for the same version again updates its trust state, so that
+// a signature that was pushed late counts; a revoked artifact stays revoked, a verified one verified.
 func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before *Artifact, after Artifact, err error) {
 	old, found, err := selectOne(ctx, tx, a.Repository, a.Digest, a.AppVersion)
 	if err != nil {
@@ -216,7 +215,7 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 			WithField("/digest", "was revoked").Permanent()
 	}
 	if old.TrustState == Verified && a.TrustState != Verified {
-		// The tag with the signatures can be pushed to by every project of the org; what was verified before stays so.
+		// Every project of the org may overwrite the tag with the signatures; that must not undo a verification.
 		a.TrustState, a.Evidence = old.TrustState, old.Evidence
 	}
 	a.ID, a.CreatedAt, a.CreatedBy, a.Status, a.ResourceVersion = old.ID, old.CreatedAt, old.CreatedBy, old.Status,
@@ -224,11 +223,11 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 	return &old, a, updateArtifact(ctx, tx, a)
 }
 
-// Promotion is one artifact that became active.
+// Promotion is an artifact that Activate changed.
 type Promotion struct{ Before, After Artifact }
 
-// Activate makes the artifacts behind image references (repository@digest) active for a version, or says which of them
-// are not verified. It returns those that changed.
+// Activate makes the artifacts of image references (repository@digest) active for a version, and returns those that
+// changed. Its fault names each reference that is not verified.
 func Activate(ctx context.Context, tx db.Tx, appVersion string, refs []string, now time.Time) ([]Promotion, error) {
 	refused := fault.New(fault.Conflict, CodeNotVerified,
 		"The version names images that are not registered and verified; push, sign and register them first.", nil).Permanent()
@@ -287,8 +286,13 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Artifact, error) {
 		ORDER BY id LIMIT $4`, f.ProjectID, f.AppSlug, db.OrNull(f.After), f.Limit)
 }
 
-// OfVersion returns every artifact of a version, whichever project registered it.
-func OfVersion(ctx context.Context, tx db.Tx, appSlug, appVersion string) ([]Artifact, error) {
-	return db.Select(ctx, tx, scanArtifact, `SELECT `+artifactColumns+
-		` FROM artifacts WHERE app_slug = $1 AND app_version = $2 ORDER BY id`, appSlug, appVersion)
+// OfVersions returns the artifacts of an app's versions, by version, of whichever project.
+func OfVersions(ctx context.Context, tx db.Tx, appSlug string, appVersions []string) (map[string][]Artifact, error) {
+	list, err := db.Select(ctx, tx, scanArtifact, `SELECT `+artifactColumns+
+		` FROM artifacts WHERE app_slug = $1 AND app_version = ANY($2) ORDER BY id`, appSlug, appVersions)
+	out := map[string][]Artifact{}
+	for _, a := range list {
+		out[a.AppVersion] = append(out[a.AppVersion], a)
+	}
+	return out, err
 }

@@ -63,10 +63,8 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	if err != nil {
 		return placement{}, err
 	}
-	for _, s := range p.services {
-		if err := artifact.CheckRunnable(ctx, tx, w.Version.Version, s.GetImage()); err != nil {
-			return placement{}, err
-		}
+	if err := artifact.CheckRunnable(ctx, tx, w.Version.Version, p.services); err != nil {
+		return placement{}, err
 	}
 	return p, nil
 }

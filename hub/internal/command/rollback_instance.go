@@ -48,10 +48,8 @@ func (s *Service) checkRestartable(ctx context.Context, tx db.Tx, m Meta, i inst
 		if err != nil {
 			return nil, err
 		}
-		for _, service := range services {
-			if err := artifact.CheckRunnable(ctx, tx, version, service.GetImage()); err != nil {
-				return nil, err
-			}
+		if err := artifact.CheckRunnable(ctx, tx, version, services); err != nil {
+			return nil, err
 		}
 	}
 	return delegation, nil

@@ -105,10 +105,8 @@ func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance,
 		if err != nil {
 			return nil, err
 		}
-		for _, s := range services {
-			if err := artifact.CheckRunnable(ctx, tx, next.Version.Version, s.GetImage()); err != nil {
-				return nil, err
-			}
+		if err := artifact.CheckRunnable(ctx, tx, next.Version.Version, services); err != nil {
+			return nil, err
 		}
 		out[member.ID] = services
 	}

@@ -55,24 +55,32 @@ func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug, after 
 		if err != nil {
 			return nil, err
 		}
-		out := make([]AppVersion, len(versions))
-		for i, v := range versions {
-			if out[i], err = withArtifacts(ctx, tx, v); err != nil {
-				return nil, err
-			}
-		}
-		return out, nil
+		return withArtifacts(ctx, tx, app.Slug, versions)
 	})
 }
 
 // WithArtifacts adds the artifacts to a version that the caller of a command was given.
 func (s *Service) WithArtifacts(ctx context.Context, v catalog.Version) (AppVersion, error) {
-	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (AppVersion, error) { return withArtifacts(ctx, tx, v) })
+	return db.ReadTx(ctx, s.DB, func(tx db.Tx) (AppVersion, error) {
+		full, err := withArtifacts(ctx, tx, v.AppSlug, []catalog.Version{v})
+		if err != nil {
+			return AppVersion{}, err
+		}
+		return full[0], nil
+	})
 }
 
-func withArtifacts(ctx context.Context, tx db.Tx, v catalog.Version) (AppVersion, error) {
-	artifacts, err := artifact.OfVersion(ctx, tx, v.AppSlug, v.Version)
-	return AppVersion{v, artifacts}, err
+func withArtifacts(ctx context.Context, tx db.Tx, slug string, versions []catalog.Version) ([]AppVersion, error) {
+	names := make([]string, len(versions))
+	for i, v := range versions {
+		names[i] = v.Version
+	}
+	artifacts, err := artifact.OfVersions(ctx, tx, slug, names)
+	out := make([]AppVersion, len(versions))
+	for i, v := range versions {
+		out[i] = AppVersion{v, artifacts[v.Version]}
+	}
+	return out, err
 }
 
 // seesDrafts reports whether a caller may know of an app's unpublished versions: its owner and platform admins may.
