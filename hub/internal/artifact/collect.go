@@ -24,7 +24,7 @@ import (
 // its last token, so that a push finds at its end what it found at its beginning.
 const CollectGrace = 2 * IntentLifetime
 
-// Ref names an image in a repository.
+// Ref is the digest of an image in a repository.
 type Ref struct{ Repository, Digest string }
 
 // Roots are what Collect keeps.
@@ -57,10 +57,10 @@ func RefsIn(text []byte) []Ref {
 	return out
 }
 
-// Collected says what a collection removed.
+// Collected is what Collect removed.
 type Collected struct {
 	Manifests, Layers, Blobs int
-	// Bytes is what the removed blobs took.
+	// Bytes is the size of the removed blobs.
 	Bytes int64
 }
 

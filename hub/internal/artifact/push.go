@@ -23,13 +23,13 @@ const MaxIntentBytes = 256 << 30
 // errIntentFull refuses what exceeds MaxIntentBytes.
 var errIntentFull = errors.New("more than 256 GiB were pushed with this publish intent")
 
-// refusal is why a push is not stored. It travels with the request, because the library would answer 500 without a
-// reason.
+// refusal is why a push is not stored. The request's context carries it to the response, because the library would
+// answer 500 without a reason.
 type refusal struct{ err atomic.Pointer[error] }
 
 type refusalKey struct{}
 
-// refuse notes the reason beside the request and returns it.
+// refuse records the reason in the request's context and returns it.
 func refuse(ctx context.Context, err error) error {
 	if r, ok := ctx.Value(refusalKey{}).(*refusal); ok {
 		r.set(err)
@@ -74,7 +74,7 @@ func (w *pushWriter) Write(p []byte) (int, error) {
 // Unwrap lets http.ResponseController reach the connection.
 func (w *pushWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-// answerRefused answers with a status that clients do not try again: they repeat a push after 429.
+// answerRefused answers with a status after which clients do not repeat the push, as they would after 429.
 func answerRefused(w http.ResponseWriter, err error) {
 	space, ok := errors.AsType[*spaceError](err)
 	switch {
@@ -97,8 +97,7 @@ func refuseUnread(w http.ResponseWriter, req *http.Request, err error) {
 	answerRefused(w, err)
 }
 
-// push serves a request that may store something. What its length says exceeds a limit is refused before the body is
-// read.
+// push serves a request that may store something. A declared length above a limit is refused before the body is read.
 func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repository string) {
 	owner, _ := OrgSlugOf(repository)
 	ctx := req.Context()
@@ -136,8 +135,8 @@ func (r *Registry) push(w http.ResponseWriter, req *http.Request, c claims, repo
 	}
 }
 
-// intentOpen reports as a fault that the publish intent of a token has ended, where the request begins an upload or
-// stores a manifest. A token outlives its intent by minutes; an upload that began before the end goes on.
+// intentOpen refuses a request that begins an upload or stores a manifest after the token's publish intent has ended: a
+// token outlives its intent by minutes. An upload that began before continues.
 func (r *Registry) intentOpen(req *http.Request, c claims) error {
 	intentID, isIntent := strings.CutPrefix(c.Subject, subjectIntent)
 	if !isIntent || (req.Method != http.MethodPost && !strings.Contains(req.URL.Path, "/manifests/")) {
@@ -150,7 +149,7 @@ func (r *Registry) intentOpen(req *http.Request, c claims) error {
 	return err
 }
 
-// dropUpload removes what of a refused upload was stored.
+// dropUpload removes the stored part of a refused upload.
 func (r *Registry) dropUpload(ctx context.Context, urlPath, repository string) {
 	id, ok := strings.CutPrefix(urlPath, "/v2/"+repository+"/blobs/uploads/")
 	if !ok || uuid.Validate(id) != nil {
@@ -162,7 +161,7 @@ func (r *Registry) dropUpload(ctx context.Context, urlPath, repository string) {
 	}
 }
 
-// pushTo names the repository that the request may store something in; empty where it stores nothing, or may not.
+// pushTo returns the repository that the request stores something in; empty where it stores nothing, or may not.
 func pushTo(req *http.Request, c claims) string {
 	if req.Method != http.MethodPost && req.Method != http.MethodPut && req.Method != http.MethodPatch {
 		return ""
@@ -178,7 +177,7 @@ func pushTo(req *http.Request, c claims) string {
 	return ""
 }
 
-// countedBody counts what is read of a body.
+// countedBody counts the bytes that are read of a body.
 type countedBody struct {
 	io.ReadCloser
 	refused *refusal
@@ -195,7 +194,7 @@ func (b *countedBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// intentBytes counts what was pushed with each intent, in memory: an intent lives for an hour.
+// intentBytes counts the bytes pushed with each intent, in memory only: an intent lives for an hour.
 type intentBytes struct {
 	mu sync.Mutex
 	of map[string]pushed
@@ -229,7 +228,7 @@ func (i *intentBytes) add(subject string, n int64, now time.Time) error {
 	return nil
 }
 
-// forget drops intents that nothing was pushed with since the cutoff.
+// forget drops the intents without a push since the cutoff.
 func (i *intentBytes) forget(cutoff time.Time) {
 	i.mu.Lock()
 	defer i.mu.Unlock()

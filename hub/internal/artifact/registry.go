@@ -34,14 +34,13 @@ import (
 )
 
 const (
-	// MaxUploadBytes bounds the body of one request to the registry; a longer one breaks off. Clients upload a layer in
-	// one.
+	// MaxUploadBytes bounds the body of one request to the registry, and so a layer; a longer one is aborted.
 	MaxUploadBytes = 64 << 30
 	// maxTokenBytes bounds a registry token; a longer one is not read.
 	maxTokenBytes = 16 << 10
 	// maxStorageThreads bounds concurrent file operations; more wait.
 	maxStorageThreads = 64
-	// accessName is under which the access control is known to the distribution library.
+	// accessName is the name of the access control in the distribution library.
 	accessName = "gpuaas"
 )
 
@@ -58,16 +57,16 @@ type RegistryConfig struct {
 	TrustDomain string
 	// IntentOpen reports as a fault that a publish intent has ended (CheckIntentOpen in a read transaction).
 	IntentOpen func(ctx context.Context, intentID string) error
-	// ShutOut reports whether a node is banned or removed: its credentials and tokens are refused. It is asked for each
-	// request that shows one. It may be nil.
+	// ShutOut reports whether a node is banned or removed, at each request with a node's credential or token, which is
+	// then refused. It may be nil.
 	ShutOut func(nodeID string) bool
-	// Authenticate finds out who a person's or service account's access token belongs to; the subject is for the log.
+	// Authenticate returns the owner of a person's or service account's access token; the subject is for the log.
 	Authenticate func(ctx context.Context, accessToken string) (subject string, err error)
 	// MayPull reports as a fault that the token's owner may not read the repository.
 	MayPull func(ctx context.Context, accessToken, repository string) error
 	// Quota is how many bytes the org may store; nil means no limit.
 	Quota func(ctx context.Context, orgSlug string) (int64, error)
-	// MinFreeBytes stays free on the file system of Dir: no push is stored beyond it.
+	// MinFreeBytes stays free on the file system of Dir: a push that needs it is refused.
 	MinFreeBytes int64
 	// Roots are what Collect keeps.
 	Roots func(ctx context.Context) (Roots, error)
@@ -81,14 +80,14 @@ var (
 )
 
 // Registry is the OCI registry at /v2/: push with the credentials of a publish intent, pull with a node's credential or
-// with the permission to read artifacts. It stores; whether an image is trusted is decided when it is registered.
+// with the permission to read artifacts. It does not decide whether an image is trusted; Register does.
 type Registry struct {
 	conf    RegistryConfig
 	log     *slog.Logger
 	tokens  issuerOfTokens
 	intents intentBytes
 	app     *handlers.App
-	// store is what requests and content see; driver and raw see the same without counting or noting uses.
+	// Requests and content access the files through store; driver and raw access them without counting or recording uses.
 	store   *store
 	content distribution.Namespace
 	driver  driver.StorageDriver
@@ -106,7 +105,7 @@ var registerAccess = sync.OnceValue(func() error {
 	}))
 })
 
-// OpenRegistry opens the blobs below the directory. Close the context to end it.
+// OpenRegistry opens the registry of a directory. It ends with ctx.
 func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err error) {
 	if conf.Log == nil {
 		conf.Log = slog.New(slog.DiscardHandler)
@@ -151,7 +150,7 @@ func OpenRegistry(ctx context.Context, conf RegistryConfig) (r *Registry, err er
 		Storage: configuration.Storage{
 			"filesystem": configuration.Parameters{"rootdirectory": dir, "maxthreads": maxStorageThreads},
 			"redirect":   configuration.Parameters{"disable": true},
-			// PurgeUploads does it, where a caller can end it.
+			// PurgeUploads does it, with a context.
 			"maintenance": configuration.Parameters{"uploadpurging": map[any]any{"enabled": false}},
 		},
 		Auth: configuration.Auth{accessName: configuration.Parameters{"registry": r}},
@@ -173,13 +172,14 @@ func quiet(log *slog.Logger) {
 	logrus.StandardLogger().ReplaceHooks(logrus.LevelHooks{logrus.ErrorLevel: []logrus.Hook{logHook{log}}})
 }
 
-// logHook passes on what went wrong on this side, such as a full disk. Fields that quote the request stay out.
+// logHook logs the library's errors that the request did not cause, such as a full disk, without fields that quote the
+// request.
 type logHook struct{ log *slog.Logger }
 
 // Levels is part of logrus.Hook.
 func (logHook) Levels() []logrus.Level { return []logrus.Level{logrus.ErrorLevel} }
 
-// Fire is part of logrus.Hook. Every 401 and 404 is an error to the library; here they are an ordinary day.
+// Fire is part of logrus.Hook. The library logs every 401 and 404 as an error; here they are debug messages.
 func (h logHook) Fire(e *logrus.Entry) error {
 	if code, failed := e.Data["err.code"]; failed && fmt.Sprint(code) == "unknown" {
 		h.log.Error("registry failed", "detail", fmt.Sprint(e.Data["err.detail"]))
@@ -240,8 +240,8 @@ func isForm(contentType string) bool {
 	return strings.Contains(kind, "application/x-www-form-urlencoded") || strings.Contains(kind, "multipart/")
 }
 
-// Caller names the owner of the request's registry token, and the org whose repositories it is for, by the token's
-// signature alone. Both are empty for anybody else; the org is for the platform's repositories.
+// Caller returns the owner of the request's registry token and the org whose repositories it is for, by the token's
+// signature alone. Both are empty without a token; the org is empty for the platform's repositories.
 func (r *Registry) Caller(req *http.Request) (subject, orgSlug string) {
 	c, err := r.accessToken(req)
 	if err != nil {
@@ -271,7 +271,7 @@ func (r *Registry) accessToken(req *http.Request) (claims, error) {
 	return c, nil
 }
 
-// Authorized is how the distribution library asks whether a request may do what it wants to.
+// Authorized is part of auth.AccessController: it decides whether a request may access repositories.
 func (r *Registry) Authorized(req *http.Request, access ...auth.Access) (*auth.Grant, error) {
 	challenge := challenge{realm: realmOf(req), access: access}
 	c, err := r.accessToken(req)
@@ -295,7 +295,7 @@ func (r *Registry) Authorized(req *http.Request, access ...auth.Access) (*auth.G
 	return g, nil
 }
 
-// realmOf names the token endpoint by the host that the client itself called.
+// realmOf is the URL of the token endpoint on the host that the client called.
 func realmOf(req *http.Request) string {
 	scheme := "https"
 	if req.TLS == nil {
@@ -304,7 +304,7 @@ func realmOf(req *http.Request) string {
 	return scheme + "://" + req.Host + TokenPath
 }
 
-// challenge is a 401 that tells the client where to get which token.
+// challenge is a 401 that names the token endpoint and the scope.
 type challenge struct {
 	realm  string
 	access []auth.Access
@@ -341,7 +341,7 @@ func (c challenge) SetHeaders(_ *http.Request, w http.ResponseWriter) {
 	w.Header().Set("WWW-Authenticate", header)
 }
 
-// PurgeUploads removes uploads that were begun before olderThan and never finished. It says how many files went.
+// PurgeUploads removes unfinished uploads that began before olderThan, and returns how many files it removed.
 func (r *Registry) PurgeUploads(ctx context.Context, olderThan time.Time) (int, error) {
 	if _, err := r.driver.Stat(ctx, repositoriesRoot); isAbsent(err) {
 		return 0, nil // nothing was pushed yet

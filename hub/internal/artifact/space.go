@@ -9,18 +9,18 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// space counts what each owner of repositories stores: blobs that its repositories link to, each once, and unfinished
-// uploads. It is kept in memory; what is on the disk is read at the start and after each collection.
+// space counts the bytes of each owner of repositories: blobs that its repositories link to, each once, and unfinished
+// uploads. It is in memory only; measure reads it from the disk at the start and after each collection.
 type space struct {
 	dir string
-	// minFree is what must stay free on the file system, for what else lies there.
+	// minFree is how many bytes stay free on the file system, for its other users.
 	minFree int64
 
 	mu     sync.Mutex
 	owners map[string]*ownerSpace
 	// uploads holds the unfinished ones by their directory.
 	uploads map[string]*upload
-	// since holds what was linked while the disk is being read; nil otherwise.
+	// since holds what was linked since begin, while measure reads the disk; nil otherwise.
 	since map[string]map[digest.Digest]int64
 }
 
@@ -37,9 +37,9 @@ type upload struct {
 	bytes int64
 }
 
-// spaceError says why nothing more is stored.
+// spaceError refuses to store more.
 type spaceError struct {
-	// full means the file system, otherwise the owner's quota.
+	// full is true for the file system, false for the owner's quota.
 	full        bool
 	used, limit int64
 }
@@ -52,7 +52,7 @@ func (e *spaceError) Error() string {
 	return fmt.Sprintf("the org's quota registry_bytes is %d, %d are in use", e.limit, e.used)
 }
 
-// owner is called with mu held.
+// owner returns the owner of a repository; the caller holds mu.
 func (s *space) owner(repository string) (string, *ownerSpace) {
 	name, _ := OrgSlugOf(repository)
 	o := s.owners[name]
@@ -63,7 +63,7 @@ func (s *space) owner(repository string) (string, *ownerSpace) {
 	return name, o
 }
 
-// setLimit takes the owner's quota as it is now.
+// setLimit sets the owner's quota.
 func (s *space) setLimit(repository string, limit int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -71,7 +71,7 @@ func (s *space) setLimit(repository string, limit int64) {
 	o.limit = limit
 }
 
-// used is what the owner stores.
+// used returns the bytes of the owner.
 func (s *space) used(ownerSlug string) int64 {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -81,7 +81,7 @@ func (s *space) used(ownerSlug string) int64 {
 	return 0
 }
 
-// fits reports as an error that n more bytes exceed the owner's quota or the reserve.
+// fits returns an error where n more bytes exceed the owner's quota or the free space.
 func (s *space) fits(repository string, n int64) error {
 	s.mu.Lock()
 	_, o := s.owner(repository)
@@ -93,7 +93,7 @@ func (s *space) fits(repository string, n int64) error {
 	return s.reserve(n)
 }
 
-// reserve reports as an error that n more bytes leave too little on the file system.
+// reserve returns an error where n more bytes leave less than minFree on the file system.
 func (s *space) reserve(n int64) error {
 	var fs unix.Statfs_t
 	if err := unix.Statfs(s.dir, &fs); err != nil {
@@ -105,7 +105,7 @@ func (s *space) reserve(n int64) error {
 	return nil
 }
 
-// resume begins or goes on with an upload of which size bytes are stored.
+// resume counts an upload that has stored size bytes so far.
 func (s *space) resume(repository, dir string, size int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -147,7 +147,7 @@ func (s *space) grow(repository, dir string, n int64) error {
 	return nil
 }
 
-// drop ends an upload, because it was stored as a blob or given up.
+// drop ends an upload that was stored as a blob or abandoned.
 func (s *space) drop(dir string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -157,8 +157,8 @@ func (s *space) drop(dir string) {
 	}
 }
 
-// link adds a blob to what the repository's owner stores. Unfinished uploads do not count against it: one of them may
-// be this very blob, and each is linked in its turn.
+// link adds a blob to the repository's owner. Unfinished uploads do not count against the quota here: one of them may
+// be this blob, and each is linked later.
 func (s *space) link(repository string, d digest.Digest, size int64) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -180,14 +180,14 @@ func (s *space) link(repository string, d digest.Digest, size int64) error {
 	return nil
 }
 
-// begin notes what is linked from now on, until replace.
+// begin records what is linked until replace.
 func (s *space) begin() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.since = map[string]map[digest.Digest]int64{}
 }
 
-// replace takes what was found on the disk, and what was linked since begin, for what each owner stores.
+// replace sets the blobs of each owner to those found on the disk and those linked since begin.
 func (s *space) replace(found map[string]map[digest.Digest]int64) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -13,7 +13,7 @@ import (
 )
 
 const (
-	// storeName is under which the store is known to the distribution library.
+	// storeName is the name of the store in the distribution library.
 	storeName = "gpuaas"
 	// storeRoot is the root of the layout that the distribution library documents in registry/storage/paths.go.
 	storeRoot        = "/docker/registry/v2"
@@ -21,15 +21,15 @@ const (
 	blobsRoot        = storeRoot + "/blobs"
 )
 
-// store is the storage of the registry as pushes and pulls see it: it counts what each owner stores, refuses what
-// exceeds a limit, and notes which digests are in use, so that collecting garbage spares them.
+// store is the storage driver for pushes and pulls: it counts the bytes of each owner, refuses those above a limit, and
+// records which digests are in use, so that Collect keeps them.
 type store struct {
 	driver.StorageDriver
 	space *space
 	uses  *uses
 	// digestIn finds the digest in a path.
 	digestIn *regexp.Regexp
-	// tags is held for writing where a tag is checked and removed, for reading where one is set.
+	// tags is locked for writing while a tag is checked and removed, for reading while one is set.
 	tags sync.RWMutex
 }
 
@@ -45,12 +45,12 @@ type place struct {
 	repository string
 	// upload is the directory of an unfinished upload.
 	upload string
-	// data tells an upload's content from what is kept beside it.
+	// data is true for the content of an upload, false for the files beside it.
 	data   bool
 	digest digest.Digest
-	// link tells the link of a repository to a blob: as a layer, configuration or manifest.
+	// link is true for the link of a repository to a blob: a layer, configuration or manifest.
 	link bool
-	// tag tells that it sets a tag.
+	// tag is true where writing the path sets a tag.
 	tag bool
 }
 
@@ -90,7 +90,7 @@ func blobPath(d digest.Digest) string {
 	return path.Join(blobsRoot, d.Algorithm().String(), d.Encoded()[:2], d.Encoded(), "data")
 }
 
-// use runs one operation on a path whose digest counts as used from before it begins; what does not exist is not used.
+// use runs one operation on a path and records the use of its digest before; an absent digest is not used.
 func (s *store) use(p string, operation func(at place) error) error {
 	at := s.placeOf(p)
 	if at.digest == "" {
@@ -122,7 +122,7 @@ func (s *store) Stat(ctx context.Context, p string) (info driver.FileInfo, err e
 	return info, err
 }
 
-// PutContent is part of driver.StorageDriver. A link adds its blob to what the repository's owner stores.
+// PutContent is part of driver.StorageDriver. A link adds its blob to the repository's owner.
 func (s *store) PutContent(ctx context.Context, p string, content []byte) error {
 	return s.use(p, func(at place) error {
 		if at.tag {

@@ -20,10 +20,10 @@ import (
 )
 
 const (
-	// TokenPath is where clients change a credential into a token (the realm of the challenge).
+	// TokenPath is where clients exchange a credential for a token (the realm of the challenge).
 	TokenPath = "/v2/token"
-	// tokenLifetime bounds one token; clients fetch the next one by themselves. A blob upload that lasts longer goes on,
-	// because the token is checked when a request starts; none starts after the end of its publish intent.
+	// tokenLifetime bounds one token; clients fetch the next one by themselves. An upload that lasts longer continues,
+	// because the token is checked when a request starts.
 	tokenLifetime = 5 * time.Minute
 	// nodeCredentialLifetime bounds how long a node may pull with one credential.
 	nodeCredentialLifetime = 15 * time.Minute
@@ -34,7 +34,7 @@ const (
 	maxTokenFormBytes = 16 << 10
 
 	issuer = "gpuaas-hub"
-	// Audiences keep a credential from being used as a token, and either as anything else signed with the same key.
+	// The audiences differ, so that a credential is not accepted as a token, nor either elsewhere under the same key.
 	audienceCredential = "gpuaas-registry-credential" //nolint:gosec // an audience, not a credential
 	audienceAccess     = "gpuaas-registry"
 
@@ -59,7 +59,7 @@ type claims struct {
 	NodeID string `json:"node_id,omitempty"`
 }
 
-// issuerOfTokens signs and reads them.
+// issuerOfTokens signs and verifies credentials and tokens.
 type issuerOfTokens struct {
 	key ed25519.PrivateKey
 	now func() time.Time
@@ -84,8 +84,8 @@ func (i issuerOfTokens) read(audience, token string) (claims, error) {
 	return c, err
 }
 
-// IntentCredential returns user name and password with which the intent's repository, and no other, can be pushed to
-// until the intent ends. The password is a secret: show it once.
+// IntentCredential returns the user name and password that may push to the intent's repository, and no other, until the
+// intent ends. The password is a secret: show it once.
 func (r *Registry) IntentCredential(i Intent) (username, password string, err error) {
 	username = subjectIntent + i.ID
 	password, err = r.tokens.sign(audienceCredential, username, "",
@@ -179,8 +179,8 @@ func (r *Registry) serveToken(w http.ResponseWriter, req *http.Request) {
 
 var errCredential = errors.New("the credential was not issued by this registry, or has expired")
 
-// allowed cuts what was asked for down to what the credential gives; asking for too much is no error (distribution
-// token specification), it only yields less.
+// allowed returns the wanted grants that the credential has. Wanting more is no error (distribution token
+// specification).
 func (r *Registry) allowed(ctx context.Context, conn *tls.ConnectionState,
 	t tokenRequest,
 ) (subject, nodeID string, grants []grant, err error) {

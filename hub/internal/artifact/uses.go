@@ -7,11 +7,11 @@ import (
 	"github.com/opencontainers/go-digest"
 )
 
-// uses notes when each digest was last read, written or resolved. Collecting garbage spares what is in use, because a
-// client that was told that a blob exists does not push it again.
+// uses records when each digest was last read, written or resolved. Collect keeps what is in use, because a client that
+// was told that a blob exists does not push it again.
 type uses struct {
 	now func() time.Time
-	// since is when noting began: before it everything counts as used.
+	// since is when recording began: before it everything counts as used.
 	since time.Time
 
 	mu   sync.Mutex
@@ -24,8 +24,7 @@ type use struct {
 	turn uint64
 }
 
-// begin notes a use. undo takes it back, where it turns out that there is nothing of this digest; it leaves later uses
-// alone.
+// begin records a use. undo reverts it where the digest turns out to be absent, unless it was used again since.
 func (u *uses) begin(d digest.Digest) (undo func()) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
@@ -46,7 +45,7 @@ func (u *uses) begin(d digest.Digest) (undo func()) {
 	}
 }
 
-// ifUnused runs remove unless the digest was used after the cutoff. A use that begins meanwhile waits for its end.
+// ifUnused runs remove unless the digest was used after the cutoff. A use that begins meanwhile waits for it.
 func (u *uses) ifUnused(d digest.Digest, cutoff time.Time, remove func() error) (removed bool, err error) {
 	u.mu.Lock()
 	defer u.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Adopted is what a member holds, by its signed document.
+// Adopted is what a member uses according to its signed document.
 type Adopted struct {
 	MemberID       string
 	AllocationID   string
@@ -23,9 +23,9 @@ type Adopted struct {
 	AcceleratorIDs []string
 }
 
-// Adopt writes down what a member holds that a restored hub does not know. Where the allocation is unknown, too, it is
-// made, and grows with each of its members: what it was sold as is lost. Accelerators that the rows give to others are
-// taken from them: the node has released them since.
+// Adopt records what a member uses that a restored hub does not know. An unknown allocation is created and grows with
+// each of its members, because its size was lost. Claims of other allocations on the member's accelerators end: the
+// node has released them since the backup.
 func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, at Allocation, err error) {
 	at, err = GetAny(ctx, tx, a.AllocationID)
 	switch {

@@ -13,8 +13,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// Create places an allocation on one of the nodes and claims its accelerators. It is active at once: nothing has to
-// happen on the node before something can be placed in it.
+// Create places an allocation on one of the nodes and claims its accelerators. It is active at once, because the node
+// needs no preparation.
 func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now time.Time) (Allocation, error) {
 	if err := n.readSKU(ctx, tx); err != nil {
 		return Allocation{}, err
@@ -66,7 +66,7 @@ func NodesFor(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, limi
 	return ids, nil
 }
 
-// readSKU completes n by its SKU, where it names one.
+// readSKU checks n against its SKU, where it names one, and copies the SKU's accelerator model.
 func (n *NewAllocation) readSKU(ctx context.Context, tx db.Tx) error {
 	if n.SKU == "" {
 		return nil
@@ -106,7 +106,7 @@ func selectAllocation(ctx context.Context, tx db.Tx, where string, args ...any) 
 	return list[0], nil
 }
 
-// Filter narrows a list; After is the id that the page before ended with.
+// Filter narrows a listing; After is the last id of the page before.
 type Filter struct {
 	ProjectID string
 	Status    Status
@@ -114,7 +114,7 @@ type Filter struct {
 	Limit     int
 }
 
-// List gives a page of a project's allocations, the newest first.
+// List returns a page of a project's allocations, newest first.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Allocation, error) {
 	where, args := `WHERE a.project_id = $1`, []any{f.ProjectID}
 	if f.Status != "" {
@@ -129,9 +129,8 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Allocation, error) {
 	return selectAllocations(ctx, tx, where+fmt.Sprintf(` ORDER BY a.id DESC LIMIT $%d`, len(args)), args...)
 }
 
-// Release gives an allocation back. What still has to be removed from the node keeps it releasing until Free was called
-// for the last of it. live is how many instances in it are not being decommissioned: they are never ended by a side
-// effect.
+// Release releases an allocation. While members still use it, it is releasing; Free of the last one releases it. live
+// is how many of its instances are not being decommissioned; Release refuses where there are any.
 func Release(ctx context.Context, tx db.Tx, a Allocation, live int, now time.Time) (Allocation, error) {
 	switch {
 	case a.Status != Active && a.Status != Pending:
@@ -168,11 +167,11 @@ func release(ctx context.Context, tx db.Tx, a Allocation, now time.Time) (Alloca
 // LostAllocation is an allocation whose node is lost.
 type LostAllocation struct {
 	Before Status
-	// Allocation is as it is now: node_lost, its claims and all that members took of it ended.
+	// Allocation is node_lost; its claims and reservations have ended.
 	Allocation Allocation
 }
 
-// Held is what the allocations of an org hold that are not released.
+// Held sums up the allocations of an org that are not released.
 type Held struct {
 	Allocations, CPUCores, Accelerators int64
 }
@@ -189,7 +188,7 @@ func HeldOn(ctx context.Context, tx db.Tx, nodeID string) (int, error) {
 	return db.Value[int](ctx, tx, `SELECT count(*) FROM allocations WHERE node_id = $1 AND released_at IS NULL`, nodeID)
 }
 
-// MarkLost ends every allocation of a lost node, without proof of what became of the members that ran there.
+// MarkLost ends every allocation of a lost node, without proof that its members ended.
 func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]LostAllocation, error) {
 	held, err := selectAllocations(ctx, tx, `WHERE a.node_id = $1 AND a.released_at IS NULL ORDER BY a.id`, nodeID)
 	if err != nil {
@@ -214,7 +213,7 @@ func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Lo
 	return lost, nil
 }
 
-// Reservation is what one member takes of an allocation.
+// Reservation is the part of an allocation that one member uses.
 type Reservation struct {
 	MemberID     string
 	AllocationID string
@@ -235,8 +234,8 @@ func Reserve(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error 
 	return nil
 }
 
-// Free gives back what a member took, once it is proved gone. It returns the allocation when that was the last thing
-// that kept it from being released, and nil otherwise. Freeing twice changes nothing.
+// Free ends the reservation of a member that is proved gone. It returns the allocation where that releases it, and nil
+// otherwise. Freeing twice changes nothing.
 func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Allocation, error) {
 	allocationID, freed, err := endReservation(ctx, tx, memberID)
 	if err != nil || !freed {
@@ -256,8 +255,8 @@ func Free(ctx context.Context, tx db.Tx, memberID string, now time.Time) (*Alloc
 	return &a, nil
 }
 
-// AllocationCandidates returns the free capacity of a project's allocations: of those named, or of all active ones when
-// none is named. A named one that does not exist, or belongs to another project, is a fault that points at it.
+// AllocationCandidates returns the free capacity of the named allocations of a project, or of all active ones where
+// none is named. A fault points at a named one that is not the project's.
 func AllocationCandidates(ctx context.Context, tx db.Tx, projectID string, ids []string) ([]Candidate, error) {
 	if len(ids) > 1 {
 		return nil, fault.New(fault.Unprocessable, codePlacementUnsupported, "An instance of this version runs in one "+
@@ -309,7 +308,7 @@ type Candidate struct {
 	Allocation Allocation
 }
 
-// Choose picks the allocation for one member: the named one if it fits, otherwise the only one with room.
+// Choose returns the allocation for one member: the named one if it fits, otherwise the only one that fits.
 func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, plan.Choice, error) {
 	var (
 		at    Candidate
@@ -344,7 +343,7 @@ func placementRequired(public string) error {
 		"is needed here")
 }
 
-// SnapshotFor gives what of a node is held, and its accelerators, for the compiler.
+// SnapshotFor returns the allocations of a node that are not released, and the ids of its accelerators.
 func SnapshotFor(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Allocation, []string, error) {
 	held, err := selectAllocations(ctx, tx, `WHERE a.node_id = $1 AND a.released_at IS NULL ORDER BY a.id`, nodeID)
 	if err != nil {

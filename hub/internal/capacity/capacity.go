@@ -32,7 +32,7 @@ const (
 	NodeLost  Status = "node_lost"
 )
 
-// Health of an accelerator that may be given to someone new, and of one that the last report did not name.
+// HealthOK is the health of an accelerator that may be claimed, HealthMissing of one that the last report did not name.
 const (
 	HealthOK      = "ok"
 	HealthMissing = "missing"
@@ -57,7 +57,7 @@ type Allocation struct {
 	AcceleratorIDs []string
 	CPUCores       int64
 	MemoryMiB      int64
-	// FreeCPUMillis and FreeMemoryBytes are what the members in it have left.
+	// FreeCPUMillis and FreeMemoryBytes are not reserved by members.
 	FreeCPUMillis   int64
 	FreeMemoryBytes int64
 	Status          Status
@@ -90,17 +90,17 @@ type NewAllocation struct {
 	CorrelationID    string
 }
 
-// Node is a candidate: its size, and whether it may get anything new.
+// Node is a candidate for an allocation.
 type Node struct {
 	ID          string
 	CPUCores    int64
 	MemoryBytes int64
 	Usable      bool
-	// OneOrg keeps orgs apart that the node itself does not keep apart well enough.
+	// OneOrg is true where the node isolates workloads too weakly to serve two orgs at a time.
 	OneOrg bool
 }
 
-// SKU is what is sold under one name.
+// SKU is a named size of an allocation.
 type SKU struct {
 	Slug             string
 	Shape            Shape
@@ -110,7 +110,7 @@ type SKU struct {
 	MemoryMiB        int64
 }
 
-// asSKU checks that what was asked for piece by piece is what the SKU says: a price belongs to the SKU's shape.
+// asSKU checks that the requested sizes are those of the SKU, for which the price is.
 func (n NewAllocation) asSKU(s SKU) error {
 	f := fault.New(fault.Unprocessable, codeSKUMismatch, "The shape asked for is not the one of the SKU; leave the SKU "+
 		"out or ask for its shape.", nil).Permanent()
@@ -142,7 +142,7 @@ func (n NewAllocation) need() plan.Need {
 	}
 }
 
-// place chooses a node and gives the allocation as it is to be stored.
+// place chooses a node and returns the allocation to store.
 func (n NewAllocation) place(nodes []Node, candidates []plan.Candidate, now time.Time) (Allocation, error) {
 	choices := plan.Fitting(n.need(), candidates)
 	if len(choices) == 0 {

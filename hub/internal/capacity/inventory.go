@@ -13,16 +13,15 @@ import (
 )
 
 const (
-	// maxKnownAccelerators bounds the accelerators of one node that are remembered, with those that are missing. A node
-	// that names ever new ones gets no more.
+	// maxKnownAccelerators bounds the stored accelerators of one node, missing ones included; further ones are ignored.
 	maxKnownAccelerators = 4 * protocol.MaxAccelerators
-	// maxTextBytes bounds each text of an accelerator; a longer one is cut.
+	// maxTextBytes bounds each text of an accelerator; a longer one is truncated.
 	maxTextBytes = 128
-	// maxMemoryBytes bounds what a node may say that an accelerator has.
+	// maxMemoryBytes bounds the memory that a node may report for an accelerator.
 	maxMemoryBytes = 1 << 50
 )
 
-// ApplyInventory takes over which accelerators a node has. One that is not named any more stays, as missing: it may be
+// ApplyInventory stores which accelerators a node reports. One that it no longer reports stays, as missing: it may be
 // claimed, and it may come back.
 func ApplyInventory(ctx context.Context, tx db.Tx, nodeID string, reported []*protocol.Accelerator,
 	now time.Time,
@@ -30,8 +29,7 @@ func ApplyInventory(ctx context.Context, tx db.Tx, nodeID string, reported []*pr
 	return ApplyInventories(ctx, tx, map[string][]*protocol.Accelerator{nodeID: reported}, now)
 }
 
-// ApplyInventories is ApplyInventory for many nodes; those that name what they named before cost a part of one
-// statement.
+// ApplyInventories is ApplyInventory for many nodes; one statement serves those whose report changes nothing.
 func ApplyInventories(ctx context.Context, tx db.Tx, reported map[string][]*protocol.Accelerator, now time.Time) error {
 	nodes := slices.Sorted(maps.Keys(reported))
 	known, err := selectAccelerators(ctx, tx, nodes)
@@ -80,7 +78,7 @@ func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[stri
 	return nil
 }
 
-// reportedAs is what a node says of an accelerator, within its bounds.
+// reportedAs is an accelerator as its node reports it, truncated to the bounds.
 func reportedAs(r *protocol.Accelerator, now time.Time) accelerator {
 	a := accelerator{
 		ID: cut(r.GetId()), Vendor: cut(r.GetVendor()), Model: cut(r.GetModel()),
@@ -93,7 +91,7 @@ func reportedAs(r *protocol.Accelerator, now time.Time) accelerator {
 	return a
 }
 
-// cut bounds a text that a node sent, and drops what the database cannot store as text.
+// cut truncates a text from a node, and drops what the database cannot store as text.
 func cut(s string) string {
 	return strings.ToValidUTF8(strings.ReplaceAll(s[:min(len(s), maxTextBytes)], "\x00", ""), "")
 }
@@ -116,7 +114,7 @@ func (a accelerator) free() plan.Accelerator {
 	return plan.Accelerator{ID: a.ID, Vendor: a.Vendor, Model: a.Model, Healthy: a.Health == HealthOK}
 }
 
-// nodeCandidates gives what nodes have left beside the allocations on them.
+// nodeCandidates returns the capacity of nodes that no allocation holds.
 func nodeCandidates(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]plan.Candidate, error) {
 	ids := make([]string, 0, len(nodes))
 	for _, n := range nodes {

@@ -41,7 +41,7 @@ func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
 		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, db.OrNull(a.ReleasedAt))
 }
 
-// insertClaim relies on the unique index on active claims (law 14): what placement overlooked fails here.
+// insertClaim relies on the unique index on active claims (law 14): a claim that placement overlooked fails here.
 func insertClaim(ctx context.Context, tx db.Tx, a Allocation, acceleratorID string, now time.Time) error {
 	tag, err := tx.Exec(ctx,
 		`INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, $3, $4)
@@ -89,7 +89,7 @@ func endReservation(ctx context.Context, tx db.Tx, memberID string) (allocationI
 	return allocationID, true, err
 }
 
-// endReservations ends all that members took of an allocation.
+// endReservations ends all reservations in an allocation.
 func endReservations(ctx context.Context, tx db.Tx, allocationID string) error {
 	if _, err := tx.Exec(ctx, `DELETE FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`,
 		allocationID); err != nil {
@@ -104,8 +104,7 @@ func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (int, 
 		allocationID)
 }
 
-// selectAllocations reads allocations with the accelerators that they hold; one that is released keeps those that it
-// held last.
+// selectAllocations reads allocations with the accelerators that they claim; a released one shows its last claims.
 func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any) ([]Allocation, error) {
 	return db.Select(ctx, tx, scanAllocation,
 		`SELECT a.id, a.org_id, a.project_id, a.node_id, a.sku, a.capacity_shape, a.accelerator_count, a.accelerator_model,
@@ -133,9 +132,9 @@ func scanAllocation(row pgx.CollectableRow) (Allocation, error) {
 	return a, err
 }
 
-// held is what allocations take of a node.
+// held sums up the allocations on a node.
 type held struct {
-	// foreign are the allocations of other orgs among all.
+	// foreign is how many of the allocations belong to other orgs.
 	allocations, foreign int
 	cores, memoryMiB     int64
 }
@@ -153,7 +152,7 @@ func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (
 		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs, orgID)
 }
 
-// selectAccelerators gives the accelerators of nodes, by node and by their own ids.
+// selectAccelerators returns the accelerators of nodes, by node and id.
 func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]map[string]accelerator, error) {
 	var (
 		node string
@@ -187,7 +186,7 @@ func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map
 		ORDER BY g.node_id, g.id`, nodeIDs)
 }
 
-// freeAccelerators gives the accelerators of allocations that no member has, by allocation.
+// freeAccelerators returns the accelerators of allocations that no member has reserved, by allocation.
 func freeAccelerators(ctx context.Context, tx db.Tx, allocationIDs []string) (map[string][]plan.Accelerator, error) {
 	return collectAccelerators(ctx, tx, `SELECT c.allocation_id, g.id, g.vendor, g.model, g.health
 		FROM claims c JOIN accelerators g ON g.node_id = c.node_id AND g.id = c.accelerator_id
@@ -196,7 +195,7 @@ func freeAccelerators(ctx context.Context, tx db.Tx, allocationIDs []string) (ma
 		ORDER BY g.id`, allocationIDs)
 }
 
-// collectAccelerators reads rows of accelerators, by what their first column names.
+// collectAccelerators reads rows of accelerators, by their first column.
 func collectAccelerators(ctx context.Context, tx db.Tx, sql string,
 	args ...any,
 ) (map[string][]plan.Accelerator, error) {
