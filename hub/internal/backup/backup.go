@@ -1,11 +1,10 @@
-// Package backup owns the file that a hub is restored from: what is in it, how it is sealed, and how it is proved
-// to be whole. It holds one consistent snapshot of the database, the hub's online keys and trust bundles, the
-// key-encryption key and the registry. Root and catalog key are not in it: the hub does not have them. It does not
-// decide what a restored hub may do before its nodes have spoken (recovery), and it runs no database.
+// Package backup writes, checks and restores the backup of a hub: one consistent snapshot of the database, the hub's
+// online keys and trust bundles, the key-encryption key and the registry, but not the root and catalog keys, which the
+// hub does not have. What a restored hub may do before its nodes have uploaded their states is package recovery's.
 //
 // The file is age (age-encryption.org/v1) with a passphrase, over a tar archive: backup.json, the files, the tables in
-// PostgreSQL's COPY text, end.json with the SHA-256 of all contents. Age notices what was altered or cut off; end.json
-// notices an archive that was never finished.
+// PostgreSQL's COPY text, end.json with the SHA-256 of all contents. Age detects altered or missing bytes, end.json an
+// unfinished archive.
 package backup
 
 import (
@@ -33,7 +32,7 @@ import (
 
 const (
 	format = 1
-	// chunkBytes is how much of a table goes into one entry: tar wants to know the size of an entry before its content.
+	// chunkBytes is the size of an entry with a part of a table: tar needs the size before the content.
 	chunkBytes = 4 << 20
 	// maxJSONBytes bounds the two descriptions.
 	maxJSONBytes = 4 << 20
@@ -45,21 +44,21 @@ const (
 	registryDir  = "registry"
 )
 
-// Header says what a backup is of.
+// Header describes a backup.
 type Header struct {
 	Format  int       `json:"format"`
 	ID      string    `json:"id"`
 	TakenAt time.Time `json:"taken_at"`
 	Release string    `json:"release"`
 	HubID   string    `json:"hub_id"`
-	// Migrations are those that the database had.
+	// Migrations are the applied migrations of the database.
 	Migrations []int64    `json:"migrations"`
 	Tables     []db.Table `json:"tables"`
-	// Registry says whether the registry's content is in it.
+	// Registry is true where the backup holds the registry's content.
 	Registry bool `json:"registry"`
 }
 
-// end closes the archive.
+// end is the last entry of the archive.
 type end struct {
 	Entries int              `json:"entries"`
 	Rows    map[string]int64 `json:"rows"`
@@ -99,7 +98,7 @@ type Made struct {
 	SizeBytes int64
 }
 
-// Make writes a backup to a file that must not exist, mode 0600, synced, and reads it back before it gets its name.
+// Make writes a backup to a new file, mode 0600, synced, and reads it back before it gets its name.
 func Make(ctx context.Context, s Source, path string) (Made, error) {
 	if err := trust.CheckPassphrase(s.Passphrase); err != nil {
 		return Made{}, err
@@ -112,7 +111,7 @@ func Make(ctx context.Context, s Source, path string) (Made, error) {
 	if err := s.write(ctx, unfinished); err != nil {
 		return Made{}, errors.Join(writeTrouble(path, err), ignoreAbsent(os.Remove(unfinished)))
 	}
-	// Read back from the disk, as a restore would: only this makes it a backup that usage may be forgotten for.
+	// Nodes may delete usage that is in a backup only once it has been read back as a restore would.
 	header, err := Check(unfinished, s.Passphrase)
 	if err != nil {
 		return Made{}, errors.Join(fault.New(fault.Internal, codeBackupNotVerified, "The backup that was written to "+path+
@@ -150,7 +149,7 @@ func writeTrouble(path string, err error) error {
 }
 
 func (s Source) write(ctx context.Context, path string) (err error) {
-	// What a power cut left of an earlier attempt.
+	// A power cut may have left the file of an earlier attempt.
 	if err := ignoreAbsent(os.Remove(path)); err != nil {
 		return err
 	}
@@ -172,8 +171,8 @@ func (s Source) write(ctx context.Context, path string) (err error) {
 	return f.Sync()
 }
 
-// archive writes everything in the order in which a restore needs it. The database comes before the registry: what a
-// row names was pushed before the row was made, and content is never rewritten.
+// archive writes the entries in the order of a restore. The database comes before the registry: an image is pushed
+// before a row names it, and content is never rewritten.
 func (s Source) archive(ctx context.Context, to io.Writer) error {
 	files, err := hubFiles(s.DataDir)
 	if err != nil {
@@ -220,7 +219,7 @@ func (s Source) archive(ctx context.Context, to io.Writer) error {
 	return a.tar.Close()
 }
 
-// archiver writes entries and sums their names and contents.
+// archiver writes entries and hashes their names and contents.
 type archiver struct {
 	tar     *tar.Writer
 	sum     hash.Hash
@@ -352,9 +351,8 @@ const (
 	readTries       = 8
 )
 
-// hubFiles reads keys, bundles and the other small files. `gpuaas-hub trust revoke` may be at work: it adds a key, then
-// the bundle that names it, then removes the old key. So the names are read before and after, and read again when
-// they differ.
+// hubFiles reads keys, bundles and the other small files. `gpuaas-hub trust revoke` may run meanwhile: it adds a key,
+// then the bundle that names it, then removes the old key. hubFiles starts again where the names differ afterwards.
 func hubFiles(dataDir string) ([]hubFile, error) {
 	for range readTries {
 		before, err := hubFileNames(dataDir)

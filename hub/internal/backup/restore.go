@@ -27,7 +27,7 @@ func damaged(path string, cause error) error {
 		"never finished. Take another copy.", cause).Permanent()
 }
 
-// reader goes through a backup and sums what it sees.
+// reader reads the entries of a backup and hashes their names and contents.
 type reader struct {
 	path    string
 	file    *os.File
@@ -86,7 +86,7 @@ func (r *reader) next() (*tar.Header, error) {
 	return h, nil
 }
 
-// content is the present entry's, summed as it is read.
+// content reads the current entry and hashes it.
 func (r *reader) content() io.Reader { return io.TeeReader(r.tar, r.sum) }
 
 func (r *reader) json(from io.Reader, into any) error {
@@ -100,7 +100,7 @@ func (r *reader) json(from io.Reader, into any) error {
 	return nil
 }
 
-// finish reads the end, checks it, and that nothing follows: age tells only then that the last byte was there.
+// finish checks the end entry, and that nothing follows: only at its end does age detect missing bytes.
 func (r *reader) finish() error {
 	sum := hex.EncodeToString(r.sum.Sum(nil))
 	var e end
@@ -117,7 +117,7 @@ func (r *reader) finish() error {
 	return nil
 }
 
-// Check reads all of a backup and says what it is of. It fails for one that was altered or cut off anywhere.
+// Check reads all of a backup and returns its header. It fails for one that was altered or cut off anywhere.
 func Check(path, passphrase string) (Header, error) {
 	r, err := open(path, passphrase)
 	if err != nil {
@@ -138,21 +138,20 @@ func Check(path, passphrase string) (Header, error) {
 	}
 }
 
-// Target is where a backup goes.
+// Target is where Restore writes a backup.
 type Target struct {
 	// DataDir must not exist, or be empty.
 	DataDir    string
 	Passphrase string
-	// Database opens the empty database that the rows go to; it is called after the whole backup was checked and the data
-	// directory made.
+	// Database opens the empty database for the rows. Restore calls it after it has checked the whole backup and made the
+	// data directory.
 	Database func(ctx context.Context) (*db.DB, error)
-	// Finish is called when everything is there, before the directory becomes a hub's; trustDir is where its keys lie so
-	// far.
+	// Finish is called once all files and rows are restored, before trustDir gets its final name.
 	Finish func(ctx context.Context, d *db.DB, h Header, trustDir string) error
 }
 
-// Restore checks the whole backup first, then fills data directory and database, whose schema is as it was then. The
-// trust directory gets its name last, so that a restore that was cut short leaves no hub that could start.
+// Restore checks the whole backup, then fills the data directory and the database, with the backup's schema. The trust
+// directory gets its name last, so that after an interrupted restore no hub can start.
 func Restore(ctx context.Context, t Target, path string) (Header, error) {
 	if err := emptyDir(t.DataDir); err != nil {
 		return Header{}, err
@@ -191,7 +190,7 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 	return header, durable.SyncDir(t.DataDir)
 }
 
-// emptyDir refuses a directory with anything in it: what is there may be the better hub.
+// emptyDir refuses a directory that is not empty: it may be a hub that is more recent than the backup.
 func emptyDir(dir string) error {
 	entries, err := os.ReadDir(dir)
 	switch {
@@ -217,7 +216,7 @@ func restoreTrouble(dir string, err error) error {
 // unfinishedTrust is the trust directory's name until everything is there.
 const unfinishedTrust = "trust.unfinished"
 
-// extractor is the second pass.
+// extractor writes the entries to the data directory and the database, in the second pass over the backup.
 type extractor struct {
 	*reader
 	dataDir string
@@ -243,7 +242,7 @@ func (e *extractor) run(ctx context.Context, d *db.DB) (err error) {
 	return e.finish()
 }
 
-// files writes entries that are files, up to the first that is none.
+// files writes the file entries up to the first entry of another kind.
 func (e *extractor) files() (err error) {
 	for strings.HasPrefix(e.at.Name, filesPrefix) {
 		if err := e.write(strings.TrimPrefix(e.at.Name, filesPrefix)); err != nil {
@@ -275,7 +274,7 @@ func (e *extractor) write(name string) (err error) {
 	return f.Sync()
 }
 
-// nextTable gives the rows of the next table that has any.
+// nextTable returns the rows of the next table that has rows.
 func (e *extractor) nextTable() (db.Table, io.Reader, bool, error) {
 	rest, is := strings.CutPrefix(e.at.Name, tablesPrefix)
 	if !is {

@@ -53,7 +53,7 @@ type Keys interface {
 	// BundleAfter returns the newest bundle that may succeed the one with the version.
 	BundleAfter(version uint64) protocol.Bundle
 	// Line returns the bundles that lead to the newest one, the newest first.
-	Line() []protocol.Bundle
+	Chain() []protocol.Bundle
 }
 
 // Registry gives short-lived credentials that work only on connections that show the node's certificate.
@@ -94,7 +94,7 @@ func New(c Config) *Service {
 		Config:       c,
 		transactions: make(chan struct{}, maxTransactions),
 		passes:       periodic.Passes{DB: c.DB, Log: c.Log},
-		uploads:      recovery.Uploads{DB: c.DB, Bundles: c.Keys.Line, Now: c.Now, Log: c.Log},
+		uploads:      recovery.Uploads{DB: c.DB, Bundles: c.Keys.Chain, Now: c.Now, Log: c.Log},
 	}
 	svc.requests = groupcommit.New(nextGroup, svc.commitGroup)
 	svc.usage = newUsageQueue(svc.postBatch)

@@ -40,9 +40,8 @@ const (
 	MaxCSRBytes = 16 << 10
 )
 
-// newAuthority makes a self-signed authority. That of nodes may vouch only for SPIFFE ids of the trust domain, and for
-// no host name and no address at all. That of the hub also signs the HTTPS certificate, and may vouch only for the
-// hosts.
+// newAuthority makes a self-signed authority. The node CA may certify only SPIFFE ids of the trust domain, no host
+// names or addresses. The hub CA, which also signs the HTTPS certificate, may certify only the hosts.
 func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNames,
 	now time.Time,
 ) (der []byte, keyID string, err error) {
@@ -55,7 +54,7 @@ func newAuthority(key *ecdsa.PrivateKey, role, trustDomain string, hosts hostNam
 		BasicConstraintsValid: true,
 		MaxPathLenZero:        true,
 		KeyUsage:              x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature,
-		// Of all constraints of the certificate, not only of those on DNS names.
+		// Applies to all name constraints of the certificate, not only to those on DNS names.
 		PermittedDNSDomainsCritical: true,
 	}
 	switch role {
@@ -113,7 +112,7 @@ func ParseNodeCSR(csrPEM string) (*x509.CertificateRequest, ed25519.PublicKey, e
 	return csr, pub, nil
 }
 
-// NodeCertificate is what a node gets.
+// NodeCertificate is a node's certificate with its chain.
 type NodeCertificate struct {
 	CertificatePEM string
 	// ChainPEM is the authority's certificate.
@@ -145,9 +144,9 @@ func (k *Keys) IssueNodeCertificate(csr *x509.CertificateRequest, nodeID string,
 	}, nil
 }
 
-// IssueHubCertificate makes a key and a certificate for this hub's SPIFFE id and, where names are given, for HTTPS
-// under those of these DNS names and IP addresses that the authority permits: clients refuse a certificate for one
-// other name in it. ECDSA, because browsers do not take Ed25519.
+// IssueHubCertificate makes a key and a certificate for this hub's SPIFFE id and for the names (DNS names and IP
+// addresses) that the authority permits: clients refuse a certificate with any other name. The key is ECDSA, because
+// browsers do not accept Ed25519.
 func (k *Keys) IssueHubCertificate(names []string, ttl time.Duration, now time.Time) (*tls.Certificate, error) {
 	ttl = min(max(ttl, MinServerTTL), MaxServerTTL)
 	set := k.current()
@@ -210,7 +209,7 @@ type Server struct {
 
 	mu      sync.Mutex
 	current *tls.Certificate
-	// issuer is the authority that is known to have issued it.
+	// issuer is the authority that issued current; nil until issuedBy has checked it.
 	issuer *x509.Certificate
 }
 
@@ -235,7 +234,8 @@ func (s *Server) Certificate() (*tls.Certificate, error) {
 	return cert, nil
 }
 
-// issuedBy says whether an authority issued the current certificate. The answer is kept: every handshake asks.
+// issuedBy reports whether an authority issued the current certificate. It checks the signature once, not at every
+// handshake.
 func (s *Server) issuedBy(authority *x509.Certificate) bool {
 	if s.issuer == nil || !s.issuer.Equal(authority) {
 		if s.current.Leaf.CheckSignatureFrom(authority) != nil {

@@ -7,13 +7,13 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// bundleLeap is more bundles than anyone signs between two backups: nodes may hold newer ones than the backup has, and
-// accept only higher versions.
+// bundleLeap is added to the version at a new epoch. Nodes may hold newer bundles than the restored backup and accept
+// only higher versions; nobody signs as many bundles between two backups.
 const bundleLeap = 1000
 
-// EpochOptions says whose epoch ends.
+// EpochOptions are the options of NewEpoch.
 type EpochOptions struct {
-	// TrustDir holds keys and bundles: trust/ of the data directory, or what is to become that.
+	// TrustDir holds keys and bundles: trust/ of the data directory, or the directory that a restore renames to it.
 	TrustDir string
 	Root     RootKeys
 	Now      time.Time
@@ -21,9 +21,8 @@ type EpochOptions struct {
 	BundleTTL time.Duration
 }
 
-// NewEpoch signs the bundle that begins a new order of states and leases (docs/design/trust.md), and makes new keys for
-// both. Nodes refuse what was signed before and reaches them later, and a hub that goes on from before. Accepted
-// documents stay valid.
+// NewEpoch signs a bundle with the next epoch (docs/design/trust.md) and new keys for states and leases. Nodes then
+// refuse documents of the old epoch that arrive late, and a hub that continues it. Accepted documents stay valid.
 func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 	dir := o.TrustDir
 	bundle, err := Newest(dir)
@@ -61,15 +60,15 @@ func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 	return succeeded, keep(dir, "", succeeded)
 }
 
-// Newest is the newest bundle of a trust directory.
+// Newest returns the newest bundle of a trust directory.
 func Newest(trustDir string) (protocol.Bundle, error) {
 	fingerprint, err := readLine(filepath.Join(trustDir, rootFingerprintFile))
 	if err != nil {
 		return protocol.Bundle{}, unreadable(trustDir, err)
 	}
-	line, err := bundleLine(trustDir, fingerprint)
+	chain, err := bundleChain(trustDir, fingerprint)
 	if err != nil {
 		return protocol.Bundle{}, unreadable(trustDir, err)
 	}
-	return line[len(line)-1], nil
+	return chain[len(chain)-1], nil
 }

@@ -26,15 +26,15 @@ const (
 	CatalogKeyFile = "catalog.age"
 )
 
-// InitOptions says where the first keys go.
+// InitOptions are the options of Init.
 type InitOptions struct {
 	DataDir string
 	// OfflineDir takes the root and the catalog key. It must not be inside DataDir.
 	OfflineDir  string
 	TrustDomain string
 	Passphrase  string
-	// ServerNames are the host names and addresses of the HTTPS server, Hostname that of this machine: the hub's authority
-	// may vouch for no others. Without ServerNames, it may for names below the trust domain and for private addresses.
+	// ServerNames are the host names and addresses of the HTTPS server, Hostname that of this machine: the hub CA may
+	// certify no others. Without ServerNames, it may certify names below the trust domain and private addresses.
 	ServerNames []string
 	Hostname    string
 	Now         time.Time
@@ -44,7 +44,7 @@ type InitOptions struct {
 	ScryptWorkFactor int
 }
 
-// InitResult is what an operator has to note.
+// InitResult is what an operator must record.
 type InitResult struct {
 	HubID           string
 	RootFingerprint string
@@ -149,7 +149,7 @@ func makeKeys(o InitOptions, dir string) (InitResult, error) {
 		return InitResult{}, err
 	}
 	out.HubID = id.String()
-	// Written last: where the hub id is there, everything else is.
+	// Written last: where the hub id exists, all other files do.
 	return out, durable.Create(filepath.Join(dir, hubIDFile), []byte(out.HubID+"\n"), 0o644)
 }
 
@@ -213,7 +213,7 @@ func newOnlineRole(dir, role, trustDomain string, hosts hostNames, now time.Time
 		writeKey(keyPath(dir, role, keyID), key)
 }
 
-// writeCA replaces the file that clients of the REST API verify the hub by.
+// writeCA replaces the file with which clients of the REST API verify the hub.
 func writeCA(dataDir string, bundle *protocol.TrustBundle) error {
 	var data []byte
 	for _, r := range bundle.GetRoles() {

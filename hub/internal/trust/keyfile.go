@@ -26,7 +26,7 @@ const (
 	headerRole    = "Role"
 	// sealedPrefix starts every age file that a passphrase opens (age-encryption.org/v1, scrypt recipient).
 	sealedPrefix = "age-encryption.org/v1\n-> scrypt "
-	// maxKeyFileBytes is far above any key file; what is longer is none.
+	// maxKeyFileBytes is far above the size of a key file; a longer file is none.
 	maxKeyFileBytes = 64 << 10
 )
 
@@ -86,7 +86,7 @@ func readEd25519(path string) (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// writeOffline encrypts a key with the passphrase, as a file that the age tool reads too.
+// writeOffline encrypts a key with the passphrase, to a file that the age tool can read.
 func writeOffline(path, role string, key ed25519.PrivateKey, passphrase string, workFactor int) error {
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	if err != nil {
@@ -143,7 +143,7 @@ func readOffline(path, role, passphrase string) (ed25519.PrivateKey, error) {
 	return key, nil
 }
 
-// isOffline reports whether data is an offline key: as written, in age's armour, or decrypted and left lying about.
+// isOffline reports whether data is an offline key: as written, in age's armour, or decrypted.
 func isOffline(data []byte) bool {
 	// 30 bytes of the prefix are 40 characters of base64, whatever comes next.
 	return bytes.HasPrefix(data, []byte(sealedPrefix)) ||
@@ -151,8 +151,8 @@ func isOffline(data []byte) bool {
 		bytes.Contains(data, []byte("-----BEGIN "+pemOfflineKey+"-----"))
 }
 
-// findOffline returns the path of an offline key below dir. Directories of the database and the registry are not
-// searched: they hold files by the hundred thousand, none of which an operator puts there.
+// findOffline returns the path of an offline key below dir. It skips the directories of the database and the registry,
+// which hold hundreds of thousands of files, none of them from an operator.
 func findOffline(dir string) (string, error) {
 	found := ""
 	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
@@ -169,7 +169,7 @@ func findOffline(dir string) (string, error) {
 		if entry.IsDir() && path != dir && (entry.Name() == "postgres" || entry.Name() == "registry") {
 			return fs.SkipDir
 		}
-		// A symbolic link into the data directory is as good as a copy: follow it.
+		// Stat follows a symbolic link to a key: it is as readable for a thief as a copy.
 		info, err := os.Stat(path)
 		if err != nil || !info.Mode().IsRegular() || info.Size() > maxKeyFileBytes {
 			return nil //nolint:nilerr // gone since, or a dangling link

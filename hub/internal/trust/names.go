@@ -10,8 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// hostNames are the host names and addresses that the hub authority may vouch for (RFC 5280, section 4.2.1.10): a
-// client that imports ca.pem trusts the hub for these and for nothing else.
+// hostNames are the host names and addresses that the hub CA may certify (RFC 5280, section 4.2.1.10): a client that
+// imports ca.pem trusts the hub for no others.
 type hostNames struct {
 	dns []string
 	ips []*net.IPNet
@@ -19,7 +19,7 @@ type hostNames struct {
 
 var hostNameForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)*$`)
 
-// privateRanges are addresses that no authority on the internet vouches for (RFC 1918, 4193, 6598, 3927, 4291).
+// privateRanges are addresses that no public CA certifies (RFC 1918, 4193, 6598, 3927, 4291).
 func privateRanges() []string {
 	return []string{
 		"10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "100.64.0.0/10", "169.254.0.0/16", "fc00::/7",
@@ -27,8 +27,8 @@ func privateRanges() []string {
 	}
 }
 
-// permittedHosts is what a new hub authority may vouch for: the machine itself and the names that the operator gives;
-// without names, those below the trust domain and all private addresses.
+// permittedHosts returns what a new hub CA may certify: the machine itself and the operator's names; without names,
+// those below the trust domain and all private addresses.
 func permittedHosts(names []string, hostname, trustDomain string) (hostNames, error) {
 	ranges, dns := []string{"127.0.0.0/8", "::1/128"}, []string{"localhost"}
 	if hostname = strings.ToLower(hostname); hostNameForm.MatchString(hostname) {
@@ -62,7 +62,7 @@ func permittedHosts(names []string, hostname, trustDomain string) (hostNames, er
 	return h, nil
 }
 
-// hostsOf is what an authority may vouch for; the zero value for one without constraints.
+// hostsOf returns what an authority may certify; the zero value for one without constraints.
 func hostsOf(authority *x509.Certificate) hostNames {
 	return hostNames{dns: authority.PermittedDNSDomains, ips: authority.PermittedIPRanges}
 }
@@ -79,5 +79,5 @@ func (h hostNames) permit(name string) bool {
 	return slices.ContainsFunc(h.dns, func(domain string) bool { return strings.HasSuffix(name, "."+domain) })
 }
 
-// Permits reports whether the hub's authority may vouch for a host name or an address.
+// Permits reports whether the hub CA may certify a host name or an address.
 func (k *Keys) Permits(name string) bool { return hostsOf(k.current().hubCA.certificate).permit(name) }

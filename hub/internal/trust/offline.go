@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// DelegateOptions says which publisher may sign for what.
+// DelegateOptions are the options of Delegate.
 type DelegateOptions struct {
 	CatalogKeyFile string
 	Passphrase     string
@@ -64,7 +64,7 @@ func Delegate(o DelegateOptions) (*protocol.Envelope, error) {
 	return protocol.SignMessage(protocol.PayloadDelegation, d, protocol.NewEd25519Signer(catalog))
 }
 
-// checkPrefixes keeps an org's publisher inside that org's part of the registry.
+// checkPrefixes refuses repository prefixes outside the org.
 func checkPrefixes(orgSlug string, prefixes []string) error {
 	root := "apps/"
 	if orgSlug != "" {
@@ -82,7 +82,7 @@ func checkPrefixes(orgSlug string, prefixes []string) error {
 	return nil
 }
 
-// RevokeOptions says which key no longer counts.
+// RevokeOptions are the options of Revoke.
 type RevokeOptions struct {
 	DataDir string
 	Root    RootKeys
@@ -90,18 +90,18 @@ type RevokeOptions struct {
 	Now     time.Time
 	// BundleTTL is how long the next bundle is current; 0 takes DefaultBundleTTL.
 	BundleTTL time.Duration
-	// CatalogKeyFile is where a new catalog key goes when the catalog key is the revoked one; empty otherwise. The first
-	// root passphrase guards it.
+	// CatalogKeyFile is the file of a new catalog key, where the catalog key is revoked. The first root passphrase
+	// encrypts it.
 	CatalogKeyFile   string
 	ScryptWorkFactor int
-	// ServerNames and Hostname constrain a new hub authority (InitOptions). Without ServerNames it may vouch for what the
-	// old one may.
+	// ServerNames and Hostname constrain a new hub CA (InitOptions). Without ServerNames it may certify what the old one
+	// may.
 	ServerNames []string
 	Hostname    string
 }
 
-// Revoke signs the next trust bundle: the key is on its revocation list, and a key of one of the hub's roles is
-// replaced by a new one. A running hub notices by itself.
+// Revoke signs the next trust bundle, which revokes the key; a key of one of the hub's roles is replaced by a new one.
+// A running hub reads the bundle by itself.
 func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	dir := filepath.Join(o.DataDir, trustDirName)
 	bundle, err := Newest(dir)
@@ -140,7 +140,7 @@ func Revoke(o RevokeOptions) (protocol.Bundle, error) {
 	return succeeded, nil
 }
 
-// successor builds the next bundle and returns the file of the key that it makes useless.
+// successor builds the next bundle and returns the file of the revoked key.
 func (o RevokeOptions) successor(dir string,
 	bundle protocol.Bundle,
 ) (next *protocol.TrustBundle, retired string, err error) {
@@ -176,7 +176,7 @@ func (o RevokeOptions) successor(dir string,
 	return next, retired, nil
 }
 
-// hosts is what the authority that takes the place of the role's revoked one may vouch for.
+// hosts returns what the authority that replaces the role's revoked one may certify.
 func (o RevokeOptions) hosts(role *protocol.Role, trustDomain string) (hostNames, error) {
 	if role.GetName() != protocol.RoleHubCA {
 		return hostNames{}, nil

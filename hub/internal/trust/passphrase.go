@@ -11,8 +11,8 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// MinPassphraseBytes is the shortest passphrase that guards root keys, the catalog key or a backup: what a file that
-// may be copied and guessed at for years needs. NewPassphrase makes a better one.
+// MinPassphraseBytes is the shortest passphrase of root keys, the catalog key or a backup: a copied file can be
+// attacked for years. NewPassphrase makes a better one.
 const MinPassphraseBytes = 16
 
 // NewPassphrase makes a passphrase of 130 random bits, in letters and digits that are told apart in print.

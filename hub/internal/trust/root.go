@@ -16,14 +16,13 @@ import (
 )
 
 const (
-	// DefaultBundleTTL is how long a trust bundle is current: it is signed offline about once a year, with a month to
-	// spare.
+	// DefaultBundleTTL is how long a trust bundle is current: a year until it is signed again, and a month to spare.
 	DefaultBundleTTL = 400 * 24 * time.Hour
-	// MinBundleTTL bounds it from below: a shorter one ends before its end is noticed.
+	// MinBundleTTL is the shortest lifetime: a shorter one ends before the hub warns.
 	MinBundleTTL = 24 * time.Hour
-	// bundleWarning is how long ahead the hub says that its bundle ends.
+	// bundleWarning is how long before its end the hub warns of it.
 	bundleWarning = 60 * 24 * time.Hour
-	// maxSlugBytes and maxVersionBytes are those of manifests, with an org before the slug.
+	// maxSlugBytes and maxVersionBytes are the limits of manifests, with an org before the slug.
 	maxSlugBytes, maxVersionBytes = 128, 64
 	// maxRootKeys leaves room for the signatures of the old and the new root role in one envelope
 	// (protocol.MaxSignatures).
@@ -64,14 +63,14 @@ func wipe(keys []ed25519.PrivateKey) {
 	}
 }
 
-// CheckRoot finds out, before anything is changed, whether the passphrases open the root keys.
+// CheckRoot returns an error where the passphrases do not open the root keys.
 func CheckRoot(root RootKeys) error {
 	keys, err := root.open()
 	wipe(keys)
 	return err
 }
 
-// dated numbers the successor of a bundle and says until when it is current.
+// dated returns the successor of a bundle, with its number and its lifetime.
 func dated(bundle protocol.Bundle, now time.Time, ttl time.Duration) (*protocol.TrustBundle, error) {
 	expires, err := bundleEnd(now, ttl)
 	if err != nil {
@@ -83,7 +82,7 @@ func dated(bundle protocol.Bundle, now time.Time, ttl time.Duration) (*protocol.
 	return next, nil
 }
 
-// bundleEnd is when a bundle of this lifetime ends; 0 takes the default.
+// bundleEnd returns when a bundle of this lifetime ends; 0 takes the default.
 func bundleEnd(now time.Time, ttl time.Duration) (*timestamppb.Timestamp, error) {
 	if ttl == 0 {
 		ttl = DefaultBundleTTL
@@ -95,7 +94,7 @@ func bundleEnd(now time.Time, ttl time.Duration) (*timestamppb.Timestamp, error)
 	return timestamppb.New(now.Add(ttl)), nil
 }
 
-// sign signs the next bundle and checks it before it is written: one that nodes refuse must never reach the disk.
+// sign signs the next bundle and verifies it: a bundle that nodes refuse must not reach the disk.
 func sign(bundle protocol.Bundle, next *protocol.TrustBundle, keys []ed25519.PrivateKey) (protocol.Bundle, error) {
 	signers := make([]protocol.Signer, 0, len(keys))
 	for _, k := range keys {
@@ -262,12 +261,12 @@ func (k *Keys) BundleEnd(now time.Time) (end time.Time, soon, ok bool) {
 }
 
 // BundleAfter returns the newest bundle that may succeed the one with the version: the newest of all, unless the root
-// changed in between. A node is led through such a change bundle by bundle.
+// changed in between. A node follows such a change bundle by bundle.
 func (k *Keys) BundleAfter(version uint64) protocol.Bundle {
 	set := k.current()
-	at := slices.IndexFunc(set.line, func(b protocol.Bundle) bool { return b.Version() == version })
-	for _, next := range set.line[:max(at, 0)] {
-		if _, err := set.line[at].Succeed(next.Envelope()); err == nil {
+	at := slices.IndexFunc(set.chain, func(b protocol.Bundle) bool { return b.Version() == version })
+	for _, next := range set.chain[:max(at, 0)] {
+		if _, err := set.chain[at].Succeed(next.Envelope()); err == nil {
 			return next
 		}
 	}

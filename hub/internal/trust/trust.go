@@ -8,7 +8,7 @@
 //	trust/root-fingerprint       the pin of the first bundle; each later one succeeds the one before it
 //	trust/bundle-000001.json     the signed trust bundles, DSSE JSON
 //	trust/state-<key id>.key     online keys: state, lease, token (Ed25519, PKCS #8)
-//	trust/node-ca-<key id>.key   the two certificate authorities (ECDSA P-256, PKCS #8), each with its .crt beside it
+//	trust/node-ca-<key id>.key   the two certificate authorities (ECDSA P-256, PKCS #8)
 //	trust/hub-ca-<key id>.key
 //	ca.pem                       the hub-ca certificate, for clients of the REST API
 //
@@ -62,8 +62,8 @@ type Keys struct {
 // keySet is replaced as a whole, so that a reader never mixes a new bundle with an old key.
 type keySet struct {
 	bundle protocol.Bundle
-	// line are all bundles that led to it, the newest first.
-	line   []protocol.Bundle
+	// chain has all bundles, the newest first.
+	chain  []protocol.Bundle
 	state  ed25519.PrivateKey
 	lease  ed25519.PrivateKey
 	token  ed25519.PrivateKey
@@ -76,8 +76,8 @@ type authority struct {
 	certificate *x509.Certificate
 }
 
-// Open reads the keys of a data directory. It refuses when the root key lies inside, because then a stolen hub would be
-// a stolen root.
+// Open reads the keys of a data directory. It refuses a directory that holds the root key: a stolen hub would be a
+// stolen root.
 func Open(dataDir string) (*Keys, error) {
 	if path, err := findOffline(dataDir); err != nil {
 		return nil, fault.New(fault.Internal, codeDataDirUnreadable, "The data directory "+dataDir+
@@ -114,13 +114,13 @@ func unreadable(dir string, err error) error {
 // Reload reads the bundle and the keys again and reports whether they changed. Another process (`gpuaas-hub trust
 // revoke`) may have written them.
 func (k *Keys) Reload() (changed bool, err error) {
-	line, err := bundleLine(k.dir, k.fingerprint)
+	chain, err := bundleChain(k.dir, k.fingerprint)
 	if err != nil {
 		return false, unreadable(k.dir, err)
 	}
-	slices.Reverse(line)
-	bundle := line[0]
-	next := keySet{bundle: bundle, line: line}
+	slices.Reverse(chain)
+	bundle := chain[0]
+	next := keySet{bundle: bundle, chain: chain}
 	var errs [5]error
 	next.token, errs[0] = readEd25519(filepath.Join(k.dir, roleToken+".key"))
 	next.state, errs[1] = onlineKey(k.dir, bundle, protocol.RoleState)
@@ -154,9 +154,9 @@ func (k *Keys) RootFingerprint() string { return k.Bundle().Pin() }
 // Bundle is the newest trust bundle.
 func (k *Keys) Bundle() protocol.Bundle { return k.current().bundle }
 
-// Line are all bundles of this hub, the newest first: what a restored hub knows its own signature by, whatever was
-// revoked since.
-func (k *Keys) Line() []protocol.Bundle { return slices.Clone(k.current().line) }
+// Chain returns all bundles of this hub, the newest first: a restored hub verifies its own signatures with them,
+// whatever was revoked since.
+func (k *Keys) Chain() []protocol.Bundle { return slices.Clone(k.current().chain) }
 
 // TrustDomain is the SPIFFE trust domain.
 func (k *Keys) TrustDomain() string { return k.current().bundle.TrustDomain() }
@@ -167,8 +167,8 @@ func (k *Keys) State() protocol.Signer { return protocol.NewEd25519Signer(k.curr
 // Lease signs leases.
 func (k *Keys) Lease() protocol.Signer { return protocol.NewEd25519Signer(k.current().lease) }
 
-// ResetKey is what this hub resets the connections of a killed predecessor with. It is derived, so that every start of
-// this hub and no other has it; replacing the token key costs nodes one wait for the idle timeout.
+// ResetKey is the key with which this hub resets the connections of a killed predecessor. It is derived from the token
+// key, so that it survives restarts; after that key is replaced, nodes wait for the idle timeout once.
 func (k *Keys) ResetKey() (key [32]byte, err error) {
 	derived, err := hkdf.Key(sha256.New, k.Token().Seed(), nil, "gpuaas stateless reset "+k.hubID, len(key))
 	copy(key[:], derived)
@@ -178,8 +178,8 @@ func (k *Keys) ResetKey() (key [32]byte, err error) {
 // Token signs access tokens.
 func (k *Keys) Token() ed25519.PrivateKey { return k.current().token }
 
-// bundleLine reads all bundles, from the first to the newest.
-func bundleLine(dir, fingerprint string) ([]protocol.Bundle, error) {
+// bundleChain reads all bundles, from the first to the newest.
+func bundleChain(dir, fingerprint string) ([]protocol.Bundle, error) {
 	paths, err := filepath.Glob(filepath.Join(dir, "bundle-*.json"))
 	if err != nil {
 		return nil, err
@@ -187,9 +187,9 @@ func bundleLine(dir, fingerprint string) ([]protocol.Bundle, error) {
 	if len(paths) == 0 {
 		return nil, fmt.Errorf("no trust bundle in %s", dir)
 	}
-	// The names are zero-padded, and Glob sorts them. The whole line of succession is verified: a bundle that was put here
-	// by hand and not signed by its predecessor's root would be refused by every node.
-	var line []protocol.Bundle
+	// The names are zero-padded, and Glob sorts them. The whole chain is verified: every node would refuse a bundle that
+	// its predecessor's root did not sign.
+	var chain []protocol.Bundle
 	for i, path := range paths {
 		data, err := os.ReadFile(path)
 		if err != nil {
@@ -203,14 +203,14 @@ func bundleLine(dir, fingerprint string) ([]protocol.Bundle, error) {
 		if i == 0 {
 			bundle, err = protocol.VerifyBundle(env, fingerprint)
 		} else {
-			bundle, err = line[i-1].Succeed(env)
+			bundle, err = chain[i-1].Succeed(env)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		line = append(line, bundle)
+		chain = append(chain, bundle)
 	}
-	return line, nil
+	return chain, nil
 }
 
 func writeBundle(dir string, env *protocol.Envelope, version uint64) error {
