@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -86,17 +85,14 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 		"epoch": b.Epoch, "generation": b.Generation, "newer": b.Newer, "made": len(todo.Made), "changed": len(todo.Changed),
 		"ended": len(todo.Ended),
 	}
-	if err := event.Append(ctx, tx, event.Event{
-		Type: "fleet.node.recovered", Subject: b.NodeID, ResourceVersion: version,
-		CorrelationID: b.NodeID, Data: data, At: now,
-	}); err != nil {
+	adopted := change.Entry{
+		Event: "fleet.node.recovered", Action: actionAdopt, ResourceType: resourceNode, ResourceID: b.NodeID,
+		Version: version, Data: data, After: data,
+	}
+	if err := change.Append(ctx, tx, a.by, adopted); err != nil {
 		return err
 	}
-	return event.Audit(ctx, tx, event.AuditRow{
-		Actor: principal.Actor{Type: principal.Node, ID: b.NodeID}, Action: actionAdopt, ResourceType: resourceNode,
-		ResourceID:    b.NodeID,
-		CorrelationID: b.NodeID, After: data, At: now,
-	})
+	return change.Audit(ctx, tx, change.ByNode(b.NodeID, b.NodeID, now), adopted)
 }
 
 type adopter struct {
@@ -283,18 +279,9 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 		"to": string(i.Lifecycle.Status), "requested_by": i.RequestedBy, "revision": i.Revision,
 		"made": made,
 	}
-	if err := event.Append(ctx, tx, event.Event{
-		Type: "apps.instance.adopted", Subject: i.ID, ResourceVersion: i.ResourceVersion, OrgID: i.OrgID,
-		ProjectID:     i.ProjectID,
-		CorrelationID: a.by.CorrelationID, Data: data, At: a.by.Now,
-	}); err != nil {
-		return instance.Instance{}, err
-	}
-	return i, event.Audit(ctx, tx, event.AuditRow{
-		Actor: principal.Actor{Type: principal.System}, Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID,
-		OrgID:         i.OrgID,
-		ProjectID:     i.ProjectID,
-		CorrelationID: a.by.CorrelationID, After: data, At: a.by.Now,
+	return i, change.Record(ctx, tx, a.by, change.Entry{
+		Event: "apps.instance.adopted", Action: actionAdopt, ResourceType: resourceInstance, ResourceID: i.ID,
+		Version: i.ResourceVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Data: data, After: data,
 	})
 }
 

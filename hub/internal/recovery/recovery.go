@@ -21,7 +21,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
-	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 )
 
@@ -120,16 +119,8 @@ func Last(ctx context.Context, tx db.Tx) (r Restore, ok bool, err error) {
 }
 
 func recordHub(ctx context.Context, tx db.Tx, typ, action, id string, data map[string]any, now time.Time) error {
-	if err := event.Append(ctx, tx, event.Event{
-		Type: typ, Subject: id, ResourceVersion: 1, CorrelationID: id, Data: data,
-		At: now,
-	}); err != nil {
-		return err
-	}
-	return event.Audit(ctx, tx, event.AuditRow{
-		Actor: principal.Actor{Type: principal.System}, Action: action, ResourceType: resourceHub, ResourceID: id,
-		CorrelationID: id, After: data,
-		At: now,
+	return change.Record(ctx, tx, change.BySystem(id, now), change.Entry{
+		Event: typ, Action: action, ResourceType: resourceHub, ResourceID: id, Data: data, After: data,
 	})
 }
 
