@@ -23,7 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
-// config is what `serve` can be told.
+// config has the flags of `serve`; other commands use those about the database.
 type config struct {
 	dataDir             string
 	registryDir         string
@@ -208,7 +208,7 @@ func (c config) databaseURL() (string, error) {
 
 // advertised is how others reach a listener: as the operator says, otherwise as it listens.
 func advertised(flag string, listener net.Addr) (string, error) {
-	_, realPort, err := net.SplitHostPort(listener.String())
+	host, realPort, err := net.SplitHostPort(listener.String())
 	if err != nil {
 		return "", err
 	}
@@ -221,10 +221,6 @@ func advertised(flag string, listener net.Addr) (string, error) {
 			port = realPort
 		}
 		return net.JoinHostPort(host, port), nil
-	}
-	host, _, err := net.SplitHostPort(listener.String())
-	if err != nil {
-		return "", err
 	}
 	if ip := net.ParseIP(host); ip != nil && ip.IsUnspecified() {
 		if host, err = os.Hostname(); err != nil {
@@ -247,7 +243,6 @@ type ready struct {
 
 func (r ready) print(w io.Writer) error { return json.NewEncoder(w).Encode(r) }
 
-// tokenFile holds the first admin's token.
 // registryPath is the directory of the registry's content.
 func (c config) registryPath() string {
 	if c.registryDir != "" {
@@ -256,6 +251,7 @@ func (c config) registryPath() string {
 	return filepath.Join(c.dataDir, "registry")
 }
 
+// tokenFile holds the first admin's token.
 func (c config) tokenFile() string { return filepath.Join(c.dataDir, "admin-token") }
 
 // showToken prints the admin token, once, when it was made. Not into the journal: what is printed there is kept.

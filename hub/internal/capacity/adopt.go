@@ -44,10 +44,8 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, 
 	if err := takeAccelerators(ctx, tx, a, now); err != nil {
 		return false, at, err
 	}
-	for _, id := range a.AcceleratorIDs {
-		if err := insertClaim(ctx, tx, at, id, now); err != nil && !fault.Is(err, fault.Conflict) {
-			return false, at, err // a conflict: the allocation has it already
-		}
+	if err := insertClaims(ctx, tx, at, a.AcceleratorIDs, now); err != nil && !fault.Is(err, fault.Conflict) {
+		return false, at, err // a conflict: the allocation has claimed some already
 	}
 	return made, at, Reserve(ctx, tx, Reservation{
 		MemberID: a.MemberID, AllocationID: a.AllocationID, NodeID: a.NodeID,

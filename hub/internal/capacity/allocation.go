@@ -38,12 +38,7 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 	if err := insertAllocation(ctx, tx, a); err != nil {
 		return Allocation{}, err
 	}
-	for _, id := range a.AcceleratorIDs {
-		if err := insertClaim(ctx, tx, a, id, now); err != nil {
-			return Allocation{}, err
-		}
-	}
-	return a, nil
+	return a, insertClaims(ctx, tx, a, a.AcceleratorIDs, now)
 }
 
 // NodesFor returns at most limit nodes that n fits on, the tightest first. Create decides again: the nodes may have
@@ -226,12 +221,7 @@ func Reserve(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error 
 	if err := insertReservation(ctx, tx, r, now); err != nil {
 		return err
 	}
-	for _, id := range r.Choice.AcceleratorIDs {
-		if err := insertReservedAccelerator(ctx, tx, r, id); err != nil {
-			return err
-		}
-	}
-	return nil
+	return insertReservedAccelerators(ctx, tx, r)
 }
 
 // Free ends the reservation of a member that is proved gone. It returns the allocation where that releases it, and nil

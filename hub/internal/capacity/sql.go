@@ -41,12 +41,16 @@ func updateAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
 		a.ID, string(a.Status), a.ResourceVersion, a.UpdatedAt, db.OrNull(a.ReleasedAt))
 }
 
-// insertClaim relies on the unique index on active claims (law 14): a claim that placement overlooked fails here.
-func insertClaim(ctx context.Context, tx db.Tx, a Allocation, acceleratorID string, now time.Time) error {
+// insertClaims relies on the unique index on active claims (law 14): a claim that placement overlooked fails here.
+func insertClaims(ctx context.Context, tx db.Tx, a Allocation, acceleratorIDs []string, now time.Time) error {
+	if len(acceleratorIDs) == 0 {
+		return nil
+	}
 	tag, err := tx.Exec(ctx,
-		`INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, $3, $4)
-		ON CONFLICT DO NOTHING`, a.ID, a.NodeID, acceleratorID, now)
-	if err == nil && tag.RowsAffected() == 0 {
+		`INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at)
+		SELECT $1::UUID, $2::UUID, x.id, $4::TIMESTAMPTZ FROM unnest($3::TEXT[]) AS x(id) ON CONFLICT DO NOTHING`,
+		a.ID, a.NodeID, acceleratorIDs, now)
+	if err == nil && tag.RowsAffected() != int64(len(acceleratorIDs)) {
 		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was claimed by someone else just now; try again.",
 			nil)
 	}
@@ -65,11 +69,16 @@ func insertReservation(ctx context.Context, tx db.Tx, r Reservation, now time.Ti
 		r.MemberID, r.AllocationID, r.Choice.Need.CPUMillis, r.Choice.Need.MemoryBytes, now)
 }
 
-func insertReservedAccelerator(ctx context.Context, tx db.Tx, r Reservation, id string) error {
+func insertReservedAccelerators(ctx context.Context, tx db.Tx, r Reservation) error {
+	ids := r.Choice.AcceleratorIDs
+	if len(ids) == 0 {
+		return nil
+	}
 	tag, err := tx.Exec(ctx,
-		`INSERT INTO reserved_accelerators (member_id, allocation_id, node_id, accelerator_id) VALUES ($1, $2, $3, $4)
-		ON CONFLICT DO NOTHING`, r.MemberID, r.AllocationID, r.NodeID, id)
-	if err == nil && tag.RowsAffected() == 0 {
+		`INSERT INTO reserved_accelerators (member_id, allocation_id, node_id, accelerator_id)
+		SELECT $1::UUID, $2::UUID, $3::UUID, x.id FROM unnest($4::TEXT[]) AS x(id) ON CONFLICT DO NOTHING`,
+		r.MemberID, r.AllocationID, r.NodeID, ids)
+	if err == nil && tag.RowsAffected() != int64(len(ids)) {
 		return fault.New(fault.Conflict, CodeInsufficient, "An accelerator was taken by another instance just now; try "+
 			"again.", nil)
 	}
