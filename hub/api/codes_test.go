@@ -114,9 +114,6 @@ func TestTheContractHasTheFaultCodesOfTheCode(t *testing.T) {
 
 // TestTheCollectorRefusesWhatItCannotRead: a code that is not seen would be missing from the contract without a word.
 func TestTheCollectorRefusesWhatItCannotRead(t *testing.T) {
-	const head = `package p
-import "github.com/gpuaas/gpuaas/pkg/fault"
-`
 	for name, c := range map[string]struct {
 		source string
 		codes  []string
@@ -143,23 +140,9 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 		"converted literal": {`var _ = fault.New(0, fault.Code("a"), "", nil)`, nil},
 		"literal argument":  {`func f(code fault.Code) { fault.New(0, code, "", nil) }; func g() { f("x") }`, nil},
 		"literal in table":  {`func f(s S) { fault.New(0, map[S]fault.Code{A: "x"}[s], "", nil) }`, nil},
-		"compared as text":  {`func f(err error) bool { return fault.As(err).Code == "x" }`, nil},
-		"text first":        {`func f(err error) bool { return "x" != fault.As(err).Code }`, nil},
-		"converted text":    {`func f(err error) bool { return fault.As(err).Code == fault.Code("x") }`, nil},
-		"converted code":    {`func f(err error) bool { return string(fault.As(err).Code) == "x" }`, nil},
-		"code in a variable": {
-			`func f(err error) bool { code := fault.As(err).Code; return code == "x" }`,
-			nil,
-		},
-		"switch":               {`func f(err error) { switch fault.As(err).Code { case x, "y": } }; const x = "x"`, nil},
-		"switch of a variable": {`func f(err error) { switch code := fault.As(err).Code; code { case "x": } }`, nil},
-		"switch over constants": {
-			`func f(err error) { switch fault.As(err).Code { case x: fault.New(0, x, "", nil) } }; const x = "x"`,
-			[]string{"x"},
-		},
-		"call":             {`func f() { fault.New(0, g(), "", nil) }; func g() fault.Code`, nil},
-		"unused parameter": {`func f(code fault.Code) { fault.New(0, code, "", nil) }`, nil},
-		"variadic call":    {`func f(code ...fault.Code) { fault.New(0, code[0], "", nil) }`, nil},
+		"call":              {`func f() { fault.New(0, g(), "", nil) }; func g() fault.Code`, nil},
+		"unused parameter":  {`func f(code fault.Code) { fault.New(0, code, "", nil) }`, nil},
+		"variadic call":     {`func f(code ...fault.Code) { fault.New(0, code[0], "", nil) }`, nil},
 		"function value": {
 			`const x = "x"; func f(code fault.Code) { fault.New(0, code, "", nil) }; func g() { f(x); h(f) }; func h(any)`,
 			nil,
@@ -169,12 +152,7 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 		"assigned code":    {`func f(e *fault.Error) { e.Code = x }; const x = "x"`, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			col := newCollector()
-			file, err := parser.ParseFile(col.fset, "p.go", head+c.source, parser.SkipObjectResolution)
-			require.NoError(t, err)
-			p := &sources{path: modulePath + "p", files: []*ast.File{file}}
-			col.packages[p.path] = p
-			made, err := col.collect(p)
+			made, err := collectFrom(t, c.source)
 			if c.codes == nil {
 				require.Error(t, err)
 				return
@@ -186,6 +164,44 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 			}
 			require.ElementsMatch(t, c.codes, codes)
 		})
+	}
+}
+
+// collectFrom gives the faults that declarations make which import package fault.
+func collectFrom(t *testing.T, declarations string) ([]madeFault, error) {
+	const head = `package p
+import "github.com/gpuaas/gpuaas/pkg/fault"
+`
+	c := newCollector()
+	file, err := parser.ParseFile(c.fset, "p.go", head+declarations, parser.SkipObjectResolution)
+	require.NoError(t, err)
+	p := &sources{path: modulePath + "p", files: []*ast.File{file}}
+	c.packages[p.path] = p
+	return c.collect(p)
+}
+
+// TestNoCodeIsComparedAsText: a comparison with a constant is found when the code is renamed, one with text is not.
+func TestNoCodeIsComparedAsText(t *testing.T) {
+	for name, source := range map[string]string{
+		"compared":             `func f(err error) bool { return fault.As(err).Code == "x" }`,
+		"text first":           `func f(err error) bool { return "x" != fault.As(err).Code }`,
+		"converted text":       `func f(err error) bool { return fault.As(err).Code == fault.Code("x") }`,
+		"converted code":       `func f(err error) bool { return string(fault.As(err).Code) == "x" }`,
+		"variable":             `func f(err error) bool { code := fault.As(err).Code; return code == "x" }`,
+		"switch":               `func f(err error) { switch fault.As(err).Code { case x, "y": } }; const x = "x"`,
+		"switch of a variable": `func f(err error) { switch code := fault.As(err).Code; code { case "x": } }`,
+	} {
+		_, err := collectFrom(t, source)
+		require.ErrorContains(t, err, comparedAsText, name)
+	}
+	for name, source := range map[string]string{
+		"constant":              `func f(err error) bool { return fault.As(err).Code == x }; const x = "x"`,
+		"no code":               `func f(err error) bool { return fault.As(err).Code != "" }`,
+		"part of a text":        `func f(err error) string { return string(fault.As(err).Code) + ": " }`,
+		"switch over constants": `func f(err error) { switch fault.As(err).Code { case x: } }; const x = "x"`,
+	} {
+		_, err := collectFrom(t, source)
+		require.NoError(t, err, name)
 	}
 }
 
