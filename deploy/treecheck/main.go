@@ -1,7 +1,7 @@
 // Command treecheck checks what the linters do not: it fails when a tracked file is large, holds a private key or names
-// the machine that it was made on, when code or documents use words that this project does not use, when a Go file or
-// function is too long, and when the structure has lost a property that it was given (structure.go). `make check`
-// calls it in the root of the repository.
+// the machine that it was made on, when code, contracts or documents use words that this project does not use, when a
+// line of a contract or document, a Go file or a function is too long, and when the structure has lost a property that
+// it was given (structure.go). `make check` calls it in the root of the repository.
 package main
 
 import (

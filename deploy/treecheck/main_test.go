@@ -122,6 +122,16 @@ func TestDocumentsUseNoUnwantedWordsAndShortLines(t *testing.T) {
 	require.NoError(t, checkProse("docs/reference/cli.md", []byte("x"+long)), "it is generated")
 }
 
+func TestContractsUseNoUnwantedWordsAndShortLines(t *testing.T) {
+	for _, file := range []string{"a.proto", "a.yaml", ".a.yml"} {
+		require.NoError(t, checkProse(file, []byte(strings.Repeat("x", maxColumns)+"\n")))
+		long := []byte("\n|" + strings.Repeat("x", maxColumns))
+		require.ErrorContains(t, checkProse(file, long), ":2 has more than 120 columns")
+		require.ErrorContains(t, checkProse(file, []byte("// ```\n// An enrolment.")), `:2 uses "enrolment"`)
+	}
+	require.NoError(t, checkProse("a.sh", []byte(strings.Repeat("x", maxColumns+1))))
+}
+
 func TestTheHubIsWiredByConstructors(t *testing.T) {
 	tree := structure{tests: map[string]bool{}}
 	require.NoError(t, tree.addGoFile(wiringFile, []byte(`package main

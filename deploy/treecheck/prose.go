@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode/utf8"
 )
@@ -19,20 +20,24 @@ var (
 	codeSpan = regexp.MustCompile("`[^`]*`")
 )
 
-// checkProse reports unwanted words and long lines of a Markdown file that is written by hand. Tables and fenced blocks
-// may hold any word, tables any length.
+// plainKinds are the endings of files, besides Go and Markdown, of which each line is checked.
+func plainKinds() []string { return []string{".proto", ".yaml", ".yml"} }
+
+// checkProse reports unwanted words and long lines of a Markdown, protobuf or YAML file that is written by hand. In
+// Markdown, tables and fenced blocks may hold any word, tables any length.
 func checkProse(file string, content []byte) error {
-	if path.Ext(file) != ".md" || strings.HasPrefix(file, "docs/reference/") {
+	markdown := path.Ext(file) == ".md"
+	if !markdown && !slices.Contains(plainKinds(), path.Ext(file)) || strings.HasPrefix(file, "docs/reference/") {
 		return nil
 	}
 	var problems []error
 	fenced, number := false, 0
 	for line := range strings.Lines(string(content)) {
 		line, number = strings.TrimRight(line, "\n"), number+1
-		if strings.HasPrefix(strings.TrimSpace(line), "```") {
+		if markdown && strings.HasPrefix(strings.TrimSpace(line), "```") {
 			fenced = !fenced
 		}
-		if table := strings.HasPrefix(line, "|"); !table && utf8.RuneCountInString(line) > maxColumns {
+		if table := markdown && strings.HasPrefix(line, "|"); !table && utf8.RuneCountInString(line) > maxColumns {
 			problems = append(problems, fmt.Errorf("%s:%d has more than %d columns", file, number, maxColumns))
 		}
 		if fenced {
