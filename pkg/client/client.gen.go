@@ -1876,8 +1876,8 @@ type OrgQuotaItem struct {
 	DefaultLimit int64 `json:"default_limit"`
 	Limit        int64 `json:"limit"`
 
-	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
-	// have not ended; `user_tokens` those that are valid.
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
 	Name QuotaName `json:"name"`
 	Used int64     `json:"used"`
 }
@@ -2185,13 +2185,13 @@ type Quantity = string
 type QuotaLimit struct {
 	Limit int64 `json:"limit"`
 
-	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
-	// have not ended; `user_tokens` those that are valid.
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
 	Name QuotaName `json:"name"`
 }
 
-// QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
-// have not ended; `user_tokens` those that are valid.
+// QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
+// `publish_intents` those that have not ended; `user_tokens` those that are valid.
 type QuotaName string
 
 // RecoveringNode defines model for RecoveringNode.
@@ -2201,11 +2201,11 @@ type RecoveringNode struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
 
-	// State waiting: not heard of since the restore; owes_usage: usage of before is still to come
+	// State waiting: no contact since the restore; owes_usage: usage of before is still to come
 	State RecoveringNodeState `json:"state"`
 }
 
-// RecoveringNodeState waiting: not heard of since the restore; owes_usage: usage of before is still to come
+// RecoveringNodeState waiting: no contact since the restore; owes_usage: usage of before is still to come
 type RecoveringNodeState string
 
 // Recovery defines model for Recovery.
@@ -2225,7 +2225,7 @@ type Recovery struct {
 	// RestoredFrom When the backup was taken that it was restored from
 	RestoredFrom time.Time `json:"restored_from,omitempty,omitzero"`
 
-	// Waiting Nodes that have not brought what they had accepted; their capacity stays reserved and nothing new reaches them
+	// Waiting Nodes that have not uploaded what they had accepted; their capacity stays reserved and nothing new reaches them
 	Waiting []RecoveringNode `json:"waiting"`
 }
 
@@ -3229,7 +3229,8 @@ type ClientInterface interface {
 
 	// GetNode One node, with what it refused
 	//
-	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
 	//
 	// Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
 	GetNode(ctx context.Context, nodeID NodeID, params *GetNodeParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3260,14 +3261,14 @@ type ClientInterface interface {
 
 	// RemoveNodeWithBody Take a node out of the mesh for good
 	//
-	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-	// It is shut out from then on. The body may be left out.
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+	// to come. It is shut out from then on. The body may be left out.
 	//
-	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-	// for which holds stay until its last record, or 30 days.
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+	// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+	// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+	// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+	// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3276,14 +3277,14 @@ type ClientInterface interface {
 
 	// RemoveNode Take a node out of the mesh for good
 	//
-	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-	// It is shut out from then on. The body may be left out.
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+	// to come. It is shut out from then on. The body may be left out.
 	//
-	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-	// for which holds stay until its last record, or 30 days.
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+	// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+	// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+	// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+	// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3297,10 +3298,11 @@ type ClientInterface interface {
 
 	// PutOrgQuotaWithBody Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+	// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+	// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+	// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+	// names the quota, its limit and its use.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3309,10 +3311,11 @@ type ClientInterface interface {
 
 	// PutOrgQuota Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+	// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+	// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+	// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+	// names the quota, its limit and its use.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3412,8 +3415,8 @@ type ClientInterface interface {
 
 	// ListAudit The audit trail, newest first
 	//
-	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
-	// rows as well; what looks like a secret was never written.
+	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
+	// and failures are rows as well; what looks like a secret was never written.
 	//
 	// Corresponds with GET /audit (the `ListAudit` operationId).
 	ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3421,8 +3424,8 @@ type ClientInterface interface {
 	// MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-	// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3432,8 +3435,8 @@ type ClientInterface interface {
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-	// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3452,8 +3455,8 @@ type ClientInterface interface {
 
 	// ListUsage Measured usage, newest first
 	//
-	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
-	// record names is in the ledger within the hub's posting interval, or when the bill is final.
+	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The
+	// posting that a record names is in the ledger within the hub's posting interval, or when the bill is final.
 	//
 	// Corresponds with GET /billing/usage (the `ListUsage` operationId).
 	ListUsage(ctx context.Context, params *ListUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3477,8 +3480,8 @@ type ClientInterface interface {
 
 	// EnrollNodeWithBody Join the mesh with a one-time token
 	//
-	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-	// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+	// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3487,8 +3490,8 @@ type ClientInterface interface {
 
 	// EnrollNode Join the mesh with a one-time token
 	//
-	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-	// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+	// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3497,8 +3500,8 @@ type ClientInterface interface {
 
 	// RenewNodeWithBody Get a new certificate by proof of the node's key, even after the last one expired
 	//
-	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-	// its address has none left. Without the proof the answer is the same for every id.
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+	// even when its address has none left. Without the proof the answer is the same for every id.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3507,8 +3510,8 @@ type ClientInterface interface {
 
 	// RenewNode Get a new certificate by proof of the node's key, even after the last one expired
 	//
-	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-	// its address has none left. Without the proof the answer is the same for every id.
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+	// even when its address has none left. Without the proof the answer is the same for every id.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3613,7 +3616,8 @@ type ClientInterface interface {
 
 	// GetAllocation One allocation
 	//
-	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
 	//
 	// Corresponds with GET /projects/{project_id}/allocations/{allocation_id} (the `GetAllocation` operationId).
 	GetAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, params *GetAllocationParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3644,9 +3648,10 @@ type ClientInterface interface {
 
 	// CreatePublishIntentWithBody Ask where and with which credentials to push
 	//
-	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+	// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+	// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+	// quota `registry_bytes`.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3655,9 +3660,10 @@ type ClientInterface interface {
 
 	// CreatePublishIntent Ask where and with which credentials to push
 	//
-	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+	// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+	// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+	// quota `registry_bytes`.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3672,7 +3678,8 @@ type ClientInterface interface {
 	// CreateAppInstanceWithBody Deploy an app
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+	// `placement_required`.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3682,7 +3689,8 @@ type ClientInterface interface {
 	// CreateAppInstance Deploy an app
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+	// `placement_required`.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3691,14 +3699,15 @@ type ClientInterface interface {
 
 	// GetAppInstance One app instance
 	//
-	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
 	GetAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ChangeAppInstanceWithBody Rename the instance or change its config, without a new version
 	//
-	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 	//
 	// Takes any type of body and a specified content type.
@@ -3708,7 +3717,7 @@ type ClientInterface interface {
 
 	// ChangeAppInstance Rename the instance or change its config, without a new version
 	//
-	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 	//
 	// Takes a body of the `application/json` content type.
@@ -3733,8 +3742,8 @@ type ClientInterface interface {
 
 	// RollbackAppInstanceWithBody Go back to a version that the instance has been running
 	//
-	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+	// enough. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3743,8 +3752,8 @@ type ClientInterface interface {
 
 	// RollbackAppInstance Go back to a version that the instance has been running
 	//
-	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+	// enough. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3753,7 +3762,8 @@ type ClientInterface interface {
 
 	// StartAppInstance Run a stopped or failed instance again, where it was
 	//
-	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
+	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped
+	// or failed.
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
 	StartAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -3765,22 +3775,22 @@ type ClientInterface interface {
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 	StopAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// UpgradeAppInstanceWithBody Bring the instance to another version, in its place
+	// UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 	UpgradeAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// UpgradeAppInstance Bring the instance to another version, in its place
+	// UpgradeAppInstance Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3813,9 +3823,9 @@ type ClientInterface interface {
 
 	// EstimateCost What an app would cost, before it is launched
 	//
-	// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
-	// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
-	// is in its `cost`.
+	// The most that an hour of running costs at the version's default size and the current prices; a launch
+	// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
+	// cost so far is in its `cost`.
 	//
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
 	EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error)
@@ -4140,7 +4150,8 @@ func (c *Client) ListNodes(ctx context.Context, params *ListNodesParams, reqEdit
 
 // GetNode One node, with what it refused
 //
-// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
 //
 // Corresponds with GET /admin/nodes/{node_id} (the `GetNode` operationId).
 func (c *Client) GetNode(ctx context.Context, nodeID NodeID, params *GetNodeParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4221,14 +4232,14 @@ func (c *Client) ReleaseNode(ctx context.Context, nodeID NodeID, reqEditors ...R
 
 // RemoveNodeWithBody Take a node out of the mesh for good
 //
-// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-// It is shut out from then on. The body may be left out.
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+// to come. It is shut out from then on. The body may be left out.
 //
-// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-// for which holds stay until its last record, or 30 days.
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 //
 // Takes any type of body and a specified content type.
 //
@@ -4247,14 +4258,14 @@ func (c *Client) RemoveNodeWithBody(ctx context.Context, nodeID NodeID, contentT
 
 // RemoveNode Take a node out of the mesh for good
 //
-// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-// It is shut out from then on. The body may be left out.
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+// to come. It is shut out from then on. The body may be left out.
 //
-// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-// for which holds stay until its last record, or 30 days.
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -4288,10 +4299,11 @@ func (c *Client) UndrainNode(ctx context.Context, nodeID NodeID, reqEditors ...R
 
 // PutOrgQuotaWithBody Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+// names the quota, its limit and its use.
 //
 // Takes any type of body and a specified content type.
 //
@@ -4310,10 +4322,11 @@ func (c *Client) PutOrgQuotaWithBody(ctx context.Context, orgID OrgID, contentTy
 
 // PutOrgQuota Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+// names the quota, its limit and its use.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -4573,8 +4586,8 @@ func (c *Client) GetRegistry(ctx context.Context, reqEditors ...RequestEditorFn)
 
 // ListAudit The audit trail, newest first
 //
-// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
-// rows as well; what looks like a secret was never written.
+// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
+// and failures are rows as well; what looks like a secret was never written.
 //
 // Corresponds with GET /audit (the `ListAudit` operationId).
 func (c *Client) ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4592,8 +4605,8 @@ func (c *Client) ListAudit(ctx context.Context, params *ListAuditParams, reqEdit
 // MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 //
 // Takes any type of body and a specified content type.
 //
@@ -4613,8 +4626,8 @@ func (c *Client) MintServiceAccountTokenWithBody(ctx context.Context, contentTyp
 // MintServiceAccountToken Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -4663,8 +4676,8 @@ func (c *Client) ListLedger(ctx context.Context, params *ListLedgerParams, reqEd
 
 // ListUsage Measured usage, newest first
 //
-// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
-// record names is in the ledger within the hub's posting interval, or when the bill is final.
+// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The
+// posting that a record names is in the ledger within the hub's posting interval, or when the bill is final.
 //
 // Corresponds with GET /billing/usage (the `ListUsage` operationId).
 func (c *Client) ListUsage(ctx context.Context, params *ListUsageParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -4728,8 +4741,8 @@ func (c *Client) GetHealth(ctx context.Context, reqEditors ...RequestEditorFn) (
 
 // EnrollNodeWithBody Join the mesh with a one-time token
 //
-// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 //
 // Takes any type of body and a specified content type.
 //
@@ -4748,8 +4761,8 @@ func (c *Client) EnrollNodeWithBody(ctx context.Context, contentType string, bod
 
 // EnrollNode Join the mesh with a one-time token
 //
-// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -4768,8 +4781,8 @@ func (c *Client) EnrollNode(ctx context.Context, body EnrollNodeJSONRequestBody,
 
 // RenewNodeWithBody Get a new certificate by proof of the node's key, even after the last one expired
 //
-// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-// its address has none left. Without the proof the answer is the same for every id.
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+// even when its address has none left. Without the proof the answer is the same for every id.
 //
 // Takes any type of body and a specified content type.
 //
@@ -4788,8 +4801,8 @@ func (c *Client) RenewNodeWithBody(ctx context.Context, contentType string, body
 
 // RenewNode Get a new certificate by proof of the node's key, even after the last one expired
 //
-// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-// its address has none left. Without the proof the answer is the same for every id.
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+// even when its address has none left. Without the proof the answer is the same for every id.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -5064,7 +5077,8 @@ func (c *Client) CreateAllocation(ctx context.Context, projectID ProjectID, body
 
 // GetAllocation One allocation
 //
-// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
 //
 // Corresponds with GET /projects/{project_id}/allocations/{allocation_id} (the `GetAllocation` operationId).
 func (c *Client) GetAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, params *GetAllocationParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -5145,9 +5159,10 @@ func (c *Client) RegisterArtifact(ctx context.Context, projectID ProjectID, body
 
 // CreatePublishIntentWithBody Ask where and with which credentials to push
 //
-// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+// quota `registry_bytes`.
 //
 // Takes any type of body and a specified content type.
 //
@@ -5166,9 +5181,10 @@ func (c *Client) CreatePublishIntentWithBody(ctx context.Context, projectID Proj
 
 // CreatePublishIntent Ask where and with which credentials to push
 //
-// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+// quota `registry_bytes`.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -5203,7 +5219,8 @@ func (c *Client) ListAppInstances(ctx context.Context, projectID ProjectID, para
 // CreateAppInstanceWithBody Deploy an app
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+// `placement_required`.
 //
 // Takes any type of body and a specified content type.
 //
@@ -5223,7 +5240,8 @@ func (c *Client) CreateAppInstanceWithBody(ctx context.Context, projectID Projec
 // CreateAppInstance Deploy an app
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+// `placement_required`.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -5242,7 +5260,8 @@ func (c *Client) CreateAppInstance(ctx context.Context, projectID ProjectID, bod
 
 // GetAppInstance One app instance
 //
-// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
 //
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id} (the `GetAppInstance` operationId).
 func (c *Client) GetAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -5259,7 +5278,7 @@ func (c *Client) GetAppInstance(ctx context.Context, projectID ProjectID, appIns
 
 // ChangeAppInstanceWithBody Rename the instance or change its config, without a new version
 //
-// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 // replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 //
 // Takes any type of body and a specified content type.
@@ -5279,7 +5298,7 @@ func (c *Client) ChangeAppInstanceWithBody(ctx context.Context, projectID Projec
 
 // ChangeAppInstance Rename the instance or change its config, without a new version
 //
-// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 // replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 //
 // Takes a body of the `application/json` content type.
@@ -5344,8 +5363,8 @@ func (c *Client) GetAppInstanceLogs(ctx context.Context, projectID ProjectID, ap
 
 // RollbackAppInstanceWithBody Go back to a version that the instance has been running
 //
-// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-// 409 unless the instance runs, or has failed after it once ran.
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+// enough. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes any type of body and a specified content type.
 //
@@ -5364,8 +5383,8 @@ func (c *Client) RollbackAppInstanceWithBody(ctx context.Context, projectID Proj
 
 // RollbackAppInstance Go back to a version that the instance has been running
 //
-// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-// 409 unless the instance runs, or has failed after it once ran.
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+// enough. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -5384,7 +5403,8 @@ func (c *Client) RollbackAppInstance(ctx context.Context, projectID ProjectID, a
 
 // StartAppInstance Run a stopped or failed instance again, where it was
 //
-// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
+// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped
+// or failed.
 //
 // Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/start (the `StartAppInstance` operationId).
 func (c *Client) StartAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -5416,11 +5436,11 @@ func (c *Client) StopAppInstance(ctx context.Context, projectID ProjectID, appIn
 	return c.Client.Do(req)
 }
 
-// UpgradeAppInstanceWithBody Bring the instance to another version, in its place
+// UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-// 409 unless the instance runs, or has failed after it once ran.
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes any type of body and a specified content type.
 //
@@ -5437,11 +5457,11 @@ func (c *Client) UpgradeAppInstanceWithBody(ctx context.Context, projectID Proje
 	return c.Client.Do(req)
 }
 
-// UpgradeAppInstance Bring the instance to another version, in its place
+// UpgradeAppInstance Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-// 409 unless the instance runs, or has failed after it once ran.
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -5524,9 +5544,9 @@ func (c *Client) PutEntitlement(ctx context.Context, projectID ProjectID, appSlu
 
 // EstimateCost What an app would cost, before it is launched
 //
-// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
-// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
-// is in its `cost`.
+// The most that an hour of running costs at the version's default size and the current prices; a launch
+// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
+// cost so far is in its `cost`.
 //
 // Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
 func (c *Client) EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -10377,7 +10397,8 @@ type ClientWithResponsesInterface interface {
 
 	// GetNodeWithResponse One node, with what it refused
 	//
-	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10414,14 +10435,14 @@ type ClientWithResponsesInterface interface {
 
 	// RemoveNodeWithBodyWithResponse Take a node out of the mesh for good
 	//
-	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-	// It is shut out from then on. The body may be left out.
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+	// to come. It is shut out from then on. The body may be left out.
 	//
-	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-	// for which holds stay until its last record, or 30 days.
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+	// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+	// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+	// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+	// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10430,14 +10451,14 @@ type ClientWithResponsesInterface interface {
 
 	// RemoveNodeWithResponse Take a node out of the mesh for good
 	//
-	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-	// It is shut out from then on. The body may be left out.
+	// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+	// to come. It is shut out from then on. The body may be left out.
 	//
-	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-	// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-	// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-	// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-	// for which holds stay until its last record, or 30 days.
+	// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+	// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+	// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+	// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+	// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10453,10 +10474,11 @@ type ClientWithResponsesInterface interface {
 
 	// PutOrgQuotaWithBodyWithResponse Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+	// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+	// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+	// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+	// names the quota, its limit and its use.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10465,10 +10487,11 @@ type ClientWithResponsesInterface interface {
 
 	// PutOrgQuotaWithResponse Set what an org may hold (platform admin)
 	//
-	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-	// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-	// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-	// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+	// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+	// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+	// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+	// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+	// names the quota, its limit and its use.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10582,8 +10605,8 @@ type ClientWithResponsesInterface interface {
 
 	// ListAuditWithResponse The audit trail, newest first
 	//
-	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
-	// rows as well; what looks like a secret was never written.
+	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
+	// and failures are rows as well; what looks like a secret was never written.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10593,8 +10616,8 @@ type ClientWithResponsesInterface interface {
 	// MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-	// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10604,8 +10627,8 @@ type ClientWithResponsesInterface interface {
 	// MintServiceAccountTokenWithResponse Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-	// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10628,8 +10651,8 @@ type ClientWithResponsesInterface interface {
 
 	// ListUsageWithResponse Measured usage, newest first
 	//
-	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
-	// record names is in the ledger within the hub's posting interval, or when the bill is final.
+	// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The
+	// posting that a record names is in the ledger within the hub's posting interval, or when the bill is final.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10661,8 +10684,8 @@ type ClientWithResponsesInterface interface {
 
 	// EnrollNodeWithBodyWithResponse Join the mesh with a one-time token
 	//
-	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-	// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+	// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10671,8 +10694,8 @@ type ClientWithResponsesInterface interface {
 
 	// EnrollNodeWithResponse Join the mesh with a one-time token
 	//
-	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-	// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+	// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+	// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10681,8 +10704,8 @@ type ClientWithResponsesInterface interface {
 
 	// RenewNodeWithBodyWithResponse Get a new certificate by proof of the node's key, even after the last one expired
 	//
-	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-	// its address has none left. Without the proof the answer is the same for every id.
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+	// even when its address has none left. Without the proof the answer is the same for every id.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10691,8 +10714,8 @@ type ClientWithResponsesInterface interface {
 
 	// RenewNodeWithResponse Get a new certificate by proof of the node's key, even after the last one expired
 	//
-	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-	// its address has none left. Without the proof the answer is the same for every id.
+	// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+	// even when its address has none left. Without the proof the answer is the same for every id.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10817,7 +10840,8 @@ type ClientWithResponsesInterface interface {
 
 	// GetAllocationWithResponse One allocation
 	//
-	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10854,9 +10878,10 @@ type ClientWithResponsesInterface interface {
 
 	// CreatePublishIntentWithBodyWithResponse Ask where and with which credentials to push
 	//
-	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+	// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+	// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+	// quota `registry_bytes`.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10865,9 +10890,10 @@ type ClientWithResponsesInterface interface {
 
 	// CreatePublishIntentWithResponse Ask where and with which credentials to push
 	//
-	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-	// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-	// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+	// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+	// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+	// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+	// quota `registry_bytes`.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10884,7 +10910,8 @@ type ClientWithResponsesInterface interface {
 	// CreateAppInstanceWithBodyWithResponse Deploy an app
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+	// `placement_required`.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10894,7 +10921,8 @@ type ClientWithResponsesInterface interface {
 	// CreateAppInstanceWithResponse Deploy an app
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+	// `placement_required`.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10903,7 +10931,8 @@ type ClientWithResponsesInterface interface {
 
 	// GetAppInstanceWithResponse One app instance
 	//
-	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10912,7 +10941,7 @@ type ClientWithResponsesInterface interface {
 
 	// ChangeAppInstanceWithBodyWithResponse Rename the instance or change its config, without a new version
 	//
-	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -10922,7 +10951,7 @@ type ClientWithResponsesInterface interface {
 
 	// ChangeAppInstanceWithResponse Rename the instance or change its config, without a new version
 	//
-	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -10953,8 +10982,8 @@ type ClientWithResponsesInterface interface {
 
 	// RollbackAppInstanceWithBodyWithResponse Go back to a version that the instance has been running
 	//
-	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+	// enough. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10963,8 +10992,8 @@ type ClientWithResponsesInterface interface {
 
 	// RollbackAppInstanceWithResponse Go back to a version that the instance has been running
 	//
-	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+	// enough. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10973,7 +11002,8 @@ type ClientWithResponsesInterface interface {
 
 	// StartAppInstanceWithResponse Run a stopped or failed instance again, where it was
 	//
-	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
+	// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped
+	// or failed.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -10989,22 +11019,22 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 	StopAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*StopAppInstanceResponse, error)
 
-	// UpgradeAppInstanceWithBodyWithResponse Bring the instance to another version, in its place
+	// UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade (the `UpgradeAppInstance` operationId).
 	UpgradeAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UpgradeAppInstanceResponse, error)
 
-	// UpgradeAppInstanceWithResponse Bring the instance to another version, in its place
+	// UpgradeAppInstanceWithResponse Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-	// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-	// 409 unless the instance runs, or has failed after it once ran.
+	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -11041,9 +11071,9 @@ type ClientWithResponsesInterface interface {
 
 	// EstimateCostWithResponse What an app would cost, before it is launched
 	//
-	// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
-	// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
-	// is in its `cost`.
+	// The most that an hour of running costs at the version's default size and the current prices; a launch
+	// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
+	// cost so far is in its `cost`.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
@@ -15394,7 +15424,8 @@ func (c *ClientWithResponses) ListNodesWithResponse(ctx context.Context, params 
 
 // GetNodeWithResponse One node, with what it refused
 //
-// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -15461,14 +15492,14 @@ func (c *ClientWithResponses) ReleaseNodeWithResponse(ctx context.Context, nodeI
 
 // RemoveNodeWithBodyWithResponse Take a node out of the mesh for good
 //
-// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-// It is shut out from then on. The body may be left out.
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+// to come. It is shut out from then on. The body may be left out.
 //
-// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-// for which holds stay until its last record, or 30 days.
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15483,14 +15514,14 @@ func (c *ClientWithResponses) RemoveNodeWithBodyWithResponse(ctx context.Context
 
 // RemoveNodeWithResponse Take a node out of the mesh for good
 //
-// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still to come.
-// It is shut out from then on. The body may be left out.
+// Without `lost`, a drained node with nothing on it: 409 while an allocation is held there or usage of it is still
+// to come. It is shut out from then on. The body may be left out.
 //
-// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends unproved, as an
-// outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with `status_reason`
-// `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason). Should it come back all the
-// same, it is told to hold nothing, and may hand over the usage up to this moment: that is billed within claim and lease,
-// for which holds stay until its last record, or 30 days.
+// With `lost`, a node that is gone for good; 409 while it is in contact and not banned. What ran there ends
+// unproved, as an outcome of its own: allocations and their claims as `node_lost`, app instances as `failed` with
+// `status_reason` `node_lost` (one that was being decommissioned as `decommissioned`, with the same reason).
+// Should it come back all the same, the hub tells it to hold nothing, and takes the usage up to this moment:
+// that is billed within claim and lease, for which holds stay until its last record, or 30 days.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15518,10 +15549,11 @@ func (c *ClientWithResponses) UndrainNodeWithResponse(ctx context.Context, nodeI
 
 // PutOrgQuotaWithBodyWithResponse Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+// names the quota, its limit and its use.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15536,10 +15568,11 @@ func (c *ClientWithResponses) PutOrgQuotaWithBodyWithResponse(ctx context.Contex
 
 // PutOrgQuotaWithResponse Set what an org may hold (platform admin)
 //
-// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held without paying, up
-// to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine has: set a price or lower them
-// for orgs that nobody vouches for. A limit below what is in use takes nothing away; nothing is added until
-// it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which names the quota, its limit and its use.
+// A quota that is not named gets the hub's default. Capacity without a price (`allocation_seconds`) is held
+// without paying, up to `allocations`, `cpu_cores` and `accelerators`, whose defaults are more than one machine
+// has: set a price or lower them for orgs that nobody vouches for. A limit below what is in use takes nothing
+// away; nothing is added until it fits. A request beyond a quota is answered with 409 `quota_exceeded`, which
+// names the quota, its limit and its use.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15749,8 +15782,8 @@ func (c *ClientWithResponses) GetRegistryWithResponse(ctx context.Context, reqEd
 
 // ListAuditWithResponse The audit trail, newest first
 //
-// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials and failures are
-// rows as well; what looks like a secret was never written.
+// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
+// and failures are rows as well; what looks like a secret was never written.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -15766,8 +15799,8 @@ func (c *ClientWithResponses) ListAuditWithResponse(ctx context.Context, params 
 // MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15783,8 +15816,8 @@ func (c *ClientWithResponses) MintServiceAccountTokenWithBodyWithResponse(ctx co
 // MintServiceAccountTokenWithResponse Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON string is
-// not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
+// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15825,8 +15858,8 @@ func (c *ClientWithResponses) ListLedgerWithResponse(ctx context.Context, params
 
 // ListUsageWithResponse Measured usage, newest first
 //
-// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The posting that a
-// record names is in the ledger within the hub's posting interval, or when the bill is final.
+// Records are kept for a day; what they add up to in each hour is kept for good (`/billing/usage/hourly`). The
+// posting that a record names is in the ledger within the hub's posting interval, or when the bill is final.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -15882,8 +15915,8 @@ func (c *ClientWithResponses) GetHealthWithResponse(ctx context.Context, reqEdit
 
 // EnrollNodeWithBodyWithResponse Join the mesh with a one-time token
 //
-// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15898,8 +15931,8 @@ func (c *ClientWithResponses) EnrollNodeWithBodyWithResponse(ctx context.Context
 
 // EnrollNodeWithResponse Join the mesh with a one-time token
 //
-// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives the
-// same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
+// The key in the request is the node's own Ed25519 key, made on the node. The same token with the same key gives
+// the same node id again, so that an answer lost on the way costs nothing; with another key it is refused.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15914,8 +15947,8 @@ func (c *ClientWithResponses) EnrollNodeWithResponse(ctx context.Context, body E
 
 // RenewNodeWithBodyWithResponse Get a new certificate by proof of the node's key, even after the last one expired
 //
-// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-// its address has none left. Without the proof the answer is the same for every id.
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+// even when its address has none left. Without the proof the answer is the same for every id.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -15930,8 +15963,8 @@ func (c *ClientWithResponses) RenewNodeWithBodyWithResponse(ctx context.Context,
 
 // RenewNodeWithResponse Get a new certificate by proof of the node's key, even after the last one expired
 //
-// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it even when
-// its address has none left. Without the proof the answer is the same for every id.
+// A node that shows its certificate on the connection has a budget of its own, and one that proves its key has it
+// even when its address has none left. Without the proof the answer is the same for every id.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16158,7 +16191,8 @@ func (c *ClientWithResponses) CreateAllocationWithResponse(ctx context.Context, 
 
 // GetAllocationWithResponse One allocation
 //
-// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -16225,9 +16259,10 @@ func (c *ClientWithResponses) RegisterArtifactWithResponse(ctx context.Context, 
 
 // CreatePublishIntentWithBodyWithResponse Ask where and with which credentials to push
 //
-// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+// quota `registry_bytes`.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16242,9 +16277,10 @@ func (c *ClientWithResponses) CreatePublishIntentWithBodyWithResponse(ctx contex
 
 // CreatePublishIntentWithResponse Ask where and with which credentials to push
 //
-// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409 `app_slug_taken` tells
-// that a slug belongs to somebody else, and nothing more: the one exception to the rule that what is another org's is not
-// shown. An intent declares no size; what is pushed counts towards the org's quota `registry_bytes`.
+// The first intent for an app slug reserves it for the org. Slugs are one list for all orgs, so 409
+// `app_slug_taken` tells that a slug belongs to another org, and nothing more: the one exception to the rule
+// that what is another org's is not shown. An intent declares no size; what is pushed counts towards the org's
+// quota `registry_bytes`.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16273,7 +16309,8 @@ func (c *ClientWithResponses) ListAppInstancesWithResponse(ctx context.Context, 
 // CreateAppInstanceWithBodyWithResponse Deploy an app
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+// `placement_required`.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16289,7 +16326,8 @@ func (c *ClientWithResponses) CreateAppInstanceWithBodyWithResponse(ctx context.
 // CreateAppInstanceWithResponse Deploy an app
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
-// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409 `placement_required`.
+// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
+// `placement_required`.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16304,7 +16342,8 @@ func (c *ClientWithResponses) CreateAppInstanceWithResponse(ctx context.Context,
 
 // GetAppInstanceWithResponse One app instance
 //
-// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is over.
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -16319,7 +16358,7 @@ func (c *ClientWithResponses) GetAppInstanceWithResponse(ctx context.Context, pr
 
 // ChangeAppInstanceWithBodyWithResponse Rename the instance or change its config, without a new version
 //
-// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 // replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
@@ -16335,7 +16374,7 @@ func (c *ClientWithResponses) ChangeAppInstanceWithBodyWithResponse(ctx context.
 
 // ChangeAppInstanceWithResponse Rename the instance or change its config, without a new version
 //
-// Needs `apps.instance.upgrade`. The config is checked against the config schema of the version that is wanted, and
+// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
 // replaced as a whole. No container is touched; the event is `apps.instance.changed`.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
@@ -16390,8 +16429,8 @@ func (c *ClientWithResponses) GetAppInstanceLogsWithResponse(ctx context.Context
 
 // RollbackAppInstanceWithBodyWithResponse Go back to a version that the instance has been running
 //
-// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-// 409 unless the instance runs, or has failed after it once ran.
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+// enough. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16406,8 +16445,8 @@ func (c *ClientWithResponses) RollbackAppInstanceWithBodyWithResponse(ctx contex
 
 // RollbackAppInstanceWithResponse Go back to a version that the instance has been running
 //
-// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good enough.
-// 409 unless the instance runs, or has failed after it once ran.
+// Without `target_version` that is `previous_version`. The body may be left out. A deprecated version is good
+// enough. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16422,7 +16461,8 @@ func (c *ClientWithResponses) RollbackAppInstanceWithResponse(ctx context.Contex
 
 // StartAppInstanceWithResponse Run a stopped or failed instance again, where it was
 //
-// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped or failed.
+// It gets a new revision of the same version, and passes through `deploying`. 409 unless the instance is stopped
+// or failed.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -16450,11 +16490,11 @@ func (c *ClientWithResponses) StopAppInstanceWithResponse(ctx context.Context, p
 	return ParseStopAppInstanceResponse(rsp)
 }
 
-// UpgradeAppInstanceWithBodyWithResponse Bring the instance to another version, in its place
+// UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-// 409 unless the instance runs, or has failed after it once ran.
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16467,11 +16507,11 @@ func (c *ClientWithResponses) UpgradeAppInstanceWithBodyWithResponse(ctx context
 	return ParseUpgradeAppInstanceResponse(rsp)
 }
 
-// UpgradeAppInstanceWithResponse Bring the instance to another version, in its place
+// UpgradeAppInstanceWithResponse Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again by
-// the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and `rolled_back`.
-// 409 unless the instance runs, or has failed after it once ran.
+// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
+// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
+// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16538,9 +16578,9 @@ func (c *ClientWithResponses) PutEntitlementWithResponse(ctx context.Context, pr
 
 // EstimateCostWithResponse What an app would cost, before it is launched
 //
-// The most that an hour of running costs at the version's default size and the prices of the moment; a launch freezes
-// those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has cost so far
-// is in its `cost`.
+// The most that an hour of running costs at the version's default size and the current prices; a launch
+// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
+// cost so far is in its `cost`.
 //
 // Returns a wrapper object for the known response body format(s).
 //

@@ -1875,8 +1875,8 @@ type OrgQuotaItem struct {
 	DefaultLimit int64 `json:"default_limit"`
 	Limit        int64 `json:"limit"`
 
-	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
-	// have not ended; `user_tokens` those that are valid.
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
 	Name QuotaName `json:"name"`
 	Used int64     `json:"used"`
 }
@@ -2184,13 +2184,13 @@ type Quantity = string
 type QuotaLimit struct {
 	Limit int64 `json:"limit"`
 
-	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
-	// have not ended; `user_tokens` those that are valid.
+	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
 	Name QuotaName `json:"name"`
 }
 
-// QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads; `publish_intents` those that
-// have not ended; `user_tokens` those that are valid.
+// QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
+// `publish_intents` those that have not ended; `user_tokens` those that are valid.
 type QuotaName string
 
 // RecoveringNode defines model for RecoveringNode.
@@ -2200,11 +2200,11 @@ type RecoveringNode struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
 
-	// State waiting: not heard of since the restore; owes_usage: usage of before is still to come
+	// State waiting: no contact since the restore; owes_usage: usage of before is still to come
 	State RecoveringNodeState `json:"state"`
 }
 
-// RecoveringNodeState waiting: not heard of since the restore; owes_usage: usage of before is still to come
+// RecoveringNodeState waiting: no contact since the restore; owes_usage: usage of before is still to come
 type RecoveringNodeState string
 
 // Recovery defines model for Recovery.
@@ -2224,7 +2224,7 @@ type Recovery struct {
 	// RestoredFrom When the backup was taken that it was restored from
 	RestoredFrom time.Time `json:"restored_from,omitempty,omitzero"`
 
-	// Waiting Nodes that have not brought what they had accepted; their capacity stays reserved and nothing new reaches them
+	// Waiting Nodes that have not uploaded what they had accepted; their capacity stays reserved and nothing new reaches them
 	Waiting []RecoveringNode `json:"waiting"`
 }
 
@@ -3270,7 +3270,7 @@ type ServerInterface interface {
 	// StopAppInstance End the containers; allocation, revision and ports stay
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
 	StopAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
-	// UpgradeAppInstance Bring the instance to another version, in its place
+	// UpgradeAppInstance Upgrade the instance in place to another version
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// ListEntitlements What the project may launch
@@ -9854,7 +9854,7 @@ type StrictServerInterface interface {
 	// StopAppInstance End the containers; allocation, revision and ports stay
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
 	StopAppInstance(ctx context.Context, request StopAppInstanceRequestObject) (StopAppInstanceResponseObject, error)
-	// UpgradeAppInstance Bring the instance to another version, in its place
+	// UpgradeAppInstance Upgrade the instance in place to another version
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(ctx context.Context, request UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error)
 	// ListEntitlements What the project may launch
