@@ -25,7 +25,11 @@ import (
 func TestReferenceOfFaults(t *testing.T) {
 	answers, meanings := apiFaults(t)
 	status := statuses(t)
-	for _, f := range answers {
+	for i, f := range answers {
+		if f.code == "method_not_allowed" {
+			answers[i].kind = ""
+			continue
+		}
 		require.Contains(t, status, f.kind, "%s: %s", f.file, f.code)
 	}
 	reference.Check(t, "errors.md", "faults of the API", faultTable(t, answers, meanings, status))
@@ -87,22 +91,18 @@ func statuses(t *testing.T) map[string]int {
 	}
 	c := newCollector()
 	require.NoError(t, c.load(modulePath+"hub/internal/httpapi"))
-	found := map[string]int{"": http.StatusMethodNotAllowed}
+	found := map[string]int{"": http.StatusMethodNotAllowed, "Internal": http.StatusInternalServerError}
 	c.packages[modulePath+"hub/internal/httpapi"].visit(func(at place, n, _ ast.Node) {
-		clause, ok := n.(*ast.CaseClause)
-		if !ok || len(clause.Body) != 1 || len(at.funcs) == 0 {
+		entry, ok := n.(*ast.KeyValueExpr)
+		if !ok || len(at.funcs) == 0 {
 			return
 		}
-		f, isDecl := at.funcs[0].(*ast.FuncDecl)
-		result, isReturn := clause.Body[0].(*ast.ReturnStmt)
-		if !isDecl || f.Name.Name != "statusOf" || !isReturn {
+		if f, isDecl := at.funcs[0].(*ast.FuncDecl); !isDecl || f.Name.Name != "statusOf" {
 			return
 		}
-		for _, kind := range clause.List {
-			name := result.Results[0].(*ast.SelectorExpr).Sel.Name
-			require.Contains(t, byName, name)
-			found[kind.(*ast.SelectorExpr).Sel.Name] = byName[name]
-		}
+		name := entry.Value.(*ast.SelectorExpr).Sel.Name
+		require.Contains(t, byName, name)
+		found[entry.Key.(*ast.SelectorExpr).Sel.Name] = byName[name]
 	})
 	return found
 }
