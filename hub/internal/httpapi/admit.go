@@ -211,7 +211,7 @@ func (a *api) fail(c *gin.Context, err error) {
 	if c.Writer.Written() {
 		return // a stream broke off half-way; its end is all that can be said
 	}
-	writeProblem(c, statusOf(f.Kind), f, state.correlationID)
+	writeFault(c, f, state.correlationID)
 }
 
 // audit records denials, and failures of operations that mutate, within the budgets of audit rows; the next row says

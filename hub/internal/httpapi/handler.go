@@ -167,8 +167,10 @@ func (a *api) methodNotAllowed(c *gin.Context) {
 	state := callOf(c.Request.Context())
 	state.failure = codeMethodNotAllowed
 	c.Abort()
-	writeProblem(c, http.StatusMethodNotAllowed, fault.New(fault.Malformed, codeMethodNotAllowed,
-		"This path does not take this method; the Allow header lists those it takes.", nil), state.correlationID)
+	writeProblem(c, Problem{
+		Status: http.StatusMethodNotAllowed, Code: string(codeMethodNotAllowed), CorrelationID: state.correlationID,
+		Detail: "This path does not take this method; the Allow header lists those it takes.",
+	})
 }
 
 // securityHeaders tell browsers to treat answers as data and nothing else.

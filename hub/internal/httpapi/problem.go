@@ -16,19 +16,15 @@ import (
 // problemType is the prefix of a problem's type; the code follows.
 const problemType = "urn:gpuaas:problem:"
 
-// writeProblem is the one translation of a fault into HTTP (RFC 9457). The cause is never in it.
-func writeProblem(c *gin.Context, status int, f *fault.Error, correlationID string) {
+// writeFault is the one translation of a fault into HTTP. The cause is never in it.
+func writeFault(c *gin.Context, f *fault.Error, correlationID string) {
 	p := Problem{
-		Type: problemType + string(f.Code), Title: http.StatusText(status), Status: int32(status),
-		Code: string(f.Code), Detail: f.Public, CorrelationID: correlationID,
+		Status: int32(statusOf(f.Kind)), Code: string(f.Code), Detail: f.Public, CorrelationID: correlationID,
 	}
 	for _, field := range f.Fields {
 		p.Errors = append(p.Errors, ProblemField{Pointer: field.Pointer, Reason: field.Reason, Hint: field.Hint})
 	}
 	h := c.Writer.Header()
-	h.Del("Content-Length")
-	h.Set("Content-Type", "application/problem+json")
-	h.Set("Cache-Control", "no-store")
 	switch f.Kind {
 	case fault.Unauthenticated:
 		h.Set("WWW-Authenticate", `Bearer realm="gpuaas"`)
@@ -36,8 +32,18 @@ func writeProblem(c *gin.Context, status int, f *fault.Error, correlationID stri
 		h.Set("Retry-After", retryAfter(f)) // both always say when to come back (contract)
 	default:
 	}
+	writeProblem(c, p)
+}
+
+// writeProblem answers with a problem document (RFC 9457), whose type and title follow from its code and status.
+func writeProblem(c *gin.Context, p Problem) {
+	p.Type, p.Title = problemType+p.Code, http.StatusText(int(p.Status))
+	h := c.Writer.Header()
+	h.Del("Content-Length")
+	h.Set("Content-Type", "application/problem+json")
+	h.Set("Cache-Control", "no-store")
 	closeUnread(c.Writer, c.Request)
-	c.Writer.WriteHeader(status)
+	c.Writer.WriteHeader(int(p.Status))
 	// The header is out; a caller that hung up is nobody's error.
 	_ = json.NewEncoder(c.Writer).Encode(p)
 }
@@ -72,5 +78,6 @@ func statusOf(k fault.Kind) int {
 		fault.Unprocessable:      http.StatusUnprocessableEntity,
 		fault.RateLimited:        http.StatusTooManyRequests,
 		fault.Unavailable:        http.StatusServiceUnavailable,
+		fault.Internal:           http.StatusInternalServerError,
 	}[k], http.StatusInternalServerError)
 }
