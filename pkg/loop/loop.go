@@ -72,7 +72,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err),
 				slog.Int("failures", failures))
 		}
-		if !pause(ctx, min(took, maxCooldown)) || !l.wait(ctx, failures) {
+		if !Pause(ctx, min(took, maxCooldown)) || !l.wait(ctx, failures) {
 			return nil
 		}
 	}
@@ -99,8 +99,8 @@ func (l *Loop) wait(ctx context.Context, failures int) bool {
 	}
 }
 
-// pause reports whether ctx has let it pass.
-func pause(ctx context.Context, d time.Duration) bool {
+// Pause waits for d. It returns false when ctx ends before.
+func Pause(ctx context.Context, d time.Duration) bool {
 	select {
 	case <-ctx.Done():
 		return false

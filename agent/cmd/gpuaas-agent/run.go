@@ -27,6 +27,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -149,10 +150,8 @@ func (c *config) enroll(ctx context.Context, n *node) error {
 			return err
 		}
 		n.log.WarnContext(ctx, "cannot enroll yet", slog.Any("error", err), slog.String("retry_in", retry.String()))
-		select {
-		case <-ctx.Done():
+		if !loop.Pause(ctx, retry) {
 			return err
-		case <-time.After(retry):
 		}
 	}
 }

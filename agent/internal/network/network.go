@@ -29,9 +29,8 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultBridge   = "gpuaas0"
-	DefaultCIDR     = "10.88.0.0/16"
-	DefaultStateDir = "/run/gpuaas-agent/network"
+	DefaultBridge = "gpuaas0"
+	DefaultCIDR   = "10.88.0.0/16"
 	// DefaultSharedDir holds the state that the agents of one machine share.
 	DefaultSharedDir = "/run/gpuaas-network"
 )
@@ -66,7 +65,6 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Bridge = cmp.Or(c.Bridge, DefaultBridge)
 	c.CIDR = cmp.Or(c.CIDR, DefaultCIDR)
-	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
 	c.SharedDir = cmp.Or(c.SharedDir, DefaultSharedDir)
 	c.Log = cmp.Or(c.Log, slog.New(slog.DiscardHandler))
 	return c

@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/loop"
 )
 
 func (r *Runtime) cgroupPath(id string) string { return filepath.Join(r.cfg.CgroupParent, id) }
@@ -50,7 +52,7 @@ func (r *Runtime) oomKilled(id string) bool {
 // cgroupWait bounds how long killed processes may take to leave their cgroup.
 const cgroupWait = 10 * time.Second
 
-// removeCgroup kills whatever is still in the container's cgroup and removes it, then the parent when it is empty.
+// removeCgroup kills what is still in the container's cgroup and removes it, then the parent when it is empty.
 func (r *Runtime) removeCgroup(ctx context.Context, id string) error {
 	limit, cancel := context.WithTimeout(ctx, cgroupWait)
 	defer cancel()
@@ -59,15 +61,13 @@ func (r *Runtime) removeCgroup(ctx context.Context, id string) error {
 		if left == 0 {
 			return r.removeEmptyCgroup(r.cfg.CgroupParent)
 		}
-		select {
-		case <-limit.Done():
+		if !loop.Pause(limit, 20*time.Millisecond) {
 			return errors.Join(err, limit.Err())
-		case <-time.After(20 * time.Millisecond):
 		}
 	}
 }
 
-// tryRemoveCgroup tells how many directories it could not remove.
+// tryRemoveCgroup returns how many directories it could not remove.
 func (r *Runtime) tryRemoveCgroup(id string) (left int, err error) {
 	for _, dir := range r.cgroupDirs(r.cgroupPath(id)) {
 		// A container with a cgroup namespace may have made children.

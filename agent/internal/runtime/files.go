@@ -140,8 +140,6 @@ func unmountAll(path string) error {
 	}
 }
 
-func (r *Runtime) removeFiles(id string) error { return os.RemoveAll(r.files(id).dir) }
-
 // noteStart writes the time of the start beside the container's files; containerd does not keep it. The file need not
 // be synced: a crash of the machine ends the container as well.
 func (r *Runtime) noteStart(id string, at time.Time) error {

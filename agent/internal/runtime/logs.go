@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 )
 
 const (
@@ -162,10 +163,8 @@ func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id str
 		if err != nil || !more {
 			return err
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Pause(ctx, followEvery) {
 			return ctx.Err()
-		case <-time.After(followEvery):
 		}
 	}
 }

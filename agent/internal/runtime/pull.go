@@ -79,20 +79,13 @@ func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
 		if total > u.r.cfg.MaxImageBytes {
 			return nil, errImageTooLarge
 		}
-		if free, ok := freeBytes(u.r.host.contentRoot); ok && free < unpackedFactor*total {
+		var st unix.Statfs_t
+		if unix.Statfs(u.r.host.contentRoot, &st) == nil && int64(st.Bavail)*st.Bsize < unpackedFactor*total {
 			return nil, &spaceMissingError{unpackedFactor * total}
 		}
 		u.compressed.Store(total)
 		return children, nil
 	})
-}
-
-func freeBytes(dir string) (int64, bool) {
-	var st unix.Statfs_t
-	if unix.Statfs(dir, &st) != nil {
-		return 0, false
-	}
-	return int64(st.Bavail) * st.Bsize, true
 }
 
 // hostless lets the image be stored under a name without the registry's host.

@@ -31,9 +31,6 @@ const (
 	DefaultAddress     = "/run/containerd/containerd.sock"
 	DefaultNamespace   = "gpuaas"
 	DefaultSnapshotter = "overlayfs"
-	DefaultStateDir    = "/run/gpuaas-agent/containers"
-	DefaultLogDir      = "/var/lib/gpuaas-agent/logs"
-	DefaultRuncRoot    = "/run/gpuaas-agent/runc"
 	DefaultCgroup      = "/gpuaas"
 	// DefaultUIDMapBase is the first host user id of the one range that all containers of a node are mapped to.
 	DefaultUIDMapBase = 100000
@@ -58,7 +55,7 @@ const (
 	connectAgainMax = 500 * time.Millisecond
 )
 
-// Config says where everything is. Zero values take the defaults above.
+// Config says where everything is. Zero values take the defaults above; StateDir, LogDir and RuncRoot have none.
 type Config struct {
 	// Address is the path of containerd's socket.
 	Address string
@@ -104,9 +101,6 @@ func (c Config) withDefaults() Config {
 	c.Address = cmp.Or(c.Address, DefaultAddress)
 	c.Namespace = cmp.Or(c.Namespace, DefaultNamespace)
 	c.Snapshotter = cmp.Or(c.Snapshotter, DefaultSnapshotter)
-	c.StateDir = cmp.Or(c.StateDir, DefaultStateDir)
-	c.LogDir = cmp.Or(c.LogDir, DefaultLogDir)
-	c.RuncRoot = cmp.Or(c.RuncRoot, DefaultRuncRoot)
 	c.CgroupParent = cmp.Or(c.CgroupParent, DefaultCgroup)
 	c.ResolvConf = cmp.Or(c.ResolvConf, "/etc/resolv.conf")
 	c.ProcDir = cmp.Or(c.ProcDir, "/proc")

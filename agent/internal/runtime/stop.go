@@ -21,6 +21,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -96,10 +97,8 @@ func (r *Runtime) awaitExit(ctx context.Context, id string, within time.Duration
 				continue
 			}
 		}
-		select {
-		case <-limit.Done():
+		if !loop.Pause(limit, pollExit) {
 			return false, ctx.Err()
-		case <-time.After(pollExit):
 		}
 	}
 }
@@ -153,10 +152,8 @@ func (r *Runtime) deleteTask(ctx context.Context, id string) error {
 		if time.Now().After(deadline) {
 			return err
 		}
-		select {
-		case <-limit.Done():
+		if !loop.Pause(limit, wait) {
 			return errors.Join(err, limit.Err())
-		case <-time.After(wait):
 		}
 	}
 }
@@ -170,10 +167,10 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 		return fmt.Errorf("remove cgroup of container %s: %w", id, err)
 	}
 	failpoint.Hit("agent/remove/cgroup_removed")
-	if err := os.RemoveAll(r.runcState(id)); err != nil {
+	if err := os.RemoveAll(filepath.Join(r.runcStates(), id)); err != nil {
 		return err
 	}
-	if err := r.removeFiles(id); err != nil {
+	if err := os.RemoveAll(r.files(id).dir); err != nil {
 		return fmt.Errorf("remove files of container %s: %w", id, err)
 	}
 	failpoint.Hit("agent/remove/files_removed")
@@ -181,9 +178,8 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 	return r.removeLogs(id)
 }
 
-func (r *Runtime) runcState(id string) string {
-	return filepath.Join(r.cfg.RuncRoot, r.cfg.Namespace, id)
-}
+// runcStates is runc's directory of the containers of this agent.
+func (r *Runtime) runcStates() string { return filepath.Join(r.cfg.RuncRoot, r.cfg.Namespace) }
 
 // RemoveMember removes every run of a member, whatever state a crash has left it in.
 func (r *Runtime) RemoveMember(ctx context.Context, memberID string) error {
@@ -260,7 +256,7 @@ func (r *Runtime) traces(ctx context.Context, memberID string) ([]trace, error) 
 func (r *Runtime) tracesOnDisk(prefix string) ([]trace, error) {
 	dirs := []trace{ // kind and directory
 		{protocol.AbsentScratch, r.cfg.StateDir},
-		{protocol.AbsentContainer, filepath.Join(r.cfg.RuncRoot, r.cfg.Namespace)},
+		{protocol.AbsentContainer, r.runcStates()},
 		{protocol.AbsentLog, r.cfg.LogDir},
 	}
 	for _, dir := range r.cgroupDirs(r.cfg.CgroupParent) {
@@ -268,11 +264,15 @@ func (r *Runtime) tracesOnDisk(prefix string) ([]trace, error) {
 	}
 	var found []trace
 	for _, dir := range dirs {
-		names, err := namesIn(dir.id, prefix)
-		if err != nil {
+		entries, err := os.ReadDir(dir.id)
+		if err != nil && !errors.Is(err, os.ErrNotExist) {
 			return nil, err
 		}
-		for _, name := range names {
+		for _, e := range entries {
+			name := e.Name()
+			if !strings.HasPrefix(name, prefix) {
+				continue
+			}
 			if dir.kind == protocol.AbsentLog {
 				name, _, _ = strings.Cut(name, logSuffix)
 			}
@@ -284,20 +284,6 @@ func (r *Runtime) tracesOnDisk(prefix string) ([]trace, error) {
 		}
 	}
 	return found, nil
-}
-
-func namesIn(dir, prefix string) ([]string, error) {
-	entries, err := os.ReadDir(dir)
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, err
-	}
-	var names []string
-	for _, e := range entries {
-		if strings.HasPrefix(e.Name(), prefix) {
-			names = append(names, e.Name())
-		}
-	}
-	return names, nil
 }
 
 // removeStraySnapshots removes the snapshots that no image holds any more, children first.

@@ -21,6 +21,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/notify"
 )
 
@@ -42,10 +43,8 @@ func (r *Runtime) Events(ctx context.Context) <-chan struct{} {
 			if time.Since(started) > eventsMaxBackoff {
 				wait = eventsBackoff
 			}
-			select {
-			case <-ctx.Done():
+			if !loop.Pause(ctx, wait) {
 				return
-			case <-time.After(wait):
 			}
 			wait = min(2*wait, eventsMaxBackoff)
 		}

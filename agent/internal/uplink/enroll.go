@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -312,7 +313,7 @@ func (r *renewer) run(ctx context.Context) {
 				retry, wait = r.afterFailure(retry)
 			}
 		}
-		if !pause(ctx, wait) {
+		if !loop.Pause(ctx, wait) {
 			return
 		}
 	}

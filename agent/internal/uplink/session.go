@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -245,7 +246,7 @@ func (s *session) refuseTooLarge(cause error) {
 func (s *session) sendLastRefusals(ctx context.Context, cause error) error {
 	s.sendRefusals()
 	_ = s.control.CloseWrite()
-	pause(ctx, lastRefusalWait)
+	loop.Pause(ctx, lastRefusalWait)
 	return cause
 }
 

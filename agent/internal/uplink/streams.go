@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -89,7 +90,7 @@ func (s *session) usageRefused(ctx context.Context, reason protocol.Nack_Reason)
 	wait := hubsession.UsageRetry(reason, s.u.cfg.UsageRetry)
 	s.u.log.WarnContext(ctx, "usage segment refused", slog.String("reason", reason.Text()),
 		slog.Uint64("after_segment", s.u.store.Spool().Marks.Posted), slog.String("retry_in", wait.String()))
-	if !pause(ctx, wait) {
+	if !loop.Pause(ctx, wait) {
 		return ctx.Err()
 	}
 	return nil

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -125,7 +126,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 		wait := retry.Pause(lasted, err, rand.Float64()) //nolint:gosec // not a secret
 		u.log.InfoContext(ctx, "no session", slog.String("hub", u.addr()), slog.Any("error", err),
 			slog.String("retry_in", wait.String()))
-		if !pause(ctx, wait) {
+		if !loop.Pause(ctx, wait) {
 			return nil
 		}
 	}
@@ -183,18 +184,6 @@ func (u *Uplink) Status() agent.SessionStatus {
 // jitter is d less up to half of itself, by chance.
 func jitter(d time.Duration) time.Duration {
 	return hubsession.Spread(d, rand.Float64()) //nolint:gosec // not a secret
-}
-
-// pause waits. It returns false when ctx has ended.
-func pause(ctx context.Context, d time.Duration) bool {
-	t := time.NewTimer(d)
-	defer t.Stop()
-	select {
-	case <-ctx.Done():
-		return false
-	case <-t.C:
-		return true
-	}
 }
 
 // errNoSession is the error of calls that need a session when there is none.
