@@ -37,7 +37,6 @@ type CancelPull struct{ MemberID string }
 type StopContainer struct {
 	MemberID    string
 	ContainerID string
-	Service     string
 	Grace       time.Duration
 	// Why is for the log: left_state, replaced, stopped, refused, lease_ended, duplicate.
 	Why string
@@ -47,9 +46,7 @@ type StopContainer struct {
 type RecordExit struct {
 	MemberID    string
 	ContainerID string
-	Service     string
 	Revision    uint64
-	RunID       string
 	// Unasked says that the agent did not request the exit: it counts as a failure.
 	Unasked bool
 }
@@ -58,17 +55,13 @@ type RecordExit struct {
 type RemoveContainer struct {
 	MemberID    string
 	ContainerID string
-	RunID       string
 }
 
 // RemoveNetwork removes a member's namespaces, address, port mappings and rules.
 type RemoveNetwork struct{ MemberID string }
 
 // RetireMember closes a member that has left the machine: last usage record, ports, scratch, logs, proof.
-type RetireMember struct {
-	MemberID   string
-	InstanceID string
-}
+type RetireMember struct{ MemberID string }
 
 // FetchPart gets a document that the state names.
 type FetchPart struct {
@@ -143,9 +136,6 @@ func (FetchPart) order() int       { return orderFetch }
 func (PullImage) order() int       { return orderPull }
 func (SetupNetwork) order() int    { return orderNetwork }
 func (StartContainer) order() int  { return orderStart }
-
-// Releases reports whether the action gives something back rather than taking it.
-func Releases(a Action) bool { return a.order() <= orderRetire }
 
 // MemberOf returns the member that the action is about; empty for a container that bears no member.
 func MemberOf(a Action) string { return a.memberID() }

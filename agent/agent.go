@@ -109,7 +109,7 @@ const (
 	Unknown ContainerStatus = "unknown"
 )
 
-// Container is one container on the machine that belongs to this agent.
+// Container is one container on the machine that belongs to this agent: one start of one service.
 type Container struct {
 	ID         string
 	MemberID   string
@@ -117,12 +117,10 @@ type Container struct {
 	Service    string
 	Revision   uint64
 	SpecDigest string
-	// RunID names this one start of it.
-	RunID     string
-	Status    ContainerStatus
-	StartedAt time.Time
-	ExitedAt  time.Time
-	ExitCode  int32
+	Status     ContainerStatus
+	StartedAt  time.Time
+	ExitedAt   time.Time
+	ExitCode   int32
 	// ExitRecorded says that exit code and usage are durable, so that the container may be removed.
 	ExitRecorded   bool
 	AcceleratorIDs []string

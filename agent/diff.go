@@ -234,10 +234,12 @@ func (d *differ) prefetch(w Workload) bool {
 	serves := w.Fallback != nil && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
 		return c.Status == Running && c.Revision == w.Fallback.Revision
 	})
-	if !serves {
-		return false
-	}
-	missing := false
+	return serves && d.pull(w)
+}
+
+// pull pulls the images of the services that have no container yet, if the revision may be tried. It reports whether
+// any image is missing.
+func (d *differ) pull(w Workload) (missing bool) {
 	pulled := make(map[string]bool)
 	for _, s := range w.Services {
 		if d.observed.Images[s.Image] || d.hasCurrent(w, s) {
@@ -299,20 +301,18 @@ func (d *differ) release(c Container, grace time.Duration, why string) {
 	case Exited:
 		d.releaseExited(c, false)
 	case Created:
-		d.add(RemoveContainer{MemberID: c.MemberID, ContainerID: c.ID, RunID: c.RunID})
+		d.add(RemoveContainer{MemberID: c.MemberID, ContainerID: c.ID})
 	case Running, Unknown:
-		d.add(StopContainer{MemberID: c.MemberID, ContainerID: c.ID, Service: c.Service, Grace: grace, Why: why})
+		d.add(StopContainer{MemberID: c.MemberID, ContainerID: c.ID, Grace: grace, Why: why})
 	}
 }
 
 func (d *differ) releaseExited(c Container, unasked bool) {
 	if !c.ExitRecorded {
-		d.add(RecordExit{
-			MemberID: c.MemberID, ContainerID: c.ID, Service: c.Service, Revision: c.Revision, RunID: c.RunID, Unasked: unasked,
-		})
+		d.add(RecordExit{MemberID: c.MemberID, ContainerID: c.ID, Revision: c.Revision, Unasked: unasked})
 		return
 	}
-	d.add(RemoveContainer{MemberID: c.MemberID, ContainerID: c.ID, RunID: c.RunID})
+	d.add(RemoveContainer{MemberID: c.MemberID, ContainerID: c.ID})
 }
 
 func (d *differ) recordExits(id string, unasked bool) {
@@ -327,7 +327,7 @@ func (d *differ) recordExits(id string, unasked bool) {
 func (d *differ) retire(id string) {
 	m, remembered := d.observed.Members[id]
 	if remembered && m.Removal == nil {
-		d.add(RetireMember{MemberID: id, InstanceID: m.InstanceID})
+		d.add(RetireMember{MemberID: id})
 	}
 }
 
@@ -344,15 +344,7 @@ func (d *differ) mayTry(w Workload) bool {
 // acquire gets what the workload lacks. Images and network do not wait for each other; containers wait for the images
 // and are created in parallel to the network.
 func (d *differ) acquire(w Workload) {
-	before := len(d.actions)
-	pulled := make(map[string]bool)
-	for _, s := range w.Services {
-		if !d.observed.Images[s.Image] && !pulled[s.Image] && !d.runs(w.MemberID, s.Name) {
-			pulled[s.Image] = true
-			d.add(PullImage{MemberID: w.MemberID, Revision: w.Revision, Image: s.Image})
-		}
-	}
-	pulling := len(d.actions) > before
+	pulling := d.pull(w)
 	if n, attached := d.networks[w.MemberID]; !attached || n.Revision != w.Revision {
 		setup := SetupNetwork{MemberID: w.MemberID, Revision: w.Revision, Workload: w}
 		if !pulling {

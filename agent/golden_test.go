@@ -102,7 +102,7 @@ func leaseUntil(end time.Time, exhausted bool) agent.Leases {
 
 func running(w agent.Workload) agent.Container {
 	return agent.Container{
-		ID: "c1", RunID: "r1", MemberID: w.MemberID, InstanceID: w.InstanceID, Service: "app", Revision: w.Revision,
+		ID: "c1", MemberID: w.MemberID, InstanceID: w.InstanceID, Service: "app", Revision: w.Revision,
 		SpecDigest: w.Services[0].SpecDigest, Status: agent.Running, StartedAt: noon.Add(-time.Hour),
 		ReadyAt: noon.Add(-59 * time.Minute),
 	}

@@ -104,7 +104,7 @@ func (m *machine) do(a agent.Action) {
 	case agent.StartContainer:
 		m.runs++
 		m.Containers = append(m.Containers, agent.Container{
-			ID: fmt.Sprintf("c%d", m.runs), RunID: fmt.Sprintf("r%d", m.runs), MemberID: a.MemberID, Service: a.Service.Name,
+			ID: fmt.Sprintf("c%d", m.runs), MemberID: a.MemberID, Service: a.Service.Name,
 			Revision: a.Revision, SpecDigest: a.Service.SpecDigest, Status: agent.Running, StartedAt: m.now,
 			AcceleratorIDs: a.Service.AcceleratorIDs,
 		})
@@ -167,7 +167,7 @@ func (m *machine) addLeftovers(t *rapid.T) {
 	for range rapid.IntRange(0, 5).Draw(t, "leftovers") {
 		m.runs++
 		m.Containers = append(m.Containers, agent.Container{
-			ID: fmt.Sprintf("c%d", m.runs), RunID: fmt.Sprintf("r%d", m.runs),
+			ID:       fmt.Sprintf("c%d", m.runs),
 			MemberID: rapid.SampledFrom([]string{"", "m1", "m2", "m9"}).Draw(t, "member"),
 			Service:  rapid.SampledFrom([]string{"s0", "s1", "s9"}).Draw(t, "service"),
 			Revision: rapid.Uint64Range(0, 3).Draw(t, "revision"), SpecDigest: "whatever",

@@ -87,33 +87,6 @@ func Seal(c Chain, waiting []*protocol.UsageRecord, now time.Time) (Sealed, Chai
 	return Sealed{Segment: seg, Payload: payload}, next, waiting[len(seg.Records):], nil
 }
 
-// VerifyNext checks that payload is the segment right after the chain, and returns the chain after it. It checks no
-// signature.
-func VerifyNext(c Chain, payload []byte) (*protocol.UsageSegment, Chain, error) {
-	seg := &protocol.UsageSegment{}
-	if err := proto.Unmarshal(payload, seg); err != nil {
-		return nil, c, fmt.Errorf("segment after %d: %w", c.Number, err)
-	}
-	switch {
-	case seg.GetNodeId() != c.NodeID || seg.GetIncarnation() != c.Incarnation:
-		return nil, c, fmt.Errorf("segment %d is of another node or incarnation", seg.GetNumber())
-	case seg.GetNumber() != c.Number+1:
-		return nil, c, fmt.Errorf("segment %d does not follow %d", seg.GetNumber(), c.Number)
-	case !bytes.Equal(seg.GetPreviousSha256(), c.SHA256):
-		return nil, c, fmt.Errorf("segment %d names another predecessor", seg.GetNumber())
-	case len(seg.GetRecords()) == 0 || len(seg.GetRecords()) > MaxSegmentRecords:
-		return nil, c, fmt.Errorf("segment %d has %d records", seg.GetNumber(), len(seg.GetRecords()))
-	}
-	for _, r := range seg.GetRecords() {
-		c.Sequence++
-		if r.GetSequence() != c.Sequence {
-			return nil, c, fmt.Errorf("segment %d: record %d where %d was due", seg.GetNumber(), r.GetSequence(), c.Sequence)
-		}
-	}
-	c.Number, c.SHA256 = seg.GetNumber(), digest(payload)
-	return seg, c, nil
-}
-
 // Marks are the hub's progress with this incarnation's segments. Plain data, stored as JSON.
 type Marks struct {
 	// Posted: the hub has billed all segments up to here.

@@ -13,6 +13,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/agent/spool/spooltest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -62,10 +63,10 @@ func TestFollowRefusesAnythingButTheNextSegment(t *testing.T) {
 	s2, c2, _, err := spool.Seal(c1, records(3, 2), noon)
 	require.NoError(t, err)
 
-	_, got, err := spool.VerifyNext(first(), s1.Payload)
+	_, got, err := spooltest.VerifyNext(first(), s1.Payload)
 	require.NoError(t, err)
 	require.Equal(t, c1, got)
-	_, got, err = spool.VerifyNext(got, s2.Payload)
+	_, got, err = spooltest.VerifyNext(got, s2.Payload)
 	require.NoError(t, err)
 	require.Equal(t, c2, got)
 
@@ -84,7 +85,7 @@ func TestFollowRefusesAnythingButTheNextSegment(t *testing.T) {
 		"not a segment":     {first(), []byte("\xff\xff")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			_, _, err := spool.VerifyNext(tc.at, tc.payload)
+			_, _, err := spooltest.VerifyNext(tc.at, tc.payload)
 			require.Error(t, err)
 		})
 	}
@@ -96,7 +97,7 @@ func TestRecordSequenceGapIsRefused(t *testing.T) {
 	s1.Segment.Records[1].Sequence = 9
 	payload, err := proto.Marshal(s1.Segment)
 	require.NoError(t, err)
-	_, _, err = spool.VerifyNext(first(), payload)
+	_, _, err = spooltest.VerifyNext(first(), payload)
 	require.ErrorContains(t, err, "where 2 was due")
 }
 
@@ -241,7 +242,7 @@ func (n *delivery) send(t *rapid.T) bool {
 	if number <= n.hub.Number {
 		return true
 	}
-	seg, chain, err := spool.VerifyNext(n.hub, payload)
+	seg, chain, err := spooltest.VerifyNext(n.hub, payload)
 	require.NoError(t, err)
 	n.hub = chain
 	for _, r := range seg.GetRecords() {

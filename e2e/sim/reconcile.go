@@ -150,7 +150,7 @@ func (n *node) observe(now time.Time) agent.Observed {
 		x := agent.Container{
 			ID: c.id, MemberID: c.memberID, InstanceID: c.instanceID, Service: c.service, Revision: c.revision,
 			SpecDigest: c.specDigest,
-			RunID:      c.id, Status: c.status, StartedAt: run.StartedAt, ExitedAt: run.ExitedAt, ExitCode: run.ExitCode,
+			Status:     c.status, StartedAt: run.StartedAt, ExitedAt: run.ExitedAt, ExitCode: run.ExitCode,
 			ExitRecorded: run.ExitRecorded, AcceleratorIDs: c.accelerators, ReadyAt: run.ReadyAt,
 		}
 		if x.StartedAt.IsZero() {

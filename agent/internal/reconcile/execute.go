@@ -26,10 +26,11 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 	}
 	_, pulling := a.(agent.PullImage)
 	acting, cancel := context.WithCancel(ctx)
-	r.markBusy(id, pulling, cancel)
+	w := &work{pulling: pulling, cancel: cancel}
+	r.markBusy(id, w)
 	r.running.Go(func() {
 		defer r.Wake()
-		defer r.markDone(id, pulling)
+		defer r.markDone(id, w)
 		defer cancel()
 		slots := r.actions
 		if pulling {
@@ -54,35 +55,19 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 	})
 }
 
-func (r *Reconciler) markBusy(id string, pulling bool, cancel context.CancelFunc) {
+func (r *Reconciler) markBusy(id string, w *work) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := r.busy[id]
-	if w == nil {
-		w = &work{}
-		r.busy[id] = w
+	if r.busy[id] == nil {
+		r.busy[id] = map[*work]bool{}
 	}
-	if !pulling {
-		w.other++
-		return
-	}
-	w.pulling++
-	w.cancelPulls = append(w.cancelPulls, cancel)
+	r.busy[id][w] = true
 }
 
-func (r *Reconciler) markDone(id string, pulling bool) {
+func (r *Reconciler) markDone(id string, w *work) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	w := r.busy[id]
-	if pulling {
-		w.pulling--
-	} else {
-		w.other--
-	}
-	if w.pulling == 0 {
-		w.cancelPulls = nil
-	}
-	if w.pulling == 0 && w.other == 0 {
+	if delete(r.busy[id], w); len(r.busy[id]) == 0 {
 		delete(r.busy, id)
 	}
 }
@@ -90,9 +75,9 @@ func (r *Reconciler) markDone(id string, pulling bool) {
 func (r *Reconciler) cancelPulls(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if w := r.busy[id]; w != nil {
-		for _, cancel := range w.cancelPulls {
-			cancel()
+	for w := range r.busy[id] {
+		if w.pulling {
+			w.cancel()
 		}
 	}
 }
@@ -152,8 +137,8 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 
 // reasonOf returns a reason of the contract's closed list.
 func reasonOf(a agent.Action, err error) protocol.WorkloadStatus_Reason {
-	if reason := agent.ReasonOf(err); reason != 0 {
-		return reason
+	if agent.IsFeatureMissing(err) {
+		return protocol.WorkloadStatus_FEATURE_MISSING
 	}
 	if _, is := a.(agent.PullImage); is {
 		return protocol.WorkloadStatus_IMAGE_PULL_FAILED

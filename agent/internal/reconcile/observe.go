@@ -66,8 +66,12 @@ func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	busy := make(map[string]agent.Work, len(r.busy))
-	for id, w := range r.busy {
-		busy[id] = agent.Work{Pulling: w.pulling > 0, Other: w.other > 0}
+	for id, actions := range r.busy {
+		var w agent.Work
+		for a := range actions {
+			w.Pulling, w.Other = w.Pulling || a.pulling, w.Other || !a.pulling
+		}
+		busy[id] = w
 	}
 	for id, until := range r.retryAfter {
 		if until.After(now) {
@@ -151,7 +155,6 @@ func (r *Reconciler) containers(listed []runtime.Container) []agent.Container {
 			Service:      c.Service,
 			Revision:     c.Revision,
 			SpecDigest:   c.SpecDigest,
-			RunID:        c.ID,
 			Status:       statusOf(c.State),
 			StartedAt:    run.StartedAt,
 			ExitedAt:     run.ExitedAt,

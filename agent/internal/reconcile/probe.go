@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -62,13 +63,13 @@ func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 			if c.MemberID != w.MemberID || c.Revision != w.Revision || c.Status != agent.Running || i < 0 {
 				continue
 			}
-			live[c.RunID] = true
-			if r.probers[c.RunID] != nil {
+			live[c.ID] = true
+			if r.probers[c.ID] != nil {
 				continue
 			}
 			probing, cancel := context.WithCancel(ctx)
 			p := &prober{cancel: cancel}
-			r.probers[c.RunID] = p
+			r.probers[c.ID] = p
 			ports := snap.members[c.MemberID].Ports
 			r.running.Go(func() { r.probeLoop(probing, p, c, w.Services[i].Spec, ports) })
 		}
@@ -112,7 +113,7 @@ func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container
 		case ready:
 			if bad++; bad == failingAfter {
 				r.log.WarnContext(ctx, "readiness probe fails", slog.String("member_id", c.MemberID),
-					slog.String("run_id", c.RunID), slog.Any("error", err))
+					slog.String("run_id", c.ID), slog.Any("error", err))
 				r.setFailing(p, true)
 			}
 		}
@@ -123,10 +124,8 @@ func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container
 		case err == nil:
 			pause = untilSlot(time.Now(), untilHealthyProbe(took, period))
 		}
-		select {
-		case <-ctx.Done():
+		if !loop.Pause(ctx, pause) {
 			return
-		case <-time.After(pause):
 		}
 	}
 }
@@ -153,7 +152,7 @@ func untilSlot(now time.Time, pause time.Duration) time.Duration {
 func (r *Reconciler) becameReady(ctx context.Context, c agent.Container) bool {
 	failpoint.Hit("agent/ready/observed")
 	err := r.withClock(func(now time.Time) error {
-		return r.store.UpdateRun(c.RunID, func(run *state.Run) { run.ReadyAt = now })
+		return r.store.UpdateRun(c.ID, func(run *state.Run) { run.ReadyAt = now })
 	})
 	if err != nil {
 		r.log.ErrorContext(ctx, "cannot store readiness", slog.String("member_id", c.MemberID), slog.Any("error", err))

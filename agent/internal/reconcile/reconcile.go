@@ -92,8 +92,9 @@ type Reconciler struct {
 
 	subscribers notify.Broadcast
 
-	mu   sync.Mutex
-	busy map[string]*work
+	mu sync.Mutex
+	// busy holds the running actions of each member.
+	busy map[string]map[*work]bool
 	// retryAfter holds members back after an action that failed through no fault of the workload.
 	retryAfter map[string]time.Time
 	probers    map[string]*prober
@@ -103,12 +104,10 @@ type Reconciler struct {
 	conditions map[string]string
 }
 
-// work counts the actions that run for one member.
+// work is a running action: an image pull, which can be cancelled, or another one.
 type work struct {
-	other   int
-	pulling int
-	// cancelPulls ends the pulls; set while there are any.
-	cancelPulls []context.CancelFunc
+	pulling bool
+	cancel  context.CancelFunc
 }
 
 // New makes a reconciler.
@@ -133,7 +132,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		diskCheck:  notify.NewSignal(),
 		clockDue:   notify.NewSignal(),
 		passed:     make(chan struct{}),
-		busy:       map[string]*work{},
+		busy:       map[string]map[*work]bool{},
 		retryAfter: map[string]time.Time{},
 		probers:    map[string]*prober{},
 		conditions: map[string]string{},

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/agent/spool/spooltest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -169,7 +170,7 @@ func checkChain(t *testing.T, s *state.Store, m *mesh) {
 				SHA256: seg.GetPreviousSha256(), Sequence: seg.GetRecords()[0].GetSequence() - 1,
 			}
 		}
-		_, next, err := spool.VerifyNext(*chain, env.GetPayload())
+		_, next, err := spooltest.VerifyNext(*chain, env.GetPayload())
 		require.NoError(t, err)
 		chain = &next
 		for _, r := range seg.GetRecords() {

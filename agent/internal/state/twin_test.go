@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/agent/spool/spooltest"
 	"github.com/gpuaas/gpuaas/e2e/sim/nodestore"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -417,7 +418,7 @@ func (w *twin) acknowledge() {
 	said := spool.HubProgress{Incarnation: w.disk.Incarnation(), Posted: uint64(w.rng.IntN(int(w.model.Chain.Number) + 1))}
 	said.Archived = uint64(w.rng.IntN(int(said.Posted) + 1))
 	if sealed, kept := w.model.Segments[said.Posted]; kept && w.rng.IntN(2) == 0 {
-		_, after, err := spool.VerifyNext(spool.Chain{
+		_, after, err := spooltest.VerifyNext(spool.Chain{
 			NodeID: nodeID, Incarnation: said.Incarnation, Number: said.Posted - 1, SHA256: sealed.Segment.GetPreviousSha256(),
 			Sequence: sealed.Segment.GetRecords()[0].GetSequence() - 1,
 		}, sealed.Payload)

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/agent/spool/spooltest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -45,7 +46,7 @@ func sealedSeconds(t testing.TB, s *state.Store, m *mesh) (seconds float64, last
 		}
 		_, err = protocol.VerifySegment(env, pub(m.node))
 		require.NoError(t, err)
-		seg, next, err := spool.VerifyNext(chain, env.GetPayload())
+		seg, next, err := spooltest.VerifyNext(chain, env.GetPayload())
 		require.NoError(t, err)
 		chain = next
 		for _, r := range seg.GetRecords() {
