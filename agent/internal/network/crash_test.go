@@ -79,7 +79,7 @@ func TestWhatAnEarlierBootLeftIsForgotten(t *testing.T) {
 	boot := sh(t, "cat /proc/sys/kernel/random/boot_id")
 	require.NoError(t, os.WriteFile(shared[0], []byte(strings.ReplaceAll(string(data), boot, "another-boot")), 0o600))
 	f.n = f.open()
-	members, err := f.n.List(ctxOf(t))
+	members, err := f.n.List()
 	require.NoError(t, err)
 	require.Empty(t, members)
 	left, err := f.n.Leftovers(ctxOf(t), "m1")

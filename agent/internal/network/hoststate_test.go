@@ -22,7 +22,7 @@ func TestLastOneTakesEverythingAlong(t *testing.T) {
 	before := sysctls()
 	f.setup("m1", tcp(21001, 80))
 	f.setup("m2", tcp(21002, 80), network.PortMapping{HostPort: 21002, ContainerPort: 53, Protocol: "udp"})
-	members, err := f.n.List(ctxOf(t))
+	members, err := f.n.List()
 	require.NoError(t, err)
 	require.Equal(t, []string{"m1", "m2"}, members)
 	require.Equal(t, "1", sysctls()["net.ipv4.ip_forward"])

@@ -49,17 +49,15 @@ func (n *Network) loadLeases() error {
 		}
 	}
 	n.leases.Last = stored.Last
-	members, err := n.listMembers()
+	members, err := n.List()
 	if err != nil {
 		return err
 	}
 	for _, id := range members {
 		if ip, ok := stored.Members[id]; ok {
 			n.leases.Members[id] = ip
-		} else if r, err := n.readRecord(id); err == nil && r.IP != "" {
-			if ip, err := netip.ParseAddr(r.IP); err == nil {
-				n.leases.Members[id] = ip
-			}
+		} else if r, err := n.readRecord(id); err == nil && r.IP.IsValid() {
+			n.leases.Members[id] = r.IP
 		}
 	}
 	return nil
@@ -147,7 +145,7 @@ func (n *Network) removeLeases() error {
 	n.ipam.Lock()
 	defer n.ipam.Unlock()
 	n.leases.Members = map[string]netip.Addr{}
-	if err := os.Remove(n.leasesPath()); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	if err := os.RemoveAll(n.leasesPath()); err != nil {
 		return fmt.Errorf("remove the members' addresses: %w", err)
 	}
 	return nil

@@ -91,7 +91,8 @@ func TestALostFileOfAddressesGivesNoAddressTwice(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			p := newPool(t)
 			p.allocate("m1", "10.77.0.2")
-			require.NoError(t, p.n.writeRecord("m1", record{BootID: p.n.bootID, Ready: true, IP: "10.77.0.2"}))
+			ip := netip.MustParseAddr("10.77.0.2")
+			require.NoError(t, p.n.writeRecord("m1", record{BootID: p.n.bootID, Ready: true, IP: ip}))
 			require.NoError(t, damage(p.n.leasesPath()))
 			p.reopen()
 			p.allocate("m2", "10.77.0.3")

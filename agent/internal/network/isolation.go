@@ -19,7 +19,7 @@ import (
 // removes the isolation of members, law 10), or if the owner's policy, the name servers or the machine's networks have
 // changed. Without members it does nothing.
 func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
-	members, err := n.listMembers()
+	members, err := n.List()
 	if err != nil || len(members) == 0 {
 		return false, err
 	}
@@ -36,7 +36,7 @@ func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 	n.use.Lock()
 	defer n.use.Unlock()
 	// The members may have changed meanwhile.
-	if members, err = n.listMembers(); err != nil || len(members) == 0 {
+	if members, err = n.List(); err != nil || len(members) == 0 {
 		return false, err
 	}
 	state, err = n.checkRules(ctx, members)
@@ -115,7 +115,7 @@ func (n *Network) isIntact(ctx context.Context, want ruleset, members []string) 
 // applyRules replaces the firewall table and keeps the published ports of existing members. Flow features that the
 // kernel lacks are left out and reported.
 func (n *Network) applyRules() error {
-	members, err := n.listMembers()
+	members, err := n.List()
 	if err != nil {
 		return err
 	}

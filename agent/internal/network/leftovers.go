@@ -25,7 +25,8 @@ func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error
 	if ip, ok := n.addressOf(memberID); ok {
 		out = append(out, protocol.AbsentAddress+" "+ip.String())
 	}
-	if link := n.hostLink(memberID); linkExists(link) {
+	link := n.hostLink(memberID)
+	if _, err := netlink.LinkByName(link); err == nil {
 		out = append(out, protocol.AbsentNetworkNamespace+" link "+link)
 	}
 	ports, err := n.openPorts(memberID)
@@ -41,10 +42,5 @@ func (n *Network) Leftovers(_ context.Context, memberID string) ([]string, error
 
 func fileExists(path string) bool {
 	_, err := os.Lstat(path)
-	return err == nil
-}
-
-func linkExists(name string) bool {
-	_, err := netlink.LinkByName(name)
 	return err == nil
 }

@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -102,12 +103,10 @@ func (n *Network) isAttached(memberID string, r record) bool {
 		if err != nil {
 			return err
 		}
-		for _, a := range addrs {
-			if a.IP.String() == r.IP {
-				return nil
-			}
+		if !slices.ContainsFunc(addrs, func(a netlink.Addr) bool { return a.IP.Equal(r.IP.AsSlice()) }) {
+			return errors.New("the address is gone")
 		}
-		return errors.New("the address is gone")
+		return nil
 	})
 	return err == nil
 }
@@ -128,17 +127,4 @@ func (n *Network) removeNamespaces(memberID string) error {
 		}
 	}
 	return nil
-}
-
-func defaultRouteLink() (index int, ok bool) {
-	routes, err := netnamespace.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
-	if err != nil {
-		return 0, false
-	}
-	for _, r := range routes {
-		if (r.Dst == nil || r.Dst.IP.IsUnspecified()) && r.LinkIndex > 0 {
-			return r.LinkIndex, true
-		}
-	}
-	return 0, false
 }

@@ -250,7 +250,7 @@ func (n *Network) setup(ctx context.Context, memberID string, ports []PortMappin
 		attached := n.isAttached(memberID, r)
 		release()
 		if attached {
-			return n.attachment(memberID, r.IP), n.reservePorts(memberID, ports)
+			return n.attachment(memberID, r.IP.String()), n.reservePorts(memberID, ports)
 		}
 	}
 	if err := n.checkPortsFree(memberID, ports); err != nil {
@@ -264,7 +264,10 @@ func (n *Network) setup(ctx context.Context, memberID string, ports []PortMappin
 		if e := n.detach(memberID); e != nil {
 			n.cfg.Log.Warn("cannot clean up after a failed network", slog.String("member_id", memberID), slog.Any("error", e))
 		}
-		return Attachment{}, setupFault(err)
+		if _, known := errors.AsType[*fault.Error](err); !known {
+			err = fault.New(fault.Unavailable, codeNetworkFailed, "The node could not make the member's network.", err)
+		}
+		return Attachment{}, err
 	}
 	return a, nil
 }
@@ -291,7 +294,7 @@ func (n *Network) share(ctx context.Context) (release func(), err error) {
 
 // checkPortsFree refuses a host port that is published for another member.
 func (n *Network) checkPortsFree(memberID string, ports []PortMapping) error {
-	members, err := n.listMembers()
+	members, err := n.List()
 	if err != nil {
 		return err
 	}
@@ -308,13 +311,6 @@ func (n *Network) checkPortsFree(memberID string, ports []PortMapping) error {
 		}
 	}
 	return nil
-}
-
-func setupFault(err error) error {
-	if _, known := errors.AsType[*fault.Error](err); known {
-		return err
-	}
-	return fault.New(fault.Unavailable, codeNetworkFailed, "The node could not make the member's network.", err)
 }
 
 // Namespaces returns the paths at which Setup mounts a member's namespaces.
@@ -356,14 +352,14 @@ func (n *Network) attach(ctx context.Context, memberID string, ports []PortMappi
 	if err := n.attachVeth(memberID, ip); err != nil {
 		return Attachment{}, err
 	}
-	r.Ready, r.IP = true, ip.String()
+	r.Ready, r.IP = true, ip
 	if err := n.reservePorts(memberID, ports); err != nil {
 		return Attachment{}, err
 	}
 	if err := n.publish(memberID, ip, ports); err != nil {
 		return Attachment{}, err
 	}
-	return n.attachment(memberID, r.IP), n.writeRecord(memberID, r)
+	return n.attachment(memberID, ip.String()), n.writeRecord(memberID, r)
 }
 
 // Remove removes the member's network, also an incomplete one, and with the last member the shared network. An unknown
@@ -398,7 +394,7 @@ func (n *Network) detach(memberID string) error {
 	}
 	var counted net.IP // the address, if the table counts flows of it
 	begun := false
-	addr := net.ParseIP(r.IP).To4()
+	addr := net.IP(r.IP.AsSlice())
 	if addr != nil {
 		if counted, begun, err = n.countedFlows(addr); err != nil {
 			return err
@@ -420,16 +416,11 @@ func (n *Network) detach(memberID string) error {
 		return err
 	}
 	failpoint.Hit("agent/detach/namespaces_removed")
-	if err := os.Remove(n.recordPath(memberID)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return os.RemoveAll(n.recordPath(memberID))
 }
 
 // List names every member that has a network or a part of one, in order.
-func (n *Network) List(_ context.Context) ([]string, error) { return n.listMembers() }
-
-func (n *Network) listMembers() ([]string, error) {
+func (n *Network) List() ([]string, error) {
 	entries, err := os.ReadDir(n.membersDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("list members' networks: %w", err)
@@ -445,13 +436,13 @@ func (n *Network) listMembers() ([]string, error) {
 
 // Close removes the shared network, unless there is a member. The next Setup makes it again.
 func (n *Network) Close(ctx context.Context) error {
-	members, err := n.listMembers()
+	members, err := n.List()
 	if err != nil || len(members) > 0 {
 		return err
 	}
 	n.use.Lock()
 	defer n.use.Unlock()
-	if members, err = n.listMembers(); err != nil || len(members) > 0 {
+	if members, err = n.List(); err != nil || len(members) > 0 {
 		return err
 	}
 	n.ready = false
@@ -460,7 +451,7 @@ func (n *Network) Close(ctx context.Context) error {
 
 // Purge removes every member's network and everything else of this agent, also its state directory.
 func (n *Network) Purge(ctx context.Context) error {
-	members, err := n.listMembers()
+	members, err := n.List()
 	if err != nil {
 		return err
 	}

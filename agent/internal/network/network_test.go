@@ -313,7 +313,7 @@ func TestManyAtOnce(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	members, err := f.n.List(ctxOf(t))
+	members, err := f.n.List()
 	require.NoError(t, err)
 	require.Len(t, members, 6)
 }

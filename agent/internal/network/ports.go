@@ -57,9 +57,7 @@ func (n *Network) publicationsOf(members []string) []publication {
 	var out []publication
 	for _, id := range members {
 		if r, err := n.readRecord(id); err == nil && r.Ready {
-			if ip, err := netip.ParseAddr(r.IP); err == nil {
-				out = append(out, publications(id, ip, r.Ports)...)
-			}
+			out = append(out, publications(id, r.IP, r.Ports)...)
 		}
 	}
 	return out

@@ -2,6 +2,7 @@ package network
 
 import (
 	"encoding/json"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -15,7 +16,7 @@ type record struct {
 	// Ready is false while the network is being made.
 	Ready bool          `json:"ready"`
 	Ports []PortMapping `json:"ports"`
-	IP    string        `json:"ip,omitempty"`
+	IP    netip.Addr    `json:"ip,omitzero"`
 }
 
 func (n *Network) recordPath(memberID string) string {

@@ -140,14 +140,13 @@ func removeLink(name string) error {
 // egressMTU is the MTU of the default route's link; members use the same, so that packets are not fragmented. It is
 // 1500 where there is no default route.
 func egressMTU() int {
-	const ethernet = 1500
-	index, ok := defaultRouteLink()
-	if !ok {
-		return ethernet
+	routes, _ := netnamespace.List(func() ([]netlink.Route, error) { return netlink.RouteList(nil, netlink.FAMILY_V4) })
+	for _, r := range routes {
+		if (r.Dst == nil || r.Dst.IP.IsUnspecified()) && r.LinkIndex > 0 {
+			if link, err := netlink.LinkByIndex(r.LinkIndex); err == nil {
+				return link.Attrs().MTU
+			}
+		}
 	}
-	link, err := netlink.LinkByIndex(index)
-	if err != nil {
-		return ethernet
-	}
-	return link.Attrs().MTU
+	return 1500
 }

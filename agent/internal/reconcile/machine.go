@@ -75,7 +75,7 @@ type Network interface {
 	Setup(ctx context.Context, memberID string, ports []network.PortMapping, namespaces func()) (network.Attachment, error)
 	Namespaces(memberID string) network.Attachment
 	Remove(ctx context.Context, memberID string) error
-	List(ctx context.Context) ([]string, error)
+	List() ([]string, error)
 	Leftovers(ctx context.Context, memberID string) ([]string, error)
 	EnsureRules(ctx context.Context) (restored bool, err error)
 	PortFree(memberID string, port uint16) bool

@@ -27,7 +27,7 @@ func (r *Reconciler) observe(ctx context.Context) (snapshot, error) {
 	if err != nil {
 		return snapshot{}, err
 	}
-	attached, err := r.machine.Network.List(ctx)
+	attached, err := r.machine.Network.List()
 	if err != nil {
 		return snapshot{}, fmt.Errorf("list networks: %w", err)
 	}

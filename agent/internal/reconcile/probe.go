@@ -2,6 +2,7 @@ package reconcile
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -88,13 +89,8 @@ func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container
 	ports []state.HostPort,
 ) {
 	check := r.checkOf(c, s, ports)
-	period, timeout := defaultProbePeriod, defaultProbeTimeout
-	if ms := s.GetReadiness().GetPeriodMillis(); ms > 0 {
-		period = time.Duration(ms) * time.Millisecond
-	}
-	if ms := s.GetReadiness().GetTimeoutMillis(); ms > 0 {
-		timeout = time.Duration(ms) * time.Millisecond
-	}
+	period := cmp.Or(time.Duration(s.GetReadiness().GetPeriodMillis())*time.Millisecond, defaultProbePeriod)
+	timeout := cmp.Or(time.Duration(s.GetReadiness().GetTimeoutMillis())*time.Millisecond, defaultProbeTimeout)
 	ready, bad, began := !c.ReadyAt.IsZero(), 0, time.Now()
 	for {
 		bounded, cancel := context.WithTimeout(ctx, timeout)
@@ -201,11 +197,8 @@ func (r *Reconciler) checkOf(c agent.Container, s *protocol.Service,
 }
 
 func (r *Reconciler) probeExec(ctx context.Context, containerID string, argv []string) error {
-	timeout := defaultProbeTimeout
-	if end, bounded := ctx.Deadline(); bounded {
-		timeout = time.Until(end)
-	}
-	code, err := r.machine.Exec.Exec(ctx, containerID, argv, timeout)
+	end, _ := ctx.Deadline() // probeLoop sets one
+	code, err := r.machine.Exec.Exec(ctx, containerID, argv, time.Until(end))
 	if err == nil && code != 0 {
 		err = fmt.Errorf("the probe's command exited with code %d", code)
 	}

@@ -39,7 +39,7 @@ func TestWorkloadRunsIsMeasuredAndLeavesNothing(t *testing.T) {
 	left, err := f.rt.Leftovers(f.ctx(), w.GetId())
 	require.NoError(t, err)
 	require.Empty(t, left)
-	attached, err := f.nw.List(f.ctx())
+	attached, err := f.nw.List()
 	require.NoError(t, err)
 	require.Empty(t, attached)
 	require.Empty(t, f.store.Runs())

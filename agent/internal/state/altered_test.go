@@ -78,7 +78,7 @@ func (m *machine) StartTask(_ context.Context, p *runtime.Pending, _ string) (ru
 // containersAndNetworks tells the two Lists apart.
 type networks struct{ *machine }
 
-func (m networks) List(context.Context) ([]string, error) {
+func (m networks) List() ([]string, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	var ids []string
