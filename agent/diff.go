@@ -397,8 +397,6 @@ func serviceNamed(w Workload, name string) (Service, bool) {
 }
 
 func graceOf(w Workload, c Container) time.Duration {
-	if s, known := serviceNamed(w, c.Service); known && s.StopGrace > 0 {
-		return s.StopGrace
-	}
-	return DefaultStopGrace
+	s, _ := serviceNamed(w, c.Service)
+	return cmp.Or(s.StopGrace, DefaultStopGrace)
 }

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -137,10 +138,7 @@ func (d *differ) running(s *protocol.WorkloadStatus, w Workload, m Member) {
 }
 
 func readinessTimeout(w Workload) time.Duration {
-	if w.ReadinessTimeout > 0 {
-		return w.ReadinessTimeout
-	}
-	return DefaultReadinessTimeout
+	return cmp.Or(w.ReadinessTimeout, DefaultReadinessTimeout)
 }
 
 func stamp(t time.Time) *timestamppb.Timestamp {

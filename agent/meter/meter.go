@@ -14,6 +14,7 @@
 package meter
 
 import (
+	"cmp"
 	"math"
 	"math/bits"
 	"slices"
@@ -139,10 +140,7 @@ func Cancel(s State, runID string) State {
 func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	now := micros(o.At)
-	cutEvery := o.CutEvery
-	if cutEvery <= 0 {
-		cutEvery = DefaultCutEvery
-	}
+	cutEvery := cmp.Or(o.CutEvery, DefaultCutEvery)
 	seen := make(map[string]Run, len(o.Runs))
 	for _, r := range o.Runs {
 		seen[r.RunID] = r

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"encoding/hex"
 	"encoding/json"
@@ -94,7 +95,7 @@ func newStatus() *cobra.Command {
 			for _, key := range slices.Sorted(maps.Keys(s.Unverified)) {
 				row(w, "Unverified", key+": "+s.Unverified[key])
 			}
-			row(w, "Conditions", orNone(strings.Join(s.Conditions, ", ")))
+			row(w, "Conditions", cmp.Or(strings.Join(s.Conditions, ", "), "-"))
 		})
 	})
 }
@@ -115,8 +116,8 @@ func newWorkloads() *cobra.Command {
 				for _, e := range x.Endpoints {
 					urls = append(urls, e.URL)
 				}
-				row(w, x.MemberID, orNone(strings.TrimSpace(x.AppSlug+" "+x.AppVersion)), x.Status, orNone(x.Reason),
-					fmt.Sprint(x.Restarts), orNone(strings.Join(urls, " ")))
+				row(w, x.MemberID, cmp.Or(strings.TrimSpace(x.AppSlug+" "+x.AppVersion), "-"), x.Status, cmp.Or(x.Reason, "-"),
+					fmt.Sprint(x.Restarts), cmp.Or(strings.Join(urls, " "), "-"))
 			}
 		})
 	})
@@ -240,13 +241,6 @@ func readBounded(path string, limit int64) ([]byte, error) {
 }
 
 func row(w io.Writer, cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
-
-func orNone(s string) string {
-	if s == "" {
-		return "-"
-	}
-	return s
-}
 
 func ago(now, then time.Time) string {
 	if then.IsZero() {

@@ -1,6 +1,7 @@
 package host
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -50,20 +51,13 @@ func Check(ctx context.Context, want Requirements) error {
 			"and networks.", nil))
 	}
 	missing = append(missing, binaries(), kernelFeatures(Config{}), containerd(ctx, want.ContainerdAddress))
-	limit := want.MinFreeBytes
-	if limit == 0 {
-		limit = MinFreeBytes
-	}
 	for _, dir := range []string{want.DataDir, want.RunDir} {
-		if err := space(dir, limit); !want.Enrolled || !isDiskFull(err) {
+		err := space(dir, cmp.Or(want.MinFreeBytes, MinFreeBytes))
+		if !want.Enrolled || !agent.IsDiskFull(err) && !errors.Is(err, unix.ENOSPC) {
 			missing = append(missing, err)
 		}
 	}
 	return joinFaults(missing)
-}
-
-func isDiskFull(err error) bool {
-	return agent.IsDiskFull(err) || errors.Is(err, unix.ENOSPC)
 }
 
 // joinFaults makes one fault of several: the first one's code, the texts of all.

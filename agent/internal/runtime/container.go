@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -92,11 +93,7 @@ func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyI
 	if err != nil {
 		return nil, readyImage{}, fmt.Errorf("find image %s: %w", ref.name(), err)
 	}
-	who := spec.Service.GetUser()
-	if who == "" {
-		who = image.config.User
-	}
-	usr, err := r.resolveUser(ctx, image.Image, who)
+	usr, err := r.resolveUser(ctx, image.Image, cmp.Or(spec.Service.GetUser(), image.config.User))
 	if err != nil {
 		return nil, readyImage{}, err
 	}

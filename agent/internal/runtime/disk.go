@@ -21,8 +21,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// A container may write to its own file system and to its log. Without a quota of the file system, which would have to
-// be mounted with it, both are measured, and a container that takes too much is ended: see docs/adr/0019-*.
+// A container may write to its own file system and to its log. The runtime measures both, because a quota would need a
+// file system that is mounted with quotas, and names containers that exceed their limit: see docs/adr/0019-*.
 
 const (
 	// GuardEvery is how often OverLimit is called while containers write, guardQuiet while they do not, guardIdle while
@@ -30,24 +30,24 @@ const (
 	GuardEvery = 250 * time.Millisecond
 	guardQuiet = time.Second
 	guardIdle  = 10 * time.Second
-	// quietLog and quietDisk are what a log and the file system may grow by between two calls that find all quiet.
+	// quietLog and quietDisk bound the growth of a log and of the file system between two calls that counts as quiet.
 	quietLog  = 64 << 10
 	quietDisk = 4 << 20
 	// DefaultDiskBytes is what a container may write to its own file system where its service says nothing.
 	DefaultDiskBytes = 10 << 30
-	// bytesPerFile is what each file and directory counts for at least, which bounds their number.
+	// bytesPerFile is the least that a file or directory counts; so the limit also bounds their number.
 	bytesPerFile = 4 << 10
-	// maxDepth bounds directories in directories: the time to measure them grows with the square of it.
+	// maxDepth bounds nested directories: the time to measure them grows with the square of the depth.
 	maxDepth = 1000
 	// logBurst times MaxLogBytes is what a container may write to its log within GuardEvery.
 	logBurst = 4
-	// growth is by how much the file system must have filled before a layer is measured again; for small limits it is a
-	// part of these.
+	// growth is how much the file system must have filled before a layer is measured again; at most a growthPart of the
+	// layer's limit.
 	growth     = 64 << 20
 	growthPart = 4
-	// restAge is when a layer is measured although the file system has not filled.
+	// restAge is the age at which a layer is measured again although the file system has not filled.
 	restAge = 5 * time.Minute
-	// measureShare is the part of the time that measuring may take, scarceShare the same once less than a scarceth part of
+	// Measuring may take one part in measureShare of the time, or one in scarceShare once less than one part in scarce of
 	// the file system is free.
 	measureShare = 20
 	scarceShare  = 2
@@ -71,7 +71,7 @@ type layer struct {
 	logBytes int64
 }
 
-// diskWatch is what OverLimit remembers. It is used by one caller at a time.
+// diskWatch is the state of OverLimit between two calls.
 type diskWatch struct {
 	layers map[string]*layer
 	// restUntil is when layers may be measured again.
@@ -81,9 +81,8 @@ type diskWatch struct {
 	fullness int64
 }
 
-// OverLimit measures what running containers have written and returns those that must be ended, and the pause until it
-// is to be called again, which is at most GuardEvery while they write. Logs over their size are cut. It is called from
-// one goroutine.
+// OverLimit measures what running containers have written, cuts logs over their size, and returns the containers that
+// the caller must end. The caller calls it again after the pause, from the same goroutine.
 func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Duration) {
 	running := map[string]bool{}
 	r.running.Range(func(id, _ any) bool {
@@ -93,7 +92,7 @@ func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Dura
 	})
 	w := &r.disk
 	now := time.Now()
-	// A container may write for longer between two calls that are further apart.
+	// A longer time between two calls allows a larger burst.
 	burst := logBurst * r.cfg.MaxLogBytes * max(1, int64(min(now.Sub(w.calledAt), guardIdle)/GuardEvery))
 	w.calledAt = now
 	quiet := true
@@ -103,11 +102,11 @@ func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Dura
 		if !known {
 			var err error
 			if l, err = r.layerOf(r.ns(ctx), id); err != nil {
-				continue // it has ended, or containerd is away: the next check finds it
+				continue // it has ended, or containerd does not answer: the next call tries again
 			}
 			w.layers[id] = l
 			if info, err := os.Stat(r.logPath(id)); err == nil {
-				l.logBytes = info.Size() // what was written before the first check is no burst
+				l.logBytes = info.Size() // output before the first call is no burst
 			}
 		}
 		grown := r.boundLog(id, l)
@@ -126,7 +125,7 @@ func (r *Runtime) OverLimit(ctx context.Context) (over []Excess, pause time.Dura
 	return append(over, full...), GuardEvery
 }
 
-// boundLog cuts a log over its size and returns by how much it has grown since the last call.
+// boundLog cuts a log over its size and returns how much the log has grown since the last call.
 func (r *Runtime) boundLog(id string, l *layer) (grown int64) {
 	info, err := os.Stat(r.logPath(id))
 	if err != nil {
@@ -143,8 +142,8 @@ func (r *Runtime) boundLog(id string, l *layer) (grown int64) {
 	return grown
 }
 
-// fullLayers measures the layers that may have grown, those first that were not measured for longest. quiet reports
-// that the file system has hardly filled since the last call.
+// fullLayers measures the layers that may have grown, the longest unmeasured first. quiet reports that the file system
+// has hardly filled since the last call.
 func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 	var st unix.Statfs_t
 	began := time.Now()
@@ -188,7 +187,7 @@ func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 	return over, quiet
 }
 
-// layerOf finds where containerd keeps what the container writes.
+// layerOf finds the directory in which containerd keeps the container's layer.
 func (r *Runtime) layerOf(ctx context.Context, id string) (*layer, error) {
 	record, err := r.client.ContainerService().Get(ctx, id)
 	if err != nil {
@@ -215,18 +214,15 @@ func (r *Runtime) layerOf(ctx context.Context, id string) (*layer, error) {
 	return l, nil
 }
 
-// diskLimit is what the run's container may write.
+// diskLimit is how many bytes the run's container may write.
 func (r *Runtime) diskLimit(spec Spec) int64 {
-	if wanted := spec.Service.GetResources().GetDiskBytes(); wanted > 0 {
-		return int64(min(wanted, math.MaxInt64))
-	}
-	return r.cfg.DiskBytes
+	return cmp.Or(int64(min(spec.Service.GetResources().GetDiskBytes(), math.MaxInt64)), r.cfg.DiskBytes)
 }
 
 var errTooDeep = fmt.Errorf("the container made more than %d directories in one another", maxDepth)
 
-// layerUse counts the blocks of all files in a container's layer, and of those that it has removed and holds open. It
-// stops above the limit.
+// layerUse counts the blocks of all files in a container's layer, and of removed files that the container holds open.
+// It stops above the limit.
 func (r *Runtime) layerUse(ctx context.Context, id, dir string, limit int64) (int64, error) {
 	root, err := os.OpenRoot(dir) // the container may put links into it while it is read
 	if err != nil {
@@ -273,8 +269,7 @@ func (u *use) add(info fs.FileInfo) {
 	u.bytes += max(st.Blocks*blockBytes, bytesPerFile)
 }
 
-// addRemoved counts files that the container's processes hold open although they were removed: they take space, and no
-// walk meets them.
+// addRemoved counts removed files that the container's processes hold open: they take space, and no walk finds them.
 func (r *Runtime) addRemoved(id string, count *use) {
 	dirs := r.cgroupDirs(r.cgroupPath(id))
 	if len(dirs) == 0 {
@@ -306,8 +301,7 @@ func addRemovedOf(process string, count *use) {
 		return
 	}
 	for _, fd := range open {
-		// Following the link reaches the open file itself. Other file systems than the container's own have limits of their
-		// own.
+		// os.Stat follows the link to the open file. Files of other file systems than the container's do not count here.
 		info, err := os.Stat(process + "/fd/" + fd.Name())
 		if err != nil || !info.Mode().IsRegular() {
 			continue

@@ -102,13 +102,10 @@ func (r *Runtime) HasImage(ctx context.Context, ref ImageRef) (bool, error) {
 		return false, err
 	}
 	_, err := r.readyImage(r.ns(ctx), ref.name())
-	switch {
-	case err == nil:
-		return true, nil
-	case errdefs.IsNotFound(err):
-		return false, nil
+	if err != nil && !errdefs.IsNotFound(err) {
+		return false, fmt.Errorf("find image %s: %w", ref.name(), err)
 	}
-	return false, fmt.Errorf("find image %s: %w", ref.name(), err)
+	return err == nil, nil
 }
 
 // maxReadyImages bounds the memory of images that are ready; it is emptied when full.
@@ -162,23 +159,23 @@ func (r *Runtime) findImage(ctx context.Context, name string) (ready readyImage,
 	if !unpacked {
 		return readyImage{}, fmt.Errorf("image is not unpacked: %w", errdefs.ErrNotFound)
 	}
-	if ready.snapshot, err = r.remapped(ctx, ready.Image); err != nil {
+	snapshotOf := rootSnapshot
+	if r.host.userNamespaces {
+		snapshotOf = r.remapped
+	}
+	if ready.snapshot, err = snapshotOf(ctx, ready.Image); err != nil {
 		return readyImage{}, err
 	}
-	if ready.snapshot == "" {
-		if ready.snapshot, err = rootSnapshot(ctx, ready.Image); err != nil {
-			return readyImage{}, err
-		}
+	spec, err := ready.Spec(ctx)
+	if err != nil {
+		return readyImage{}, fmt.Errorf("read the image's configuration: %w", err)
 	}
-	ready.config, err = imageConfig(ctx, ready.Image)
-	return ready, err
+	ready.config = spec.Config
+	return ready, nil
 }
 
 // remapped finds the copy of an image in the containers' user ids, by the reference that its configuration holds.
 func (r *Runtime) remapped(ctx context.Context, image client.Image) (string, error) {
-	if !r.host.userNamespaces {
-		return "", nil
-	}
 	config, err := image.Config(ctx)
 	if err != nil {
 		return "", err
@@ -320,15 +317,6 @@ func (r *Runtime) removeImage(ctx context.Context, name string) error {
 		return fmt.Errorf("remove image %s: %w", name, err)
 	}
 	return nil
-}
-
-// imageConfig reads what the image says about running it.
-func imageConfig(ctx context.Context, image client.Image) (ocispec.ImageConfig, error) {
-	spec, err := image.Spec(ctx)
-	if err != nil {
-		return ocispec.ImageConfig{}, fmt.Errorf("read the image's configuration: %w", err)
-	}
-	return spec.Config, nil
 }
 
 // rootSnapshot is the unpacked image itself, not remapped, for inspection.

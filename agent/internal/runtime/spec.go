@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"path/filepath"
@@ -102,14 +103,7 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	cwd := svc.GetWorkingDir()
-	if cwd == "" {
-		cwd = in.image.WorkingDir
-	}
-	if !path.IsAbs(cwd) {
-		cwd = "/" + cwd
-	}
-	cwd = path.Clean(cwd)
+	cwd := path.Clean("/" + cmp.Or(svc.GetWorkingDir(), in.image.WorkingDir))
 	if manifest.InKernelFiles(cwd) {
 		return nil, badSpec("The working directory of the manifest or the image must not be in /proc, /sys or /dev.")
 	}

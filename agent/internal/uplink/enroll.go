@@ -2,7 +2,6 @@ package uplink
 
 import (
 	"bytes"
-	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -31,8 +30,8 @@ const (
 	apiTimeout = 20 * time.Second
 	// maxAnswerBytes bounds its answer.
 	maxAnswerBytes = 2 << 20
-	// renewRetryMin and renewRetryMax bound the pause between attempts to renew; renewExpiredRetryMax once the certificate
-	// has expired, because then there is no session until it is renewed (law 13).
+	// renewRetryMin and renewRetryMax bound the pause between attempts to renew, renewExpiredRetryMax the pause once the
+	// certificate has expired: the node has no session then (law 13).
 	renewRetryMin        = 10 * time.Second
 	renewRetryMax        = 10 * time.Minute
 	renewExpiredRetryMax = time.Minute
@@ -48,7 +47,7 @@ type Enrollment struct {
 }
 
 // Enroll joins the mesh: it gets the trust bundle, verifies it by the pinned root, and only then sends the join token.
-// The same token with the same key gives the same node id, so a lost answer costs nothing.
+// The hub gives the same node id for the same token and key, so Enroll can be repeated after a lost answer.
 func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.Store, clock *state.Clock) error {
 	if err := e.check(); err != nil {
 		return err
@@ -105,10 +104,10 @@ func (e Enrollment) check() error {
 	return nil
 }
 
-// fetchBundle needs no authenticated connection: the bundle must be signed by the pinned root.
+// fetchBundle gets the trust bundle and verifies it by the pinned root. The connection is not authenticated.
 func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle, error) {
 	var raw json.RawMessage
-	//nolint:gosec // nothing of the connection is trusted, and nothing secret is sent
+	//nolint:gosec // the bundle's signature is verified, and nothing secret is sent
 	open := api{base: base, tls: &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}}
 	if err := open.call(ctx, http.MethodGet, "/api/v1/trust/bundle", nil, &raw); err != nil {
 		return protocol.Bundle{}, err
@@ -128,11 +127,9 @@ func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle
 	return b, nil
 }
 
-// refetchBundle gets the trust bundle from the hub as at enrollment, by the pinned root, because the stored one does
-// not verify.
+// refetchBundle replaces a stored trust bundle that does not verify by the hub's, verified as at enrollment.
 func (u *Uplink) refetchBundle(ctx context.Context) error {
-	id := u.creds.Identity()
-	bundle, err := fetchBundle(ctx, cmp.Or(u.cfg.APIURL, id.APIURL), id.RootFingerprint)
+	bundle, err := fetchBundle(ctx, u.apiURL(), u.creds.Identity().RootFingerprint)
 	if err != nil {
 		return err
 	}
@@ -141,7 +138,8 @@ func (u *Uplink) refetchBundle(ctx context.Context) error {
 	return u.store.InitBundle(bundle)
 }
 
-// hubTLS verifies a hub by its SPIFFE id under the current bundle, whatever its name or address. own may be nil.
+// hubTLS verifies a hub by its SPIFFE id under the current trust bundle, not by a host name. own is the certificate to
+// show; nil shows none.
 func hubTLS(store *state.Store, clock *state.Clock, own link.Certificate) *tls.Config {
 	peer := hubPeer(store, clock)
 	conf := &tls.Config{
@@ -170,7 +168,7 @@ func hubPeer(store *state.Store, clock *state.Clock) link.Peer {
 	}
 }
 
-// api makes one kind of call: JSON in, JSON out.
+// api makes calls to the hub's API, JSON in and JSON out, each on a connection of its own.
 type api struct {
 	base string
 	tls  *tls.Config
@@ -215,21 +213,22 @@ func (a api) call(ctx context.Context, method, path string, in, out any) error {
 }
 
 func unreachable(base string, err error) error {
-	var unknown x509.UnknownAuthorityError
-	var invalid x509.CertificateInvalidError
+	_, unknown := errors.AsType[x509.UnknownAuthorityError](err)
+	invalid, is := errors.AsType[x509.CertificateInvalidError](err)
 	switch {
-	case errors.As(err, &invalid) && invalid.Reason == x509.Expired:
+	case is && invalid.Reason == x509.Expired:
 		return fault.New(fault.Unavailable, codeHubCertificateExpired,
 			"The hub's certificate is not valid at this machine's time. Set the clock (and see that it keeps time), then try "+
 				"again.", err)
-	case errors.As(err, &unknown):
+	case unknown:
 		return fault.New(fault.Unavailable, codeHubNotTrusted, "What answers at "+base+" does not belong to this mesh.", err)
 	}
 	return fault.New(fault.Unavailable, codeHubUnreachable, "The hub at "+base+" does not answer. Check the address, "+
 		"and that this machine may reach it.", err)
 }
 
-// problem turns the hub's answer (RFC 9457) into a fault of the same meaning.
+// problem converts an error answer of the hub (RFC 9457) into a fault. It is permanent where a repeated call would get
+// the same answer.
 func problem(status int, raw []byte) error {
 	var p struct {
 		Code   fault.Code `json:"code"`
@@ -271,7 +270,7 @@ func (n nodeCredentials) chain() []byte {
 	return []byte(strings.Join(append([]string{strings.TrimSpace(n.CertificatePEM)}, n.Chain...), "\n"))
 }
 
-// renewer keeps the certificate fresh.
+// renewer renews the node's certificate before it expires.
 type renewer struct {
 	creds  *Credentials
 	store  *state.Store
@@ -292,18 +291,18 @@ func (r *renewer) dueIn() time.Duration {
 	return max(half.Sub(r.clock.Now()), 0)
 }
 
-// run renews at half-life until ctx ends. It works after expiry too: the proof is the node's key, not the certificate.
+// run renews at half-life until ctx ends, also after expiry: the hub checks the node's key, not the certificate.
 func (r *renewer) run(ctx context.Context) {
 	retry := renewRetryMin
-	// A clock that is behind cannot tell whether the certificate is valid, so it is renewed once.
+	// By a clock that is behind, an expired certificate seems valid: renew once at the start.
 	doubtful := !r.clock.Trusted()
 	for {
-		wait := min(r.dueIn(), time.Hour) // checked again, because the clock may be set meanwhile
+		wait := min(r.dueIn(), time.Hour) // the clock may be set meanwhile
 		if wait == 0 || doubtful {
-			old, _ := r.creds.Certificate() // nil: there is none, and any is newer
+			old, _ := r.creds.Certificate() // nil if there is none
 			if err := r.renew(ctx, old); err == nil {
 				retry, doubtful = renewRetryMin, false
-				// A certificate past its half-life when it is issued, by this node's clock, must not be renewed in a loop.
+				// By a wrong clock of the node, a new certificate may be past its half-life: do not renew in a loop.
 				wait = max(min(r.dueIn(), time.Hour), renewRetryMin)
 			} else {
 				if ctx.Err() == nil {
@@ -319,13 +318,13 @@ func (r *renewer) run(ctx context.Context) {
 	}
 }
 
-// afterFailure returns the pause before the next attempt, and what to start from after that one.
+// afterFailure returns the next value of retry and the pause before the next attempt.
 func (r *renewer) afterFailure(retry time.Duration) (next, wait time.Duration) {
 	left := time.Duration(0)
 	if cert, err := r.creds.Certificate(); err == nil {
 		left = max(cert.Leaf.NotAfter.Sub(r.clock.Now()), 0)
 	}
-	// A long pause that began before the certificate expired must not outlast it by much.
+	// A pause that begins before the certificate expires ends soon after.
 	return min(2*retry, renewRetryMax), jitter(min(retry, left+renewExpiredRetryMax))
 }
 
@@ -364,8 +363,8 @@ func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
 	return err
 }
 
-// ask requests the renewal, first with the certificate: the hub then charges the node's own budget, which other clients
-// behind this address cannot use up. If the hub no longer accepts the certificate, ask connects without it.
+// ask requests the renewal. It first shows the certificate: the hub then applies the node's own rate limit and not the
+// one of its address. If the hub no longer accepts the certificate, ask connects without it.
 func (r *renewer) ask(ctx context.Context, body map[string]string) (answer nodeCredentials, err error) {
 	const path = "/api/v1/nodes/renew"
 	if cert, err := r.creds.Certificate(); err == nil && r.clock.Now().Before(cert.Leaf.NotAfter) {

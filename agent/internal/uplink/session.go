@@ -185,12 +185,7 @@ func (s *session) hello(ctx context.Context) *protocol.Hello {
 	return h
 }
 
-func (s *session) send(m *protocol.NodeMessage) error {
-	if err := s.control.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
-		return err
-	}
-	return s.control.Send(m)
-}
+func (s *session) send(m *protocol.NodeMessage) error { return sendWithin(s.control, m) }
 
 // receive takes what the hub sends, one message after the other: order is part of its meaning.
 func (s *session) receive(ctx context.Context) error {

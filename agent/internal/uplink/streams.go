@@ -9,6 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -19,10 +21,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
-const (
-	// maxLogLines bounds what a tunnel reads back.
-	maxLogLines = 10_000
-)
+// maxLogLines bounds the lines of a log that a tunnel reads back.
+const maxLogLines = 10_000
 
 // upload sends the sealed segments in order and takes one acknowledgement for each. After a reconnect it starts from
 // the first segment that the hub has not posted; the hub bills each once.
@@ -115,7 +115,8 @@ func (s *session) receiveAck(stream *link.Stream) (refused protocol.Nack_Reason,
 	return ack.GetNackReason(), nil
 }
 
-func sendWithin(stream *link.Stream, m *protocol.UsageUpload) error {
+// sendWithin sends a message within sendTimeout.
+func sendWithin(stream *link.Stream, m proto.Message) error {
 	if err := stream.SetWriteDeadline(time.Now().Add(sendTimeout)); err != nil {
 		return err
 	}
@@ -159,7 +160,7 @@ func (u *Uplink) FetchBundle(ctx context.Context, version uint64) (*protocol.Env
 	return answer.GetBundle(), nil
 }
 
-// fetch makes one request on a stream of its own.
+// fetch makes one request and returns the answer, unless that is a refusal.
 func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*protocol.FetchResponse, error) {
 	u.mu.Lock()
 	conn := u.conn
@@ -169,21 +170,9 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 	}
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
-	stream, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_FETCH})
-	if err != nil {
-		return nil, sessionLost(err)
-	}
-	defer stream.Abort()
-	defer context.AfterFunc(ctx, stream.Abort)()
-	if err := stream.Send(request); err != nil {
-		return nil, sessionLost(err)
-	}
-	if err := stream.CloseWrite(); err != nil {
-		return nil, sessionLost(err)
-	}
 	answer := &protocol.FetchResponse{}
-	if err := stream.Receive(answer, protocol.MaxFetchBytes); err != nil {
-		return nil, sessionLost(err)
+	if err := exchange(ctx, conn, request, answer); err != nil {
+		return nil, fault.New(fault.Unavailable, agent.CodeHubAway, "The session to the hub was lost.", err)
 	}
 	switch reason := answer.GetErrorReason(); reason {
 	case protocol.Nack_REASON_UNSPECIFIED:
@@ -195,8 +184,23 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 	}
 }
 
-func sessionLost(err error) error {
-	return fault.New(fault.Unavailable, agent.CodeHubAway, "The session to the hub was lost.", err)
+// exchange sends a request on a stream of its own and receives the answer.
+func exchange(ctx context.Context, conn *link.Conn, request *protocol.FetchRequest,
+	answer *protocol.FetchResponse,
+) error {
+	stream, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_FETCH})
+	if err != nil {
+		return err
+	}
+	defer stream.Abort()
+	defer context.AfterFunc(ctx, stream.Abort)()
+	if err := stream.Send(request); err != nil {
+		return err
+	}
+	if err := stream.CloseWrite(); err != nil {
+		return err
+	}
+	return stream.Receive(answer, protocol.MaxFetchBytes)
 }
 
 // serveTunnels takes the streams that the hub opens.
@@ -248,14 +252,12 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 		return
 	}
 	_ = stream.SetDeadline(time.Time{})
-	// A followed log may be silent for hours after its reader has gone.
-	copied := make(chan struct{})
-	defer close(copied)
+	// A followed log may be silent for hours after its reader has ended the stream.
 	go func() {
 		select {
 		case <-stream.Done():
 			cancel()
-		case <-copied:
+		case <-ctx.Done():
 		}
 	}()
 	_, err = io.Copy(stream, source)

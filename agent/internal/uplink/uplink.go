@@ -83,12 +83,8 @@ type Uplink struct {
 
 // New makes an uplink. The acceptor accepts the documents that the hub pushes.
 func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock, acceptor *accept.Acceptor) *Uplink {
-	if cfg.ReportInterval <= 0 {
-		cfg.ReportInterval = hubsession.DefaultReportInterval
-	}
-	if cfg.UsageRetry <= 0 {
-		cfg.UsageRetry = hubsession.DefaultUsageRetry
-	}
+	cfg.ReportInterval = cmp.Or(max(cfg.ReportInterval, 0), hubsession.DefaultReportInterval)
+	cfg.UsageRetry = cmp.Or(max(cfg.UsageRetry, 0), hubsession.DefaultUsageRetry)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	return &Uplink{
 		cfg:      cfg,
@@ -106,8 +102,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 	u.observed, u.sealed = observer.Subscribe(), u.store.SubscribeUsage()
 	var renewing sync.WaitGroup
 	defer renewing.Wait()
-	apiURL := cmp.Or(u.cfg.APIURL, u.creds.Identity().APIURL)
-	renewer := &renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: apiURL, log: u.log}
+	renewer := &renewer{creds: u.creds, store: u.store, clock: u.clock, apiURL: u.apiURL(), log: u.log}
 	renewing.Go(func() { renewer.run(ctx) })
 	retry, why := hubsession.Backoff{Longest: u.cfg.DialRetryMax}, inquiry{ask: renewer.renew}
 	for ctx.Err() == nil {
@@ -133,7 +128,8 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 	return nil
 }
 
-func (u *Uplink) addr() string { return cmp.Or(u.cfg.SessionAddr, u.creds.Identity().SessionAddr) }
+func (u *Uplink) apiURL() string { return cmp.Or(u.cfg.APIURL, u.creds.Identity().APIURL) }
+func (u *Uplink) addr() string   { return cmp.Or(u.cfg.SessionAddr, u.creds.Identity().SessionAddr) }
 
 func (u *Uplink) dial(ctx context.Context) (*link.Conn, error) {
 	return link.Dial(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)), u.tokens)
