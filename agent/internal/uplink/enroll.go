@@ -1,7 +1,6 @@
 package uplink
 
 import (
-	"bytes"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -12,12 +11,14 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
 	"strings"
 	"sync"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
@@ -67,10 +68,11 @@ func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.
 	if err != nil {
 		return err
 	}
-	answer := nodeCredentials{}
-	api := api{base: e.APIURL, tls: hubTLS(store, clock, nil)}
-	body := map[string]string{"join_token": e.JoinToken, "csr_pem": csr, "hostname": e.Hostname}
-	if err := api.call(ctx, http.MethodPost, "/api/v1/nodes/enroll", body, &answer); err != nil {
+	answer, err := call[client.NodeCredentials](ctx, e.APIURL, hubTLS(store, clock, nil),
+		func(ctx context.Context, hub *client.Client) (*http.Response, error) {
+			return hub.EnrollNode(ctx, client.NodeEnroll{JoinToken: e.JoinToken, CsrPem: csr, Hostname: e.Hostname})
+		})
+	if err != nil {
 		return err
 	}
 	failpoint.Hit("agent/enroll/answered")
@@ -78,7 +80,7 @@ func Enroll(ctx context.Context, e Enrollment, creds *Credentials, store *state.
 		NodeID: answer.NodeID, HubID: answer.HubID, APIURL: e.APIURL, SessionAddr: answer.SessionAddr,
 		RegistryHost: answer.RegistryHost, RootFingerprint: e.RootFingerprint,
 	}
-	return creds.save(id, answer.chain())
+	return creds.save(id, chainOf(answer))
 }
 
 func (e Enrollment) check() error {
@@ -106,10 +108,11 @@ func (e Enrollment) check() error {
 
 // fetchBundle gets the trust bundle and verifies it by the pinned root. The connection is not authenticated.
 func fetchBundle(ctx context.Context, base, fingerprint string) (protocol.Bundle, error) {
-	var raw json.RawMessage
 	//nolint:gosec // the bundle's signature is verified, and nothing secret is sent
-	open := api{base: base, tls: &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}}
-	if err := open.call(ctx, http.MethodGet, "/api/v1/trust/bundle", nil, &raw); err != nil {
+	unverified := &tls.Config{MinVersion: tls.VersionTLS13, InsecureSkipVerify: true}
+	raw, err := call[json.RawMessage](ctx, base, unverified,
+		func(ctx context.Context, hub *client.Client) (*http.Response, error) { return hub.GetTrustBundle(ctx) })
+	if err != nil {
 		return protocol.Bundle{}, err
 	}
 	env, err := protocol.EnvelopeFromJSON(raw)
@@ -168,54 +171,42 @@ func hubPeer(store *state.Store, clock *state.Clock) link.Peer {
 	}
 }
 
-// api makes calls to the hub's API, JSON in and JSON out, each on a connection of its own.
-type api struct {
-	base string
-	tls  *tls.Config
-}
-
-func (a api) call(ctx context.Context, method, path string, in, out any) error {
+// call sends one request to the hub's API, on a connection of its own, and decodes the answer. It does not retry.
+func call[T any](ctx context.Context, base string, conf *tls.Config,
+	send func(context.Context, *client.Client) (*http.Response, error),
+) (answer T, err error) {
 	ctx, cancel := context.WithTimeout(ctx, apiTimeout)
 	defer cancel()
-	var body io.Reader
-	if in != nil {
-		raw, err := json.Marshal(in)
-		if err != nil {
-			return err
-		}
-		body = bytes.NewReader(raw)
-	}
-	req, err := http.NewRequestWithContext(ctx, method, strings.TrimSuffix(a.base, "/")+path, body)
-	if err != nil {
-		return fault.New(fault.Malformed, codeAPIURLInvalid, "The hub's address "+a.base+" is not a URL.", err).Permanent()
-	}
-	if in != nil {
-		req.Header.Set("Content-Type", "application/json")
-	}
-	transport := &http.Transport{TLSClientConfig: a.tls, Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: conf, Proxy: http.ProxyFromEnvironment, ForceAttemptHTTP2: true}
 	defer transport.CloseIdleConnections()
-	resp, err := (&http.Client{Transport: transport}).Do(req)
+	resp, err := send(ctx, &client.Client{
+		Server: strings.TrimSuffix(base, "/") + "/api/v1/", Client: &http.Client{Transport: transport},
+	})
 	if err != nil {
-		return unreachable(a.base, err)
+		return answer, unreachable(base, err)
 	}
 	raw, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswerBytes))
 	err = errors.Join(err, resp.Body.Close())
 	switch {
 	case err != nil:
-		return unreachable(a.base, err)
+		return answer, unreachable(base, err)
 	case resp.StatusCode >= http.StatusBadRequest:
-		return problem(resp.StatusCode, raw)
+		return answer, problem(resp.StatusCode, raw)
 	}
-	if err := json.Unmarshal(raw, out); err != nil {
-		return fault.New(fault.Internal, codeHubAnswerInvalid, "What answers at "+a.base+" is not a hub.", err)
+	if err := json.Unmarshal(raw, &answer); err != nil {
+		return answer, fault.New(fault.Internal, codeHubAnswerInvalid, "What answers at "+base+" is not a hub.", err)
 	}
-	return nil
+	return answer, nil
 }
 
+// unreachable says why a request got no answer.
 func unreachable(base string, err error) error {
 	_, unknown := errors.AsType[x509.UnknownAuthorityError](err)
 	invalid, is := errors.AsType[x509.CertificateInvalidError](err)
+	address, bad := errors.AsType[*url.Error](err)
 	switch {
+	case bad && address.Op == "parse":
+		return fault.New(fault.Malformed, codeAPIURLInvalid, "The hub's address "+base+" is not a URL.", err).Permanent()
 	case is && invalid.Reason == x509.Expired:
 		return fault.New(fault.Unavailable, codeHubCertificateExpired,
 			"The hub's certificate is not valid at this machine's time. Set the clock (and see that it keeps time), then try "+
@@ -230,10 +221,7 @@ func unreachable(base string, err error) error {
 // problem converts an error answer of the hub (RFC 9457) into a fault. It is permanent where a repeated call would get
 // the same answer.
 func problem(status int, raw []byte) error {
-	var p struct {
-		Code   fault.Code `json:"code"`
-		Detail string     `json:"detail"`
-	}
+	var p client.Problem
 	kind := fault.Unavailable
 	switch {
 	case status == http.StatusUnauthorized:
@@ -249,7 +237,7 @@ func problem(status int, raw []byte) error {
 	if err := json.Unmarshal(raw, &p); err != nil || p.Code == "" {
 		f = fault.New(kind, codeHubError, fmt.Sprintf("The hub answered with HTTP status %d.", status), nil)
 	} else {
-		f = fault.New(kind, p.Code, p.Detail, nil)
+		f = fault.New(kind, fault.Code(p.Code), p.Detail, nil)
 	}
 	if status < http.StatusInternalServerError && status != http.StatusTooManyRequests {
 		return f.Permanent()
@@ -257,17 +245,9 @@ func problem(status int, raw []byte) error {
 	return f
 }
 
-type nodeCredentials struct {
-	NodeID         string   `json:"node_id"`
-	CertificatePEM string   `json:"certificate_pem"`
-	Chain          []string `json:"chain"`
-	SessionAddr    string   `json:"session_addr"`
-	RegistryHost   string   `json:"registry_host"`
-	HubID          string   `json:"hub_id"`
-}
-
-func (n nodeCredentials) chain() []byte {
-	return []byte(strings.Join(append([]string{strings.TrimSpace(n.CertificatePEM)}, n.Chain...), "\n"))
+// chainOf is the node's certificate and those of its issuers, in PEM.
+func chainOf(n client.NodeCredentials) []byte {
+	return []byte(strings.Join(append([]string{strings.TrimSpace(n.CertificatePem)}, n.Chain...), "\n"))
 }
 
 // renewer renews the node's certificate before it expires.
@@ -345,15 +325,14 @@ func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
 	if err != nil {
 		return err
 	}
-	body := map[string]string{
-		"node_id": id.NodeID, "csr_pem": csr, "issued_at": issued, "signature": base64.StdEncoding.EncodeToString(signature),
-	}
-	answer, err := r.ask(ctx, body)
+	answer, err := r.ask(ctx, client.NodeRenew{
+		NodeID: id.NodeID, CsrPem: csr, IssuedAt: issued, Signature: base64.StdEncoding.EncodeToString(signature),
+	})
 	if err != nil {
 		return err
 	}
 	id.SessionAddr, id.RegistryHost, id.APIURL = answer.SessionAddr, answer.RegistryHost, r.apiURL
-	if err := r.creds.save(id, answer.chain()); err != nil {
+	if err := r.creds.save(id, chainOf(answer)); err != nil {
 		return err
 	}
 	cert, err := r.creds.Certificate()
@@ -365,15 +344,14 @@ func (r *renewer) renew(ctx context.Context, old *tls.Certificate) error {
 
 // ask requests the renewal. It first shows the certificate: the hub then applies the node's own rate limit and not the
 // one of its address. If the hub no longer accepts the certificate, ask connects without it.
-func (r *renewer) ask(ctx context.Context, body map[string]string) (answer nodeCredentials, err error) {
-	const path = "/api/v1/nodes/renew"
+func (r *renewer) ask(ctx context.Context, body client.NodeRenew) (client.NodeCredentials, error) {
+	renew := func(ctx context.Context, hub *client.Client) (*http.Response, error) { return hub.RenewNode(ctx, body) }
 	if cert, err := r.creds.Certificate(); err == nil && r.clock.Now().Before(cert.Leaf.NotAfter) {
-		hub := api{base: r.apiURL, tls: hubTLS(r.store, r.clock, r.creds.Certificate)}
-		if err := hub.call(ctx, http.MethodPost, path, body, &answer); !fault.Is(err, fault.Unavailable) {
+		shown := hubTLS(r.store, r.clock, r.creds.Certificate)
+		answer, err := call[client.NodeCredentials](ctx, r.apiURL, shown, renew)
+		if !fault.Is(err, fault.Unavailable) {
 			return answer, err
 		}
 	}
-	hub := api{base: r.apiURL, tls: hubTLS(r.store, r.clock, nil)}
-	err = hub.call(ctx, http.MethodPost, path, body, &answer)
-	return answer, err
+	return call[client.NodeCredentials](ctx, r.apiURL, hubTLS(r.store, r.clock, nil), renew)
 }

@@ -53,6 +53,7 @@ func TestEnrollmentSaysWhatIsWrong(t *testing.T) {
 			func(e *uplink.Enrollment) { e.RootFingerprint = "sha256:00" }, "root_fingerprint_invalid",
 			"gpuaas-hub trust show", true,
 		},
+		"no URL":     {func(e *uplink.Enrollment) { e.APIURL = "https://[" }, "api_url_invalid", "is not a URL", true},
 		"used token": {func(*uplink.Enrollment) {}, "join_token_invalid", "Make a new one", true},
 		"nobody there": {
 			func(e *uplink.Enrollment) { e.APIURL = "https://127.0.0.1:1" }, "hub_unreachable",
