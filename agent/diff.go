@@ -29,7 +29,7 @@ type differ struct {
 	observed Observed
 	now      time.Time
 
-	// signed are the workloads as signed, workloads what is to run of them: a fallback where the node has gone back.
+	// signed are the workloads as signed; workloads are those to run: the fallback where the node has fallen back.
 	signed     map[string]Workload
 	workloads  map[string]Workload
 	missing    map[string]MissingPart

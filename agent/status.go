@@ -47,8 +47,8 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 	return s
 }
 
-// fallbackStatus says that a fallback runs, from which revision, and why. Where going back is decided and not yet
-// durable, the revision is not said to have failed: to the hub that would be the end of it.
+// fallbackStatus adds that a fallback runs, from which revision, and why. While the decision to fall back is not
+// durable, the status is STARTING and not FAILED: for the hub, a failed revision has ended.
 func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member) {
 	if w.Fallback != nil && m.FellBackFrom == w.Revision {
 		s.FallbackFromRevision, s.CorrelationId = w.Revision, w.CorrelationID

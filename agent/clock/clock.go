@@ -15,7 +15,7 @@ const (
 	Near = time.Second
 )
 
-// Reading is what the machine says at one moment.
+// Reading is one reading of the machine's clocks.
 type Reading struct {
 	// RTC is the machine's own clock (CLOCK_REALTIME).
 	RTC time.Time
@@ -150,10 +150,9 @@ func (c Clock) Stamp(r Reading) Stamp {
 	}
 }
 
-// FromMachineTime converts a time of the machine's clock to the node's: that of something, such as a start, which
-// happened after a moment that is known and before the reading. The machine's clock may have been set since the last
-// stamp, so the time is what that clock meant before or what it means now, whichever lies in between; the later one
-// when both do, and that of the reading when neither does. Zero stays zero.
+// FromMachineTime converts the machine's time of an event, such as a start, that happened between after and the
+// reading. The machine's clock may have been set since the last stamp: of the two candidates the later one between
+// after and the reading counts, and the reading's time if neither is. Zero stays zero.
 func (c Clock) FromMachineTime(t, after time.Time, last Stamp, r Reading) time.Time {
 	if t.IsZero() {
 		return t

@@ -84,7 +84,7 @@ type Intent struct {
 	LeaseNo  uint64
 }
 
-// Run is what the runtime says of one container now.
+// Run is the runtime's state of one container.
 type Run struct {
 	RunID    string
 	MemberID string
@@ -207,9 +207,9 @@ func ClockStep(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	return s, records
 }
 
-// Close ends everything of one member that has left the node, and returns its last records. The very last one is marked
-// final: it has no length and no quantity, and tells the hub that it has seen all of this member. The caller has made
-// sure that no container of the member is up; one whose exit no sample has seen ends at its last sample.
+// Close ends all intervals of a member that has left the node, and returns its last records. The last record is final:
+// without length and quantity, it tells the hub that no usage of the member follows. No container of the member may be
+// up; an interval whose exit no sample has seen ends at its last sample.
 func Close(s State, memberID string, now time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	last := Member{ID: memberID}

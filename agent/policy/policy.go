@@ -42,7 +42,7 @@ type Policy struct {
 	onlyOrg, weakness string
 }
 
-// Names allows only those listed, where any are, and never those that are listed as never.
+// Names allows the names in Only, or all if Only is empty, except those in Never.
 type Names struct {
 	Only  []string `yaml:"only"`
 	Never []string `yaml:"never"`
@@ -87,8 +87,8 @@ func malformed(reason string, err error) error {
 	return fault.New(fault.Malformed, codePolicyInvalid, "The owner's policy "+reason+".", err).Permanent()
 }
 
-// ForOneOrg returns the policy with the further rule that only this org may use the machine, where its isolation is
-// weak and the owner does not share it all the same. weak names what is missing.
+// ForOneOrg returns the policy, with the rule that only this org may use the machine if its isolation is weak and the
+// owner does not share it all the same. weak names what the machine lacks.
 func (p Policy) ForOneOrg(orgSlug string, weak []string) Policy {
 	if len(weak) > 0 && !p.ShareWeakIsolation {
 		p.onlyOrg, p.weakness = orgSlug, strings.Join(weak, ", ")

@@ -107,12 +107,9 @@ type HubProgress struct {
 // the store was restored, or a second copy exists. The store must take a new incarnation (Reincarnate) before it seals.
 var ErrOtherStore = errors.New("the hub knows this incarnation from another store")
 
-// Acknowledge applies the hub's progress. Marks only grow, so that a late or repeated acknowledgement does no harm; one
-// of another incarnation changes nothing. own is the digest of this store's segment number hub.Posted, nil where the
-// store keeps it no more, because it was archived.
-//
-// It fails with ErrOtherStore when the hub has other segments than this store has sealed; then nothing may be
-// forgotten.
+// Acknowledge applies the hub's progress, which only raises marks; progress of another incarnation changes nothing. own
+// is the digest of this store's segment number hub.Posted, nil if the store has deleted it. Acknowledge fails with
+// ErrOtherStore when the hub has other segments than this store has sealed: then the store must not delete any.
 func Acknowledge(m Marks, c Chain, hub HubProgress, own []byte) (Marks, error) {
 	if hub.Incarnation != c.Incarnation {
 		return m, nil
@@ -141,8 +138,8 @@ func Rewind(m Marks, posted uint64) (Marks, error) {
 	return m, nil
 }
 
-// Forget raises the archived mark where keeping what is posted would take more than MaxKeptBytes. sizes are of the
-// segments that are there.
+// Forget raises the archived mark so that posted segments take at most MaxKeptBytes. sizes has the size of each stored
+// segment.
 func Forget(m Marks, sizes map[uint64]int64) Marks {
 	var kept int64
 	for number := m.Posted; number > m.Archived; number-- {
@@ -157,8 +154,8 @@ func Forget(m Marks, sizes map[uint64]int64) Marks {
 // PruneUpTo is the last segment that may be forgotten; 0 for none.
 func PruneUpTo(m Marks) uint64 { return m.Archived }
 
-// Full says that no new lease may be accepted, because usage of it might find no room. mostBytes is MaxUnsentBytes on a
-// node.
+// Full reports whether unsent usage has reached the limit, MaxUnsentBytes on a node: usage under a new lease might not
+// fit.
 func Full(unsentBytes, mostBytes int64) bool { return unsentBytes >= mostBytes }
 
 // Reincarnate starts a new chain under a fresh random incarnation. unarchived are the old chain's segments, oldest

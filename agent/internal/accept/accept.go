@@ -30,7 +30,7 @@ type Config struct {
 	Log         *slog.Logger
 }
 
-// Acceptor verifies documents for one node and stores those that count. Its methods may be called at the same time.
+// Acceptor verifies documents for one node and stores those that verify. Its methods may be called at the same time.
 type Acceptor struct {
 	cfg    Config
 	queued notify.Signal

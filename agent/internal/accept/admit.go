@@ -14,10 +14,9 @@ import (
 // Features lists what a workload may need and this agent has.
 func Features() []string { return []string{protocol.FeatureSingleService} }
 
-// Admit decides whether the publisher's signed manifest admits this very workload on this agent, and whether its own
-// manifest admits the fallback that it carries. Both are judged as of the time at which their revision was first named,
-// with keys that are not revoked now. bundles are those that the node has accepted, the present one last; issued is
-// when the state was signed. parsed may be nil; with it, workloads that name the same manifest share its parsing.
+// Admit decides whether the publisher's signed manifests admit a workload and its fallback on this agent, as of when
+// their revisions were first named and with keys that are not revoked now. bundles are the accepted bundles, the
+// present one last; issued is when the state was signed. With parsed, workloads share the parsing of a manifest.
 func Admit(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 	parsed manifest.Parsed,
 ) state.AdmissionDecision {

@@ -170,9 +170,8 @@ func space(dir string, limit uint64) error {
 	return errors.Join(probe.Close(), os.Remove(probe.Name()))
 }
 
-// CheckClock tells that the machine's clock is behind a time that has certainly passed, such as the newest signed
-// document's or the program's own build. It is no reason to stop: the node goes by the later time until a hub tells it
-// the right one.
+// CheckClock fails when the machine's clock is behind a time that has certainly passed, such as the program's build or
+// the newest signed document. The agent starts all the same: it uses the later time until a hub sends the time.
 func CheckClock(now, passed time.Time) error {
 	if now.Add(clockSlack).After(passed) {
 		return nil

@@ -1,5 +1,5 @@
-// Package host inspects the machine that the agent runs on: what it is, and whether it has what a node needs. It
-// changes nothing but how much of the memory the agent itself takes.
+// Package host inspects the machine that the agent runs on: its facts, and whether it has what a node needs. It changes
+// nothing.
 package host
 
 import (
@@ -31,8 +31,8 @@ func (c Config) read(path string) (string, error) {
 	return string(data), err
 }
 
-// Facts describes the machine. What cannot be read is left out and named in the error; the facts are usable all the
-// same. containerd's and runc's versions are not among them: agent/internal/runtime asks those.
+// Facts describes the machine, without the versions of containerd and runc, which agent/internal/runtime reads. The
+// error names the facts that could not be read; the others are returned with it.
 func Facts(_ context.Context, cfg Config) (*protocol.NodeFacts, error) {
 	f := &protocol.NodeFacts{Architecture: runtime.GOARCH, CpuCores: uint32(runtime.NumCPU())}
 	var errs []error
@@ -115,8 +115,8 @@ func number(text, key string) (uint64, error) {
 	return 0, fmt.Errorf("no %s", key)
 }
 
-// RuncConditions judges a runc version as `runc --version` says it. The fixes are in 1.2.8, 1.3.3 and later; a version
-// that cannot be read counts as old.
+// RuncConditions returns a condition for a runc version, as `runc --version` prints it, without the fixes of 1.2.8 and
+// 1.3.3. A version that cannot be read counts as old.
 func RuncConditions(version string) []string {
 	var major, minor, patch int
 	n, _ := fmt.Sscanf(strings.TrimPrefix(version, "v"), "%d.%d.%d", &major, &minor, &patch)

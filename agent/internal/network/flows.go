@@ -49,7 +49,7 @@ func addFlowTimeouts(kernel *nftables.Conn, table *nftables.Table) {
 	}
 }
 
-// features is what the kernel's nftables can do about flows.
+// features are the parts of the kernel's nftables that bound flows.
 type features struct{ limits, timeouts bool }
 
 // featureSets are tried from the first to the last.

@@ -19,10 +19,9 @@ import (
 // commandTimeout bounds one call of iptables, which may wait for others to finish theirs.
 const commandTimeout = 30 * time.Second
 
-// forwardRules are the rules that this agent adds to iptables' own forward chain where that drops by default (Docker,
-// ufw): an accept in the own table does not overrule a drop in another. They are the only ones made with the iptables
-// command: a rule that the nftables library put into its chain would make that chain unreadable to iptables, and
-// iptables-legacy has no nftables chain at all.
+// forwardRules are added to iptables' own forward chain where that drops by default (Docker, ufw): an accept in the
+// agent's table does not overrule a drop in another. The agent uses the iptables command for them, because iptables
+// cannot read a chain with rules of the nftables library, and iptables-legacy has no nftables chain.
 func (n *Network) forwardRules() [][]string {
 	mark := []string{"-m", "comment", "--comment", "gpuaas " + n.cfg.Bridge, "-j", "ACCEPT"}
 	return [][]string{
@@ -93,7 +92,7 @@ func usesForwardChain() (bool, error) {
 	return slices.Contains(strings.Fields(string(legacy)), "filter"), err
 }
 
-// iptables runs the host's command, which lies where not every user's PATH leads.
+// iptables runs the host's command; /usr/sbin is not in every PATH.
 func iptables(ctx context.Context, args ...string) ([]byte, error) {
 	path, err := exec.LookPath("iptables")
 	if err != nil {

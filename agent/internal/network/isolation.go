@@ -53,7 +53,7 @@ func (n *Network) EnsureRules(ctx context.Context) (restored bool, err error) {
 	return state == rulesChanged, nil
 }
 
-// rulesState is what a check of the firewall table has found.
+// rulesState is the result of a check of the firewall table.
 type rulesState int
 
 const (

@@ -16,7 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// protocols are those that ports are published for.
+// protocols are the protocols of published ports.
 func protocols() []transportProtocol { return []transportProtocol{tcp, udp} }
 
 // portMap is the table's map from the published ports of a protocol to members' addresses and ports.
@@ -39,7 +39,7 @@ type publication struct {
 }
 
 func (p publication) element() nftables.SetElement {
-	// Each part of the value has four bytes of its own. The comment shows an administrator whose port it is.
+	// Each part of the value is padded to four bytes. The comment names the member to an administrator.
 	value := append(binary.BigEndian.AppendUint16(p.ip.AsSlice(), p.ContainerPort), 0, 0)
 	return nftables.SetElement{Key: portBytes(p.HostPort), Val: value, Comment: p.memberID}
 }
@@ -52,7 +52,7 @@ func publications(memberID string, ip netip.Addr, ports []PortMapping) []publica
 	return out
 }
 
-// publicationsOf are the ports of those members whose networks are ready.
+// publicationsOf returns the published ports of the members whose networks are ready.
 func (n *Network) publicationsOf(members []string) []publication {
 	var out []publication
 	for _, id := range members {

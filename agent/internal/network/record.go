@@ -10,7 +10,7 @@ import (
 
 const recordSuffix = ".json"
 
-// record is what the agent stores of a member: what Remove needs, and what makes a repeated Setup cheap.
+// record is the stored state of a member's network: Remove needs it, and a repeated Setup compares it.
 type record struct {
 	BootID string `json:"boot_id"`
 	// Ready is false while the network is being made.

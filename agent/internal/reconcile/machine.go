@@ -10,8 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Machine is what a Reconciler works on. agent/internal/runtime implements all but Network, agent/internal/network
-// that.
+// Machine is the machine of a Reconciler. agent/internal/network implements Network, agent/internal/runtime the others.
 type Machine struct {
 	Containers Containers
 	Images     Images

@@ -83,7 +83,7 @@ func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
 	return busy
 }
 
-// journalUnknown adds what is on the machine and not in the store to the journal: its removal is proven too.
+// journalUnknown adds containers and networks that the store does not know to the journal: their removal is proven too.
 func (r *Reconciler) journalUnknown(containers []runtime.Container, attached []string) error {
 	busy := r.busyMembers(r.clock.Now()) // before the journal: a start that ended by now is in the journal
 	runs, members := r.store.Runs(), r.store.Members()
@@ -197,7 +197,7 @@ func networks(attached []string, members map[string]state.Member) []agent.Networ
 	return out
 }
 
-// images reports which images are ready, of those that a container may be started from; it skips busy members.
+// images reports, for each image that a container may be started from next, whether it is ready. It skips busy members.
 func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool, error) {
 	type key struct {
 		memberID, service string

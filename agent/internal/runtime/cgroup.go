@@ -94,7 +94,7 @@ func (r *Runtime) tryRemoveCgroup(id string) (left int, err error) {
 	return left, err
 }
 
-// removeEmptyCgroup removes a parent that holds nothing any more; one that holds something stays.
+// removeEmptyCgroup removes a parent cgroup and its parents as far as they are empty.
 func (r *Runtime) removeEmptyCgroup(path string) error {
 	if !r.parents.TryLock() {
 		return nil // a container is being made below it

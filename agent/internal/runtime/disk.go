@@ -33,13 +33,13 @@ const (
 	// quietLog and quietDisk bound the growth of a log and of the file system between two calls that counts as quiet.
 	quietLog  = 64 << 10
 	quietDisk = 4 << 20
-	// DefaultDiskBytes is what a container may write to its own file system where its service says nothing.
+	// DefaultDiskBytes is the default of Config.DiskBytes.
 	DefaultDiskBytes = 10 << 30
 	// bytesPerFile is the least that a file or directory counts; so the limit also bounds their number.
 	bytesPerFile = 4 << 10
 	// maxDepth bounds nested directories: the time to measure them grows with the square of the depth.
 	maxDepth = 1000
-	// logBurst times MaxLogBytes is what a container may write to its log within GuardEvery.
+	// logBurst times MaxLogBytes bounds what a container writes to its log within GuardEvery.
 	logBurst = 4
 	// growth is how much the file system must have filled before a layer is measured again; at most a growthPart of the
 	// layer's limit.

@@ -111,7 +111,7 @@ func (r *Runtime) HasImage(ctx context.Context, ref ImageRef) (bool, error) {
 // maxReadyImages bounds the memory of images that are ready; it is emptied when full.
 const maxReadyImages = 256
 
-// readyImage is what a start needs of an image. It never changes: the name contains the digest.
+// readyImage is an image that a container can start from. It never changes: the name contains the digest.
 type readyImage struct {
 	client.Image
 	config ocispec.ImageConfig

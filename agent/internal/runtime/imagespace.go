@@ -26,7 +26,7 @@ const (
 	unpackReserveBytes = 2 << 30
 	// unpackRatio is how much larger than its compressed layers an image may be.
 	unpackRatio = 16
-	// DefaultMinUnpackBytes is what any image may unpack to.
+	// DefaultMinUnpackBytes is the default of Config.MinUnpackBytes.
 	DefaultMinUnpackBytes = 1 << 30
 	unpackCheckEvery      = 250 * time.Millisecond
 	// labelUnusedSince on an image says since when no container was made from it.
@@ -194,7 +194,7 @@ func (r *Runtime) spaceForImages(ctx context.Context, need int64) (enough bool, 
 	return stored <= r.cfg.MaxImageStoreBytes, err
 }
 
-// ImageStoreBytes is what all images take, compressed and unpacked.
+// ImageStoreBytes is the size of all images together, compressed and unpacked.
 func (r *Runtime) ImageStoreBytes(ctx context.Context) (total int64, err error) {
 	ctx = r.ns(ctx)
 	err = r.client.ContentStore().Walk(ctx, func(info content.Info) error {

@@ -45,7 +45,7 @@ const (
 const (
 	openTimeout    = 10 * time.Second
 	cleanupTimeout = 60 * time.Second
-	// killWait bounds how long a killed process may take to end: one that hangs in the kernel does not go at all.
+	// killWait bounds how long a killed process may take to end: a process that hangs in the kernel never ends.
 	killWait = 30 * time.Second
 )
 
@@ -74,11 +74,11 @@ type Config struct {
 	UIDMapBase   uint32
 	UIDMapSize   uint32
 	MaxLogBytes  int64
-	// DiskBytes is what a container may write to its own file system where its service says nothing.
+	// DiskBytes limits a container's own file system where its service names no limit.
 	DiskBytes int64
 	// MaxImageBytes refuses larger images before a layer is fetched.
 	MaxImageBytes int64
-	// MinUnpackBytes is what any image may unpack to, however small its layers are.
+	// MinUnpackBytes is the size that every image may unpack to, however small its layers are.
 	MinUnpackBytes int64
 	// MaxImageStoreBytes bounds what all images take, while some of them are unused; zero leaves only free space as a
 	// bound.
@@ -262,7 +262,7 @@ func (r *Runtime) dropStaleLeases(ctx context.Context) error {
 	return nil
 }
 
-// Version is what this node runs containers with.
+// Version has the versions of the programs that run this node's containers.
 type Version struct {
 	Containerd, Runc string
 }

@@ -79,7 +79,7 @@ type specInput struct {
 	uidMap specs.LinuxIDMapping
 }
 
-// files are the host's paths of what is bound into a container.
+// files are the paths on the host of the files that are bound into a container.
 type files struct {
 	dir, hosts, hostname, resolvConf string
 }
@@ -150,10 +150,9 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 	return s, nil
 }
 
-// nativeOnly leaves a profile the architecture that the kernel runs in, without the kernel's entries for programs of 32
-// bits: a program that takes one of those is ended by SIGSYS. Few maintain that code; it has let containers out
-// before (CVE-2014-0038, CVE-2021-22555), and the filter of each of them cost as much of a launch as the whole
-// container's mounts.
+// nativeOnly removes the architectures of 32 bits from a profile: their system calls end a program by SIGSYS. That code
+// of the kernel has let containers out before (CVE-2014-0038, CVE-2021-22555), and each of its filters cost a launch as
+// much as all mounts of the container.
 func nativeOnly(profile *specs.LinuxSeccomp) *specs.LinuxSeccomp {
 	profile.Architectures = slices.DeleteFunc(profile.Architectures, func(a specs.Arch) bool {
 		return a == specs.ArchX86 || a == specs.ArchX32 || a == specs.ArchARM

@@ -92,7 +92,7 @@ func relevant(e *coreevents.Envelope) bool {
 	return true
 }
 
-// Stats is what a container has used and uses.
+// Stats is the resource use of a container.
 type Stats struct {
 	// CPUUsageMicros is CPU time since the container was made, in microseconds, of all cores together.
 	CPUUsageMicros uint64

@@ -134,7 +134,7 @@ func execUser(root, who string) (*mobyuser.ExecUser, error) {
 	return found, nil
 }
 
-// readUserFile reads the beginning of a file; one that is missing counts as empty.
+// readUserFile reads the beginning of a file; a missing file counts as empty.
 func readUserFile(image *os.Root, name string) ([]byte, error) {
 	f, err := image.Open(name)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -155,8 +155,8 @@ func (s *Store) checkOrder(next *protocol.DesiredState, env *protocol.Envelope) 
 	return nil
 }
 
-// membersOf returns the digests that a state names, and the members that it adds or changes. Members are stored from
-// now on: one that leaves before it ever ran needs its proof of removal, too.
+// membersOf returns the digests that a state names, and the members that it adds or changes. Every member is stored: a
+// member that leaves before it ever ran needs a proof of removal, too.
 func (d *data) membersOf(next *protocol.DesiredState, fresh map[string]part) (map[string]bool, map[string]Member) {
 	named := make(map[string]bool, len(next.GetParts()))
 	members := make(map[string]Member)

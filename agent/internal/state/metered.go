@@ -12,7 +12,7 @@ import (
 // The meter is stored in three kinds of keys: the fields of each interval that seldom change, the mark of each member,
 // and one small sample with the fields of all intervals that change with each sample.
 
-// sample is what changes of each interval with each sample, by run id.
+// sample holds, by run id, the fields of an interval that change with each sample.
 type sample map[string][7]int64
 
 func sampleOf(s meter.State) sample {
@@ -38,7 +38,7 @@ func (v sample) apply(iv *meter.Interval) {
 	iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds, iv.MemoryRest = x[2], x[3], x[4], x[5], x[6]
 }
 
-// lasting are the intervals without what is in the sample.
+// lasting returns the intervals without the fields that the sample holds.
 func lasting(all []meter.Interval) []meter.Interval {
 	out := make([]meter.Interval, 0, len(all))
 	for _, iv := range all {

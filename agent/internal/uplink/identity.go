@@ -37,7 +37,7 @@ const (
 	pemRequest     = "CERTIFICATE REQUEST"
 )
 
-// Identity is what the hub said at enrollment.
+// Identity is the hub's answer at enrollment, with the pin that the operator gave.
 type Identity struct {
 	NodeID          string `json:"node_id"`
 	HubID           string `json:"hub_id"`
@@ -58,7 +58,7 @@ type Credentials struct {
 	cert     *tls.Certificate
 }
 
-// OpenCredentials reads what is in dir and makes the key if there is none.
+// OpenCredentials reads the credentials in dir, and makes the key if there is none.
 func OpenCredentials(dir string) (*Credentials, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, unusable(dir, err)
@@ -167,7 +167,7 @@ func (c *Credentials) Enrolled() bool {
 	return c.identity.NodeID != "" && c.cert != nil
 }
 
-// Identity returns what the hub said at enrollment; the zero value before it.
+// Identity returns the identity; the zero value before enrollment.
 func (c *Credentials) Identity() Identity {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -214,7 +214,7 @@ func (c *Credentials) request(hostname string) (string, error) {
 	return string(pem.EncodeToMemory(&pem.Block{Type: pemRequest, Bytes: der})), nil
 }
 
-// save stores what the hub gave: the certificate first, because the identity says that there is one.
+// save stores the certificate, then the identity: an identity without a certificate cannot be opened.
 func (c *Credentials) save(id Identity, chain []byte) error {
 	cert, err := c.parse(chain)
 	if err != nil {

@@ -114,7 +114,7 @@ func (s *session) exchangeHello(ctx context.Context) error {
 		return errors.New("the hub does not answer the hello")
 	}
 	if t := welcome.GetHubTime(); t != nil {
-		// The hub wrote its time down before the answer's way here.
+		// The hub read its clock before the answer travelled here.
 		took, way := time.Since(asked), s.conn.OneWay()
 		s.observer.SyncClock(ctx, t.AsTime().Add(min(way, took)), max(took-way, 0))
 	}
@@ -187,7 +187,7 @@ func (s *session) hello(ctx context.Context) *protocol.Hello {
 
 func (s *session) send(m *protocol.NodeMessage) error { return sendWithin(s.control, m) }
 
-// receive takes what the hub sends, one message after the other: order is part of its meaning.
+// receive handles the hub's messages one after the other: their order has a meaning.
 func (s *session) receive(ctx context.Context) error {
 	for {
 		m := &protocol.HubMessage{}
@@ -237,7 +237,7 @@ func (s *session) refuseTooLarge(cause error) {
 	s.unreadable <- cause
 }
 
-// sendLastRefusals sends what is queued and gives the hub time to read it before the connection goes.
+// sendLastRefusals sends the queued refusals and gives the hub time to read them before the connection ends.
 func (s *session) sendLastRefusals(ctx context.Context, cause error) error {
 	s.sendRefusals()
 	_ = s.control.CloseWrite()
@@ -245,7 +245,8 @@ func (s *session) sendLastRefusals(ctx context.Context, cause error) error {
 	return cause
 }
 
-// sendRefusals empties the queue and reports whether it could; what cannot be sent waits for the next session.
+// sendRefusals sends the queued refusals. It returns false if a refusal could not be sent; that one and those after it
+// wait for the next session.
 func (s *session) sendRefusals() bool {
 	for n := s.u.acceptor.NextRefusal(); n != nil; n = s.u.acceptor.NextRefusal() {
 		if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Nack{Nack: n}}); err != nil {

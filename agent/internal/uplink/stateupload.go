@@ -10,9 +10,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// What a hub asks for that was restored from a backup.
-
-// uploadState sends all documents that this node has accepted, in as many messages as it takes.
+// uploadState sends all documents that this node has accepted, in as many messages as needed. A hub that was restored
+// from a backup requests it.
 func (s *session) uploadState(ctx context.Context) error {
 	state, leases := s.u.store.Signed()
 	documents, err := s.u.store.Documents()

@@ -38,7 +38,7 @@ const (
 type Reconciler interface {
 	Report() agent.Report
 	Subscribe() <-chan struct{}
-	// SyncClock sets the clock by the time in a hub's answer that took so long.
+	// SyncClock sets the clock by the time in a hub's answer, which took the given time to arrive.
 	SyncClock(ctx context.Context, hub time.Time, took time.Duration)
 }
 
@@ -177,7 +177,7 @@ func (u *Uplink) Status() agent.SessionStatus {
 	return status
 }
 
-// jitter is d less up to half of itself, by chance.
+// jitter shortens d at random by up to half of it.
 func jitter(d time.Duration) time.Duration {
 	return hubsession.Spread(d, rand.Float64()) //nolint:gosec // not a secret
 }
@@ -187,8 +187,8 @@ func errNoSession() error {
 	return fault.New(fault.Unavailable, agent.CodeHubAway, "There is no session to a hub at the moment.", nil)
 }
 
-// RegistryTLS verifies the registry as a hub and shows this node's certificate, without which a pull credential is
-// void.
+// RegistryTLS verifies the registry as a hub and shows this node's certificate: the registry accepts a pull credential
+// only with it.
 func (u *Uplink) RegistryTLS() (*tls.Config, error) {
 	if !u.creds.Enrolled() {
 		return nil, errNoSession()
