@@ -26,7 +26,7 @@ type incomingReport struct {
 
 // reportResult is the result of a report.
 type reportResult struct {
-	// quarantined: nothing of the report counts. noticed: the quarantine begins with it.
+	// quarantined: nothing of the report counts. newlyQuarantined: the quarantine begins with it.
 	quarantined, newlyQuarantined bool
 	// split: the report was applied in parts; they are committed even where some failed.
 	split bool
