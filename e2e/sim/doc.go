@@ -13,8 +13,8 @@
 //   - the tables of the ledger: package books; hub/internal/ledger's TestTheSimulationsBooksAreTheLedgers runs both
 //   - the other tables of the hub: watermarks, sessions and hellos (intake.go); states, members and claims (hub.go)
 //   - the store of the node: package nodestore; agent/internal/state's TestTheSimulationsStoreIsTheNodes runs both
-//   - the machine with its containers (machine.go), and the execution of actions (reconcile.go)
-//   - the network (uplink.go)
+//   - the machine with its containers (machine.go), the execution of actions (reconcile.go), the network (uplink.go):
+//     no test compares these three with the originals
 //
 // Not modelled: epochs and key rotation, manifests, allocations billed by the hub, the API. Segments are chained, not
 // signed.
@@ -30,9 +30,9 @@
 //
 //	go test ./e2e/sim -run '^$' -bench Events
 //
-// One core does about 114,000 events in a second, two idle ones about 228,000; the goal was 300,000. What remains is
-// the product's own work: 33 % bills segments (hub/billing; a segment of a quiet node has about 28 records), 26 % are
-// passes (agent.Diff, agent.Statuses and the maps that they take), 14 % sample and seal usage (agent/meter,
-// agent/spool), 4 % verify signatures, 6 % sync nodes and 5 % collect garbage. The heap of events and the oracle take
-// less than 4 %.
+// `make bench ROW=simulation` keeps the number of bench/results.json. One idle core does about 114,000 events in a
+// second, one beside other work 85,000 to 107,000; the goal was 150,000. What remains is the product's own work: 30 %
+// bills segments (hub/billing; a segment of a quiet node has about 28 records), 25 % are passes (agent.Diff,
+// agent.Statuses and the maps that they take), 14 % sample and seal usage (agent/meter, agent/spool), 6 % verify
+// signatures, 6 % sync nodes and 4 % collect garbage. The heap of events and the oracle take less than 4 %.
 package sim
