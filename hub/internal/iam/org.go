@@ -57,6 +57,15 @@ func selectPage[T any](ctx context.Context, tx db.Tx, p Page, sql string, args .
 	return db.Select(ctx, tx, pgx.RowToStructByPos[T], sql, append(args, db.OrNull(p.After), limit)...)
 }
 
+// selectByID returns the row of a query whose parameter is an id. What is no id is NotFound like an absent row.
+func selectByID[T any](ctx context.Context, tx db.Tx, sql, id string) (row T, err error) {
+	if !db.IsID(id) {
+		return row, ErrNotFound()
+	}
+	row, err = db.SelectOne(ctx, tx, pgx.RowToStructByPos[T], sql, id)
+	return row, absent(err)
+}
+
 // CreateOrg makes an org.
 func CreateOrg(ctx context.Context, tx db.Tx, o Org) error {
 	if err := checkNames(o.Slug, o.DisplayName, "/display_name"); err != nil {
@@ -71,11 +80,7 @@ func CreateOrg(ctx context.Context, tx db.Tx, o Org) error {
 
 // GetOrg finds an org.
 func GetOrg(ctx context.Context, tx db.Tx, id string) (Org, error) {
-	if !db.IsID(id) {
-		return Org{}, ErrNotFound()
-	}
-	o, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Org], `SELECT `+orgColumns+` WHERE id = $1`, id)
-	return o, absent(err)
+	return selectByID[Org](ctx, tx, `SELECT `+orgColumns+` WHERE id = $1`, id)
 }
 
 // GetOrgBySlug finds an org by the slug that stands in repository names and delegations.
@@ -122,11 +127,7 @@ func CreateProject(ctx context.Context, tx db.Tx, p Project) (Project, error) {
 
 // GetProject finds a project without checking a caller. Commands on behalf of a principal use InProject.
 func GetProject(ctx context.Context, tx db.Tx, id string) (Project, error) {
-	if !db.IsID(id) {
-		return Project{}, ErrNotFound()
-	}
-	p, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Project], `SELECT `+projectColumns+` WHERE p.id = $1`, id)
-	return p, absent(err)
+	return selectByID[Project](ctx, tx, `SELECT `+projectColumns+` WHERE p.id = $1`, id)
 }
 
 // InProject finds the project and decides whether p may do permission in it. It is the first step of every operation on

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -100,15 +98,12 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 
 // GetServiceAccount finds an account of the project.
 func GetServiceAccount(ctx context.Context, tx db.Tx, projectID, id string) (ServiceAccount, error) {
-	if !db.IsID(id) {
-		return ServiceAccount{}, ErrNotFound()
-	}
-	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[ServiceAccount], `SELECT `+serviceAccountColumns+
+	sa, err := selectByID[ServiceAccount](ctx, tx, `SELECT `+serviceAccountColumns+
 		` FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`, id)
 	if err == nil && sa.ProjectID != projectID {
 		err = ErrNotFound()
 	}
-	return sa, absent(err)
+	return sa, err
 }
 
 // ListServiceAccounts lists the accounts of a project.

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -101,12 +99,7 @@ func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
 
 // GetUser finds a user.
 func GetUser(ctx context.Context, tx db.Tx, id string) (User, error) {
-	if !db.IsID(id) {
-		return User{}, ErrNotFound()
-	}
-	u, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[User],
-		`SELECT `+userColumns+` WHERE u.removed_at IS NULL AND u.id = $1`, id)
-	return u, absent(err)
+	return selectByID[User](ctx, tx, `SELECT `+userColumns+` WHERE u.removed_at IS NULL AND u.id = $1`, id)
 }
 
 // ListUsers lists users, of one org where orgID is not empty.
