@@ -11,11 +11,7 @@ import (
 
 // Allocations lists a project's allocations, the newest first.
 func (s *Service) Allocations(ctx context.Context, p iam.Principal, f capacity.Filter) ([]capacity.Allocation, error) {
-	return read(ctx, s, access.Project(p, iam.AllocationRead, f.ProjectID),
-		func(tx db.Tx, project iam.Project) ([]capacity.Allocation, error) {
-			f.ProjectID = project.ID
-			return capacity.List(ctx, tx, f)
-		})
+	return list(ctx, s, access.Project(p, iam.AllocationRead, f.ProjectID), capacity.List, f)
 }
 
 // Allocation reads one allocation.

@@ -128,9 +128,5 @@ func (s *Service) RegistryHost(p iam.Principal) (string, error) {
 
 // Artifacts lists a project's artifacts.
 func (s *Service) Artifacts(ctx context.Context, p iam.Principal, f artifact.Filter) ([]artifact.Artifact, error) {
-	return read(ctx, s, access.Project(p, iam.ArtifactRead, f.ProjectID),
-		func(tx db.Tx, project iam.Project) ([]artifact.Artifact, error) {
-			f.ProjectID = project.ID
-			return artifact.List(ctx, tx, f)
-		})
+	return list(ctx, s, access.Project(p, iam.ArtifactRead, f.ProjectID), artifact.List, f)
 }

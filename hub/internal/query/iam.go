@@ -30,16 +30,12 @@ func (s *Service) Project(ctx context.Context, p iam.Principal, id string) (iam.
 
 // Users lists users for a platform admin; an empty org is any.
 func (s *Service) Users(ctx context.Context, p iam.Principal, orgID string, page iam.Page) ([]iam.User, error) {
-	return read(ctx, s, access.Platform(p, iam.UserWrite), func(tx db.Tx, _ access.Nothing) ([]iam.User, error) {
-		return iam.ListUsers(ctx, tx, orgID, page)
-	})
+	return listIn(ctx, s, access.Platform(p, iam.UserWrite), iam.ListUsers, orgID, page)
 }
 
 // OrgUsers lists the users of an org.
 func (s *Service) OrgUsers(ctx context.Context, p iam.Principal, orgID string, page iam.Page) ([]iam.User, error) {
-	return read(ctx, s, access.Org(p, iam.UserRead, orgID), func(tx db.Tx, org iam.Org) ([]iam.User, error) {
-		return iam.ListUsers(ctx, tx, org.ID, page)
-	})
+	return listIn(ctx, s, access.Org(p, iam.UserRead, orgID), iam.ListUsers, orgID, page)
 }
 
 // User reads one user: the caller, or a user of an org that the caller may read.
@@ -61,18 +57,13 @@ func (s *Service) UserTokens(ctx context.Context, p iam.Principal, userID string
 func (s *Service) ServiceAccounts(ctx context.Context, p iam.Principal, projectID string,
 	page iam.Page,
 ) ([]iam.ServiceAccount, error) {
-	return read(ctx, s, access.Project(p, iam.ServiceAccountRead, projectID),
-		func(tx db.Tx, project iam.Project) ([]iam.ServiceAccount, error) {
-			return iam.ListServiceAccounts(ctx, tx, project.ID, page)
-		})
+	check := access.Project(p, iam.ServiceAccountRead, projectID)
+	return listIn(ctx, s, check, iam.ListServiceAccounts, projectID, page)
 }
 
 // ProjectRoles lists who holds roles in this project only.
 func (s *Service) ProjectRoles(ctx context.Context, p iam.Principal, projectID string,
 	page iam.Page,
 ) ([]iam.ProjectRoles, error) {
-	return read(ctx, s, access.Project(p, iam.RoleRead, projectID),
-		func(tx db.Tx, project iam.Project) ([]iam.ProjectRoles, error) {
-			return iam.ListProjectRoles(ctx, tx, project.ID, page)
-		})
+	return listIn(ctx, s, access.Project(p, iam.RoleRead, projectID), iam.ListProjectRoles, projectID, page)
 }

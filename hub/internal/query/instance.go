@@ -20,11 +20,7 @@ type Instance struct {
 
 // Instances lists a project's app instances, the newest first.
 func (s *Service) Instances(ctx context.Context, p iam.Principal, f instance.Filter) ([]instance.Instance, error) {
-	return read(ctx, s, access.Project(p, iam.InstanceRead, f.ProjectID),
-		func(tx db.Tx, project iam.Project) ([]instance.Instance, error) {
-			f.ProjectID = project.ID
-			return instance.List(ctx, tx, f)
-		})
+	return list(ctx, s, access.Project(p, iam.InstanceRead, f.ProjectID), instance.List, f)
 }
 
 // Instance reads one app instance.

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
 // Service answers the reads of the API, one method each.
@@ -35,6 +36,20 @@ func read[G, T any](ctx context.Context, s *Service, check access.Check[G],
 		}
 		return fn(tx, granted)
 	})
+}
+
+// list returns, to a caller who passes the check, what a slice lists for a filter.
+func list[G, F, T any](ctx context.Context, s *Service, check access.Check[G],
+	from func(ctx context.Context, tx db.Tx, f F) ([]T, error), f F,
+) ([]T, error) {
+	return read(ctx, s, check, func(tx db.Tx, _ G) ([]T, error) { return from(ctx, tx, f) })
+}
+
+// listIn is list for a page of what belongs to one org, project or user.
+func listIn[G, T any](ctx context.Context, s *Service, check access.Check[G],
+	from func(ctx context.Context, tx db.Tx, ownerID string, page iam.Page) ([]T, error), ownerID string, page iam.Page,
+) ([]T, error) {
+	return read(ctx, s, check, func(tx db.Tx, _ G) ([]T, error) { return from(ctx, tx, ownerID, page) })
 }
 
 // itself is for reads that return what the check has read.
