@@ -120,8 +120,8 @@ func (w *World) brokenAt(n int, change func(Around) error, keep bool) int {
 // InTx is a change that is made in a transaction of its own.
 func (w *World) InTx(fn func(ctx context.Context, tx db.Tx) error) func(Around) error {
 	return func(around Around) error {
-		_, err := db.RunTx(w.T.Context(), w.DB, func(tx db.Tx) (struct{}, error) {
-			return struct{}{}, around(tx, func(tx db.Tx) error { return fn(w.T.Context(), tx) })
+		err := db.WriteTx(w.T.Context(), w.DB, func(tx db.Tx) error {
+			return around(tx, func(tx db.Tx) error { return fn(w.T.Context(), tx) })
 		})
 		return err
 	}

@@ -89,7 +89,7 @@ func New(t *testing.T) *World {
 // Tx runs fn in a transaction.
 func (w *World) Tx(fn func(context.Context, db.Tx) error) {
 	w.T.Helper()
-	_, err := db.RunTx(w.T.Context(), w.DB, func(tx db.Tx) (struct{}, error) { return struct{}{}, fn(w.T.Context(), tx) })
+	err := db.WriteTx(w.T.Context(), w.DB, func(tx db.Tx) error { return fn(w.T.Context(), tx) })
 	require.NoError(w.T, err)
 }
 

@@ -51,8 +51,8 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 	if err != nil {
 		return out, err
 	}
-	if _, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
-		return struct{}{}, finding.ResolveOthers(ctx, tx, a.nodeID, finding.Report, failed)
+	if err := writeTx(ctx, svc, func(tx db.Tx) error {
+		return finding.ResolveOthers(ctx, tx, a.nodeID, finding.Report, failed)
 	}); err != nil {
 		return out, err
 	}
@@ -118,8 +118,8 @@ func (svc *Service) applyMembers(ctx context.Context, out *reportResult, now tim
 		if temporary != nil {
 			return temporary
 		}
-		_, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
-			return struct{}{}, applyReportMembers(ctx, tx, out.report, members, now)
+		err := writeTx(ctx, svc, func(tx db.Tx) error {
+			return applyReportMembers(ctx, tx, out.report, members, now)
 		})
 		switch {
 		case err == nil:

@@ -118,6 +118,12 @@ func runTx[T any](ctx context.Context, svc *Service, fn func(tx db.Tx) (T, error
 	return db.RunTx(ctx, svc.DB, fn)
 }
 
+// writeTx is runTx for an fn that returns nothing.
+func writeTx(ctx context.Context, svc *Service, fn func(tx db.Tx) error) error {
+	_, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) { return struct{}{}, fn(tx) })
+	return err
+}
+
 // setReachable records, with an event, that contact with a node was lost or is back.
 func setReachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.Time) error {
 	if err := SetReachable(ctx, tx, nodeID, is, now); err != nil {
@@ -233,10 +239,10 @@ func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) err
 		// The root changed more than once: the next bundle follows.
 		svc.Dispatcher.Enqueue(nodeID)
 	}
-	_, err := runTx(ctx, svc, func(tx db.Tx) (struct{}, error) {
+	err := writeTx(ctx, svc, func(tx db.Tx) error {
 		err := fleet.RecordAck(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
 		failpoint.Hit("hub/ack/written")
-		return struct{}{}, err
+		return err
 	})
 	failpoint.Hit("hub/ack/committed")
 	return err
@@ -282,12 +288,12 @@ func (svc *Service) recordRefusal(ctx context.Context, nodeID string, r fleet.Re
 	}
 	r.At = now
 	id := db.NewID()
-	_, err := runTx(ctx, svc, func(tx db.Tx) (bool, error) {
+	err := writeTx(ctx, svc, func(tx db.Tx) error {
 		news, err := fleet.RecordRefusal(ctx, tx, nodeID, id, r)
 		if err != nil || !news {
-			return false, err
+			return err
 		}
-		return true, nodeEvent(ctx, tx, nodeID, "fleet.node.document_refused", actionDocument, map[string]any{
+		return nodeEvent(ctx, tx, nodeID, "fleet.node.document_refused", actionDocument, map[string]any{
 			"document": r.Document, "epoch": r.Epoch, "generation": r.Generation, "reason": r.Reason, "detail": r.Detail,
 		}, now)
 	})
@@ -333,15 +339,15 @@ func (svc *Service) Sweep(ctx context.Context) error {
 	}
 	for _, id := range silent {
 		f := finding.Finding{NodeID: id, Kind: finding.Contact, ResourceType: "node", ResourceID: id, At: now}
-		_, err := db.RunTx(ctx, svc.DB, func(tx db.Tx) (bool, error) {
+		err := db.WriteTx(ctx, svc.DB, func(tx db.Tx) error {
 			still, err := fleet.SetUnreachable(ctx, tx, id, now)
 			if err != nil || !still {
-				return false, err
+				return err
 			}
 			if err := setReachable(ctx, tx, id, false, now); err != nil {
-				return false, err
+				return err
 			}
-			return true, change.ResolveFinding(ctx, tx, f)
+			return change.ResolveFinding(ctx, tx, f)
 		})
 		switch {
 		case err == nil:
