@@ -10,6 +10,7 @@ import (
 	"io/fs"
 	"os"
 
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -42,7 +43,7 @@ func GenerateKey(keyPath, publicPath string) (protocol.Signer, error) {
 }
 
 func writeNew(path string, data []byte, mode fs.FileMode) error {
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, mode)
+	err := durable.Create(path, data, mode)
 	if errors.Is(err, fs.ErrExist) {
 		return fault.New(fault.Conflict, codeKeyExists, "There is a key file already; choose another path: "+path,
 			err).Permanent()
@@ -50,10 +51,7 @@ func writeNew(path string, data []byte, mode fs.FileMode) error {
 	if err != nil {
 		return fmt.Errorf("write a key file: %w", err)
 	}
-	if _, err := f.Write(data); err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", path, err), f.Close())
-	}
-	return f.Close()
+	return nil
 }
 
 // LoadKey reads a publisher's private key. A file that others may read is refused: the key counts as known to them.

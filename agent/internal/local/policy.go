@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/policy"
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -108,12 +109,7 @@ func (p *PolicyFile) load() error {
 		return err
 	}
 	p.rules, p.read = rules, true
-	// A crash leaves the old copy or the new one.
-	next := p.kept + ".next"
-	if err := os.WriteFile(next, append(p.code(doc), doc...), 0o600); err != nil {
-		return err
-	}
-	return os.Rename(next, p.kept)
+	return durable.Replace(p.kept, append(p.code(doc), doc...), 0o600)
 }
 
 // code is the first line of the copy, a comment in YAML: the authentication code of the policy.

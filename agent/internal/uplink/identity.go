@@ -19,6 +19,7 @@ import (
 	"sync"
 	"syscall"
 
+	"github.com/gpuaas/gpuaas/pkg/durable"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -133,31 +134,12 @@ func makeKey(path string) (ed25519.PrivateKey, error) {
 	return key, writeFile(path, pem.EncodeToMemory(&pem.Block{Type: pemPrivateKey, Bytes: der}))
 }
 
-// writeFile replaces a file atomically and syncs it.
-func writeFile(path string, data []byte) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(path), "."+filepath.Base(path)+".*") // 0600
-	if err != nil {
+// writeFile replaces a file of the identity.
+func writeFile(path string, data []byte) error {
+	if err := durable.Replace(path, data, 0o600); err != nil {
 		return unusable(filepath.Dir(path), err)
 	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(unusable(filepath.Dir(path), err), os.Remove(f.Name()))
-		}
-	}()
-	if _, err := f.Write(data); err != nil {
-		return errors.Join(err, f.Close())
-	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	dir, err := os.Open(filepath.Dir(path))
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return nil
 }
 
 // Enrolled reports whether this node has an identity and a certificate of a hub.
