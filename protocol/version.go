@@ -13,9 +13,3 @@ const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).
 const ALPN = "gpuaas/1"
-
-// Features that a workload may need; an agent lists those that it has in Hello.
-const (
-	// FeatureSingleService: one container a workload.
-	FeatureSingleService = "single_service"
-)

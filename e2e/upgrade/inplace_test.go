@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"os"
 	"path/filepath"
 	"testing"
@@ -171,4 +172,44 @@ func TestReleasedProgramsAreNotTodays(t *testing.T) {
 		require.NoError(t, err)
 		require.NotEqual(t, sha256.Sum256(was), sha256.Sum256(is), b)
 	}
+}
+
+// beforeSchemas is a commit whose agent knows no manifest schema.
+const beforeSchemas = "0f2c2bd"
+
+// A node whose agent is older than an app's manifest says which feature is missing, keeps what it runs, and gets nothing
+// new until it is updated.
+func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) {
+	old, err := release.Find(t.Context(), harness.Source(t), beforeSchemas)
+	if err != nil {
+		t.Skipf("the history of this clone does not reach back to %s: %v", beforeSchemas, err)
+	}
+	require.NoError(t, old.Build(t.Context(), harness.Source(t)))
+	w := harness.NewPlatform(t)
+	kept, waiting := w.Launch("kept"), w.Launch("started under yesterday's agent")
+	pid := w.PidOf(kept)
+	_, err = w.Tenant.Stop(w.Ctx, w.Operator, waiting.ID)
+	require.NoError(t, err)
+
+	require.NoError(t, w.Agent.Stop())
+	_, err = api.Read[api.AppInstance](w.Operator.StartAppInstance(w.Ctx, w.Tenant.Project.ID, waiting.ID))
+	require.NoError(t, err)
+	w.Agent.Config.Bin = old.Bin()
+	w.RestartAgent(w.Agent)
+	w.Eventually("the node names the reason", func() error {
+		return harness.Pending(nil, w.Instance(waiting.ID).StatusReason == api.StatusReasonFeatureMissing)
+	})
+	require.Equal(t, pid, w.PidOf(kept), "what runs goes on")
+	w.RequireAnswer(kept)
+	_, err = api.Read[api.AppInstance](w.Operator.CreateAppInstance(w.Ctx, w.Tenant.Project.ID, api.AppInstanceCreate{
+		AppSlug: harness.AppSlug, Version: "1.0.0", DisplayName: "not placed",
+	}))
+	problem, ok := errors.AsType[*api.Problem](err)
+	require.True(t, ok, "%v", err)
+	require.EqualValues(t, "feature_missing", problem.Code)
+
+	swapAgent(w, harness.Binaries(t))
+	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, waiting.ID, api.AppInstanceStatusRunning, nil)
+	require.NoError(t, err)
+	require.Equal(t, pid, w.PidOf(kept))
 }

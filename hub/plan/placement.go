@@ -19,6 +19,8 @@ type Need struct {
 	Whole bool
 	// Shapes are the capacity shapes that will do; none: any.
 	Shapes []string
+	// Features are what a node must know to run the version.
+	Features []string
 }
 
 // Candidate is a node or an allocation with its free capacity.
@@ -34,6 +36,8 @@ type Candidate struct {
 	CPUMillis    int64
 	MemoryBytes  int64
 	Accelerators []Accelerator
+	// Features are those of the node's agent.
+	Features []string
 }
 
 // Accelerator is one that is free.
@@ -59,7 +63,7 @@ func Needs(m manifest.Manifest, maxAccelerators int) []Need {
 	c, r := m.Version.Compatibility, m.Version.RuntimeProfile.Resources
 	base := Need{
 		CPUMillis: int64(r.CPUMillis.Default), MemoryBytes: int64(r.MemoryMiB.Default) << 20,
-		Shapes: c.RequiresCapacityShape,
+		Shapes: c.RequiresCapacityShape, Features: m.Features(),
 	}
 	if c.RequiresExclusiveNode {
 		base.Shapes = []string{ShapeBaremetal}
@@ -86,26 +90,51 @@ const (
 	ShapeGPUSlice  = "gpu_slice"
 )
 
-// FirstFit returns the choice for the first need that fits the candidate.
-func FirstFit(needs []Need, candidate Candidate) (Choice, bool) {
+// Misfit says why a need does not fit a candidate.
+type Misfit string
+
+// Why a need does not fit, in the order in which it is asked; Fits where it does.
+const (
+	Fits Misfit = ""
+	// NotUsable: nothing new may be placed there.
+	NotUsable Misfit = "not_usable"
+	// NotEmpty: the need is for the whole node, and something runs there.
+	NotEmpty Misfit = "not_empty"
+	// WrongShape: the version does not run in capacity of this shape.
+	WrongShape Misfit = "wrong_shape"
+	// LacksFeature: the node's agent does not know something that the version uses.
+	LacksFeature Misfit = "feature_missing"
+	// LacksCPU, LacksMemory and LacksAccelerators: not enough is free.
+	LacksCPU          Misfit = "insufficient_cpu"
+	LacksMemory       Misfit = "insufficient_memory"
+	LacksAccelerators Misfit = "insufficient_accelerators"
+)
+
+// FirstFit returns the choice for the first need that fits the candidate; where none does, why the last one does not.
+func FirstFit(needs []Need, candidate Candidate) (c Choice, misfit Misfit) {
 	for _, need := range needs {
-		if c, ok := Fit(need, candidate); ok {
-			return c, true
+		if c, misfit = Fit(need, candidate); misfit == Fits {
+			break
 		}
 	}
-	return Choice{}, false
+	return c, misfit
 }
 
-// Fit returns the accelerators of the candidate that the need would use, or false when it does not fit.
-func Fit(need Need, candidate Candidate) (Choice, bool) {
-	if !candidate.Usable || need.Whole && !candidate.Empty {
-		return Choice{}, false
-	}
-	if len(need.Shapes) > 0 && !slices.Contains(need.Shapes, candidate.Shape) {
-		return Choice{}, false
-	}
-	if need.CPUMillis > candidate.CPUMillis || need.MemoryBytes > candidate.MemoryBytes {
-		return Choice{}, false
+// Fit returns the accelerators of the candidate that the need would use, or why it does not fit.
+func Fit(need Need, candidate Candidate) (Choice, Misfit) {
+	switch {
+	case !candidate.Usable:
+		return Choice{}, NotUsable
+	case need.Whole && !candidate.Empty:
+		return Choice{}, NotEmpty
+	case len(need.Shapes) > 0 && !slices.Contains(need.Shapes, candidate.Shape):
+		return Choice{}, WrongShape
+	case len(MissingFeatures(need.Features, candidate.Features)) > 0:
+		return Choice{}, LacksFeature
+	case need.CPUMillis > candidate.CPUMillis:
+		return Choice{}, LacksCPU
+	case need.MemoryBytes > candidate.MemoryBytes:
+		return Choice{}, LacksMemory
 	}
 	var ids []string
 	for _, a := range candidate.Accelerators {
@@ -115,13 +144,18 @@ func Fit(need Need, candidate Candidate) (Choice, bool) {
 	}
 	slices.Sort(ids)
 	if len(ids) < need.Accelerators {
-		return Choice{}, false
+		return Choice{}, LacksAccelerators
 	}
 	if need.Whole {
 		// With the unhealthy accelerators: no one else may use them, and they may recover.
-		return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: allIDs(candidate.Accelerators)}, true
+		return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: allIDs(candidate.Accelerators)}, Fits
 	}
-	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, true
+	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, Fits
+}
+
+// MissingFeatures returns which of the features an agent lacks.
+func MissingFeatures(need, have []string) []string {
+	return slices.DeleteFunc(slices.Clone(need), func(f string) bool { return slices.Contains(have, f) })
 }
 
 // Fitting returns every candidate that the need fits, the tightest first, so that large gaps stay for large needs;
@@ -133,7 +167,7 @@ func Fitting(need Need, candidates []Candidate) []Choice {
 	}
 	var fits []fit
 	for _, r := range candidates {
-		if c, ok := Fit(need, r); ok {
+		if c, misfit := Fit(need, r); misfit == Fits {
 			fits = append(fits, fit{c, r})
 		}
 	}

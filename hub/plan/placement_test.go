@@ -21,33 +21,41 @@ func TestPlacement(t *testing.T) {
 	}
 	empty := candidate
 	empty.Empty = true
+	knows := func(features ...string) plan.Candidate {
+		older := candidate
+		older.Features = features
+		return older
+	}
 	cases := []struct {
 		name      string
 		need      plan.Need
 		candidate plan.Candidate
 		want      []string
-		fits      bool
+		misfit    plan.Misfit
 	}{
 		{
 			"a CPU node gives a slice with no accelerators",
 			plan.Need{CPUMillis: 1000, MemoryBytes: 1 << 30},
 			plan.Candidate{ID: "r", Usable: true, CPUMillis: 1000, MemoryBytes: 1 << 30},
-			nil, true,
+			nil, plan.Fits,
 		},
-		{"the lowest healthy accelerators are taken", plan.Need{Accelerators: 1}, candidate, []string{"GPU-1"}, true},
-		{"an unhealthy one is not given", plan.Need{Accelerators: 3}, candidate, nil, false},
-		{"another model does not match", plan.Need{Accelerators: 1, AcceleratorModel: "MI300X"}, candidate, nil, false},
-		{"another vendor does not match", plan.Need{Accelerators: 1, AcceleratorVendor: "amd"}, candidate, nil, false},
-		{"too much CPU", plan.Need{CPUMillis: 4001}, candidate, nil, false},
-		{"too much memory", plan.Need{MemoryBytes: 8<<30 + 1}, candidate, nil, false},
-		{"not usable", plan.Need{}, plan.Candidate{ID: "r", CPUMillis: 1}, nil, false},
-		{"bare metal needs an empty node", plan.Need{Whole: true}, candidate, nil, false},
-		{"bare metal takes every accelerator", plan.Need{Whole: true}, empty, []string{"GPU-0", "GPU-1", "GPU-2"}, true},
+		{"the lowest healthy accelerators are taken", plan.Need{Accelerators: 1}, candidate, []string{"GPU-1"}, plan.Fits},
+		{"an unhealthy one is not given", plan.Need{Accelerators: 3}, candidate, nil, plan.LacksAccelerators},
+		{"another model does not match", plan.Need{Accelerators: 1, AcceleratorModel: "MI300X"}, candidate, nil, plan.LacksAccelerators},
+		{"another vendor does not match", plan.Need{Accelerators: 1, AcceleratorVendor: "amd"}, candidate, nil, plan.LacksAccelerators},
+		{"too much CPU", plan.Need{CPUMillis: 4001}, candidate, nil, plan.LacksCPU},
+		{"too much memory", plan.Need{MemoryBytes: 8<<30 + 1}, candidate, nil, plan.LacksMemory},
+		{"not usable", plan.Need{}, plan.Candidate{ID: "r", CPUMillis: 1}, nil, plan.NotUsable},
+		{"bare metal needs an empty node", plan.Need{Whole: true}, candidate, nil, plan.NotEmpty},
+		{"bare metal takes every accelerator", plan.Need{Whole: true}, empty, []string{"GPU-0", "GPU-1", "GPU-2"}, plan.Fits},
+		{"another shape", plan.Need{Shapes: []string{plan.ShapeBaremetal}}, candidate, nil, plan.WrongShape},
+		{"an agent that knows more", plan.Need{Features: []string{"a"}}, knows("a", "b"), nil, plan.Fits},
+		{"an agent that is too old", plan.Need{Features: []string{"a", "c"}}, knows("a", "b"), nil, plan.LacksFeature},
 	}
 	for _, c := range cases {
 		t.Run(c.name, func(t *testing.T) {
-			got, fits := plan.Fit(c.need, c.candidate)
-			require.Equal(t, c.fits, fits)
+			got, misfit := plan.Fit(c.need, c.candidate)
+			require.Equal(t, c.misfit, misfit)
 			require.ElementsMatch(t, c.want, got.AcceleratorIDs)
 		})
 	}
@@ -71,19 +79,19 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	withGPU.Accelerators = []plan.Accelerator{{ID: "GPU-1", Vendor: "nvidia", Healthy: true}}
 
 	both := plan.Needs(version(0, false, "none", "nvidia"), 0)
-	got, ok := plan.FirstFit(both, withGPU)
-	require.True(t, ok)
+	got, misfit := plan.FirstFit(both, withGPU)
+	require.Equal(t, plan.Fits, misfit)
 	require.Equal(t, []string{"GPU-1"}, got.AcceleratorIDs)
 	require.Equal(t, "nvidia", got.Need.AcceleratorVendor)
-	got, ok = plan.FirstFit(both, cpuOnly)
-	require.True(t, ok)
+	got, misfit = plan.FirstFit(both, cpuOnly)
+	require.Equal(t, plan.Fits, misfit)
 	require.Empty(t, got.AcceleratorIDs)
 	require.Empty(t, got.Need.AcceleratorVendor)
 
-	_, ok = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia"), 0), withGPU)
-	require.False(t, ok, "it needs two")
-	_, ok = plan.FirstFit(plan.Needs(version(0, true, "none"), 0), cpuOnly)
-	require.False(t, ok, "it needs a node of its own")
+	_, misfit = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia"), 0), withGPU)
+	require.Equal(t, plan.LacksAccelerators, misfit, "it needs two")
+	_, misfit = plan.FirstFit(plan.Needs(version(0, true, "none"), 0), cpuOnly)
+	require.Equal(t, plan.WrongShape, misfit, "it needs a node of its own")
 	require.Empty(t, plan.Needs(version(2, false, "nvidia"), 1), "it may not have two")
 }
 

@@ -40,8 +40,12 @@ const RuntimeLaunchableOCI = "launchable_oci"
 
 // Manifest is one parsed and valid document. Only Parse makes a useful one.
 type Manifest struct {
+	// Schema is SchemaV1: which keys the document may use.
+	Schema  string  `json:"schema"`
 	App     App     `json:"app"`
 	Version Version `json:"version"`
+
+	features []string
 }
 
 // App is the layer that stays the same over the versions.

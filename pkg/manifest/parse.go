@@ -52,13 +52,13 @@ func Parse(doc []byte) (Manifest, error) {
 		return Manifest{}, err
 	}
 	if fields := checkSchema(manifestSchema(), tree); len(fields) > 0 {
-		return Manifest{}, invalid(fault.Malformed, CodeMalformed, "The manifest does not follow the schema of version 1.",
-			fields)
+		return Manifest{}, breaksSchema(fields)
 	}
 	m, err := decode(tree)
 	if err != nil {
 		return Manifest{}, err
 	}
+	m.features = featuresOf(tree)
 	m.fillDefaults()
 	if err := m.Validate(); err != nil {
 		return Manifest{}, err
@@ -72,6 +72,18 @@ func invalid(kind fault.Kind, code fault.Code, public string, fields []fault.Fie
 		fields = fields[:MaxFields]
 	}
 	f.Fields = fields
+	return f
+}
+
+// breaksSchema is the fault of a document that wraps ErrSchema.
+func breaksSchema(fields []fault.Field) error {
+	for i := range fields {
+		if fields[i].Pointer == "/schema" {
+			fields[i].Hint = "write schema: " + SchemaV1
+		}
+	}
+	f := fault.As(invalid(fault.Malformed, CodeMalformed, "The manifest does not follow the schema "+SchemaV1+".", fields))
+	f.Cause = ErrSchema
 	return f
 }
 
@@ -92,7 +104,7 @@ func refuseFlatSample(tree any) error {
 	for _, key := range []string{"slug", "artifact_ref", "artifact_kind", "runtime_profile", "display_name"} {
 		if _, flat := top[key]; flat {
 			return malformed("/"+key, "a manifest has two layers and this key is not one of them",
-				"put slug, display_name, description, category, runtime_backend and supported_modes below app:, and version, "+
+				"write schema: "+SchemaV1+", put slug, display_name, description, category, runtime_backend and supported_modes below app:, and version, "+
 					"compatibility, runtime_profile, parameters, metering and ui below version:")
 		}
 	}
@@ -292,8 +304,10 @@ func (m Manifest) JSON() ([]byte, error) {
 // Parse.
 func FromJSON(data []byte) (Manifest, error) {
 	var m Manifest
-	if err := json.Unmarshal(data, &m); err != nil {
+	var tree any
+	if err := errors.Join(json.Unmarshal(data, &m), json.Unmarshal(data, &tree)); err != nil {
 		return Manifest{}, fmt.Errorf("decode a stored manifest: %w", err)
 	}
+	m.features = featuresOf(tree)
 	return m, nil
 }

@@ -1,6 +1,7 @@
 package accept
 
 import (
+	"errors"
 	"slices"
 	"strings"
 	"time"
@@ -12,7 +13,7 @@ import (
 )
 
 // Features lists what a workload may need and this agent has.
-func Features() []string { return []string{protocol.FeatureSingleService} }
+func Features() []string { return manifest.KnownFeatures() }
 
 // Admit decides whether the publisher's signed manifests admit a workload and its fallback on this agent, as of when
 // their revisions were first named and with keys that are not revoked now. bundles are the accepted bundles, the
@@ -49,6 +50,10 @@ func admitOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 	}
 	if err != nil {
 		v.Reason, v.Detail = protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, publicText(err)
+		// Its signature was good: the manifest uses keys that came after this agent.
+		if errors.Is(err, manifest.ErrSchema) {
+			v.Reason = protocol.WorkloadStatus_FEATURE_MISSING
+		}
 		return v
 	}
 	v.Admitted = true

@@ -1,6 +1,7 @@
 package accept_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/accept/accepttest"
+	"github.com/gpuaas/gpuaas/pkg/manifest/manifesttest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -91,4 +93,24 @@ func TestAVersionBelowTheBundlesLowestIsNotStarted(t *testing.T) {
 	m.MinVersions = map[string]string{w.GetAppSlug(): "1.0.0"}
 	m.NextBundle(noon.Add(3 * time.Hour))
 	require.True(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
+}
+
+// The hub of the test forgets to name the feature, or names it; the answer is the same.
+func TestAManifestWithLaterKeysIsRefusedAsNewerAndNotAsForged(t *testing.T) {
+	later := strings.Replace(manifesttest.Document("web", accepttest.Image), "readiness_timeout_seconds",
+		"holograms: true\n    readiness_timeout_seconds", 1)
+	m := accepttest.New(t, noon)
+	m.SignManifest(later)
+	unnamed := m.Workload("a", 1)
+	named := proto.CloneOf(unnamed)
+	named.Features = append(named.Features, "holograms")
+	for _, w := range []*protocol.Workload{unnamed, named} {
+		v := accept.Admit(w, m.Bundles, noon, nil)
+		require.False(t, v.Admitted)
+		require.Equal(t, protocol.WorkloadStatus_FEATURE_MISSING, v.Reason)
+		require.Contains(t, v.Detail, "holograms")
+	}
+	stranger := proto.CloneOf(unnamed)
+	stranger.Manifest.Signatures[0].Signature[0] ^= 1
+	require.Equal(t, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, accept.Admit(stranger, m.Bundles, noon, nil).Reason)
 }

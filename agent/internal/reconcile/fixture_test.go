@@ -386,7 +386,7 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 		Id: uuid.Must(uuid.NewV7()).String(), InstanceId: uuid.Must(uuid.NewV7()).String(), Revision: 1, AppSlug: "hello",
 		AppVersion:    "1.0.0",
 		CorrelationId: "corr-1", Manifest: env, Services: services, ParametersJson: parametersJSON,
-		Features:                []string{protocol.FeatureSingleService},
+		Features:                []string{manifest.SchemaV1},
 		ReadinessTimeoutSeconds: m.Version.RuntimeProfile.ReadinessTimeoutSeconds,
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent/hubsession"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -143,6 +144,7 @@ func (n *node) openControl(ctx context.Context, conn *link.Conn) (*link.Stream, 
 	_ = control.SetDeadline(time.Now().Add(hubsession.HelloTimeout))
 	n.mu.Lock()
 	hello := &protocol.Hello{
+		Features:        manifest.KnownFeatures(),
 		ProtocolVersion: protocol.Version, AgentVersion: "simulated", Incarnation: n.incarnation, Epoch: n.epoch,
 		Generation:  n.generation,
 		StateSha256: n.sha256, BundleVersion: max(n.bundleNo, n.bundle.Version()), LastSegment: uint64(len(n.sealed)),

@@ -304,18 +304,24 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 		at    Candidate
 		found plan.Choice
 		fits  int
+		older int
 	)
 	for _, r := range candidates {
-		if c, ok := plan.FirstFit(needs, r.Candidate); ok {
+		switch c, misfit := plan.FirstFit(needs, r.Candidate); misfit {
+		case plan.Fits:
 			if fits == 0 {
 				at, found = r, c
 			}
 			fits++
+		case plan.LacksFeature:
+			older++
 		}
 	}
 	switch {
 	case fits == 1:
 		return at, found, nil
+	case fits == 0 && older > 0:
+		return Candidate{}, plan.Choice{}, FeatureMissing()
 	case named:
 		return Candidate{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
 			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.",
@@ -326,6 +332,12 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 	default:
 		return Candidate{}, plan.Choice{}, placementRequired("Several allocations of this project have room; name one.")
 	}
+}
+
+// FeatureMissing is the fault of a version that uses what no agent in question knows.
+func FeatureMissing() error {
+	return fault.New(fault.Conflict, codeFeatureMissing, "The node's agent is older than the manifest of this version; "+
+		"once the node is updated, try again.", nil).WithField("/version", "needs features that the node lacks")
 }
 
 func placementRequired(public string) error {

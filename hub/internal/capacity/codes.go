@@ -16,6 +16,8 @@ const (
 	codeAllocationUnknown fault.Code = "allocation_unknown"
 	// CodeInsufficient: no node or allocation has room for the request.
 	CodeInsufficient fault.Code = "insufficient_capacity"
+	// codeFeatureMissing: the agents of the nodes in question are older than the manifest.
+	codeFeatureMissing fault.Code = "feature_missing"
 	// codeNodeUnknown: the node named for an allocation does not exist.
 	codeNodeUnknown fault.Code = "node_unknown"
 	// codePlacementRequired: the request must name the allocation that the instance runs in.

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet/fleettest"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -134,6 +135,7 @@ func (w *world) conditions(list ...string) {
 	w.T.Helper()
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		_, err := fleettest.Connect(ctx, tx, fleet.Connection{NodeID: w.Node, ReplicaID: "r1", Hello: &protocol.Hello{
+			Features:    manifest.KnownFeatures(),
 			Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 4, MemoryBytes: 8 << 30, Conditions: list},
 		}}, w.Now)
 		return err

@@ -150,6 +150,7 @@ func newRevision(v catalog.Resolved, parametersJSON string) instance.NewRevision
 		ParametersJSON:     parametersJSON,
 		ManifestEnvelope:   v.ManifestEnvelope,
 		DelegationEnvelope: v.DelegationEnvelope,
+		Features:           v.Version.Manifest.Features(),
 		ReadinessTimeout:   time.Duration(v.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -93,6 +94,27 @@ func TestWhatRefusesAnUpgradeChangesNothing(t *testing.T) {
 		})
 	}
 	require.Equal(t, before, w.Contents())
+}
+
+func TestAnAgentThatIsTooOldGetsNeitherAnInstanceNorAnUpgrade(t *testing.T) {
+	w := newWorld(t)
+	i := w.Running()
+	w.Release("2.0.0")
+	w.SetFeatures("single_service")
+	before := w.Contents()
+	_, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), w.Project.ID, i.ID, "2.0.0")
+	require.EqualValues(t, "feature_missing", fault.As(err).Code, "%v", err)
+	require.Equal(t, "/target_version", fault.As(err).Fields[0].Pointer)
+	for _, named := range [][]string{nil, {i.Members[0].AllocationID}} {
+		in := w.InstanceInput()
+		in.AllocationIDs = named
+		_, err = w.Commands().CreateInstance(t.Context(), w.Meta("new"), in)
+		require.EqualValues(t, "feature_missing", fault.As(err).Code, "%v", err)
+	}
+	require.Equal(t, before, w.Contents())
+	w.SetFeatures(append(manifest.KnownFeatures(), "from_tomorrow")...)
+	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), w.Project.ID, i.ID, "2.0.0")
+	require.NoError(t, err)
 }
 
 func TestStopAndStart(t *testing.T) {

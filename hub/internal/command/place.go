@@ -96,6 +96,7 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Can
 		if !node.TakesNew() || members[node.ID] >= protocol.MaxParts {
 			candidates[i].Usable = false
 		}
+		candidates[i].Features = node.Features
 		offline[node.ID] = !node.Connected(m.Now)
 	}
 	return offline, nil

@@ -8,10 +8,13 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -49,6 +52,9 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 			"modes that the app instance runs in; deploy it anew.", nil).
 			WithField("/version", "does not support the modes of the app instance").Permanent()
 	}
+	if err := checkFeatures(ctx, tx, i, next.Version.Manifest.Features()); err != nil {
+		return instance.Change{}, err
+	}
 	made := newRevision(next, i.ParametersJSON)
 	if made.Services, err = lowerInPlace(ctx, tx, i, next); err != nil {
 		return instance.Change{}, err
@@ -58,6 +64,26 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 		return instance.Change{}, err
 	}
 	return instance.RequestUpgrade(ctx, tx, i, r, made, back, m.Now)
+}
+
+// checkFeatures refuses a version that uses what the agent of a member's node does not know.
+func checkFeatures(ctx context.Context, tx db.Tx, i instance.Instance, features []string) error {
+	var ids []string
+	for _, member := range i.Members {
+		if !member.Gone {
+			ids = append(ids, member.NodeID)
+		}
+	}
+	nodes, err := fleet.GetAll(ctx, tx, ids)
+	if err != nil {
+		return err
+	}
+	for _, node := range nodes {
+		if len(plan.MissingFeatures(features, node.Features)) > 0 {
+			return capacity.FeatureMissing()
+		}
+	}
+	return nil
 }
 
 // fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil

@@ -134,10 +134,17 @@ func (w *World) EnrollNode() {
 		}
 		w.Node = n.ID
 		_, err = fleettest.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r1", Hello: &protocol.Hello{
+			Features:    manifest.KnownFeatures(),
 			Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 4, MemoryBytes: 8 << 30},
 		}}, w.Now)
 		return err
 	})
+}
+
+// SetFeatures makes the node's agent one that has these features.
+func (w *World) SetFeatures(features ...string) {
+	w.T.Helper()
+	w.Exec(`UPDATE nodes SET features = $2 WHERE id = $1`, w.Node, features)
 }
 
 // publish registers the demo, signed by a catalog key, with its image, and entitles the project.

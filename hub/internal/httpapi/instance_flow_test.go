@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -72,6 +73,7 @@ func (s *theater) open(t *testing.T) {
 		}
 		s.node = n.ID
 		_, err = fleettest.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r", Hello: &protocol.Hello{
+			Features:    manifest.KnownFeatures(),
 			Incarnation: "i", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30},
 		}}, now)
 		return err

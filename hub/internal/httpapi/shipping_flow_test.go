@@ -104,6 +104,7 @@ func (y *yard) delegate(t *testing.T, orgSlug, prefix string) string {
 }
 
 const demoManifest = `
+schema: gpuaas.app/v1
 app:
   slug: demo
   display_name: Demo

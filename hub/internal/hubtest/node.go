@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -79,6 +80,7 @@ func (n *Node) SendHello(hello *protocol.Hello) (*link.Conn, *link.Stream, *prot
 // Hello is what a node of protocol.Version says first.
 func Hello(incarnation string) *protocol.Hello {
 	return &protocol.Hello{
+		Features:        manifest.KnownFeatures(),
 		ProtocolVersion: protocol.Version, AgentVersion: "test", Incarnation: incarnation, BundleVersion: 1,
 		Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30},
 	}

@@ -6,6 +6,7 @@ import "strings"
 // Document returns the manifest of version 1.0.0 of a small app with one container that runs the image.
 func Document(slug, image string) string {
 	return strings.NewReplacer("SLUG", slug, "IMAGE", image).Replace(`
+schema: gpuaas.app/v1
 app: {slug: SLUG, display_name: A small app, runtime_backend: launchable_oci}
 version:
   version: 1.0.0

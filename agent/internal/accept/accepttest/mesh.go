@@ -55,10 +55,16 @@ func New(t testing.TB, now time.Time) *Mesh {
 	}
 	m.NextBundle(now)
 	m.Delegate(now.AddDate(1, 0, 0))
-	env, err := manifest.Sign([]byte(manifesttest.Document("web", Image)), protocol.NewEd25519Signer(m.Publisher))
-	require.NoError(t, err)
-	m.manifest = env
+	m.SignManifest(manifesttest.Document("web", Image))
 	return m
+}
+
+// SignManifest signs the manifest of workloads that are made next, whatever it says.
+func (m *Mesh) SignManifest(doc string) {
+	m.t.Helper()
+	env, err := protocol.Sign(protocol.PayloadManifest, []byte(doc), protocol.NewEd25519Signer(m.Publisher))
+	require.NoError(m.t, err)
+	m.manifest = env
 }
 
 // Key makes a key.
@@ -153,7 +159,7 @@ func (m *Mesh) Workload(member string, revision uint64) *protocol.Workload {
 		Delegation:              m.Delegation,
 		Services:                services,
 		ParametersJson:          "{}",
-		Features:                []string{protocol.FeatureSingleService},
+		Features:                []string{manifest.SchemaV1},
 		ReadinessTimeoutSeconds: 30,
 		FirstNamedAt:            timestamppb.New(m.Now),
 	}

@@ -1,0 +1,63 @@
+package manifest
+
+import (
+	"errors"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// SchemaV1 is the value of a manifest's key schema, and the feature that every key belongs to for which keyFeatures
+// names no other.
+const SchemaV1 = "gpuaas.app/v1"
+
+// ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
+// such document, so that a node which gets one, signed, is older than the manifest.
+var ErrSchema = errors.New("the manifest does not follow the schema of this build")
+
+// keyFeatures gives the feature that a key of the manifest belongs to, by JSON pointer; a * stands for any one step. A
+// key that is not named belongs to the feature of the key that holds it. A key that is added to the schema after the
+// first release gets a line here; what Parse fills in where a key is absent must belong to SchemaV1.
+func keyFeatures() map[string]string {
+	return map[string]string{}
+}
+
+// Features returns what a node must know to run the version, sorted: SchemaV1, and the features of the keys that the
+// manifest uses. A node that lacks one of them gets no workload of this version, and answers feature_missing if it does.
+func (m Manifest) Features() []string { return slices.Clone(m.features) }
+
+// featuresOf reads the features from a document's tree.
+func featuresOf(tree any) []string {
+	used := map[string]bool{SchemaV1: true}
+	addFeatures(tree, nil, keyFeatures(), used)
+	return slices.Sorted(maps.Keys(used))
+}
+
+// KnownFeatures returns every feature that this build's manifests can need, sorted.
+func KnownFeatures() []string {
+	known := append(slices.Collect(maps.Values(keyFeatures())), SchemaV1)
+	slices.Sort(known)
+	return slices.Compact(known)
+}
+
+func addFeatures(value any, at []string, features map[string]string, used map[string]bool) {
+	for pattern, feature := range features {
+		if matchesPointer(strings.Split(pattern, "/")[1:], at) {
+			used[feature] = true
+		}
+	}
+	switch v := value.(type) {
+	case map[string]any:
+		for key, child := range v {
+			addFeatures(child, append(slices.Clip(at), key), features, used)
+		}
+	case []any:
+		for _, child := range v {
+			addFeatures(child, append(slices.Clip(at), "*"), features, used)
+		}
+	}
+}
+
+func matchesPointer(pattern, at []string) bool {
+	return slices.EqualFunc(pattern, at, func(want, have string) bool { return want == "*" || want == have })
+}
