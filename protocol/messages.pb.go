@@ -82,6 +82,62 @@ func (Envelope_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{0, 0}
 }
 
+// What happens in a running container when the config changes.
+type Config_OnChange int32
+
+const (
+	Config_ON_CHANGE_UNSPECIFIED Config_OnChange = 0
+	// The container is replaced.
+	Config_RESTART Config_OnChange = 1
+	// The file is replaced, then the container's first process gets the signal.
+	Config_SIGNAL Config_OnChange = 2
+	// The file is replaced; the app looks for itself.
+	Config_NONE Config_OnChange = 3
+)
+
+// Enum value maps for Config_OnChange.
+var (
+	Config_OnChange_name = map[int32]string{
+		0: "ON_CHANGE_UNSPECIFIED",
+		1: "RESTART",
+		2: "SIGNAL",
+		3: "NONE",
+	}
+	Config_OnChange_value = map[string]int32{
+		"ON_CHANGE_UNSPECIFIED": 0,
+		"RESTART":               1,
+		"SIGNAL":                2,
+		"NONE":                  3,
+	}
+)
+
+func (x Config_OnChange) Enum() *Config_OnChange {
+	p := new(Config_OnChange)
+	*p = x
+	return p
+}
+
+func (x Config_OnChange) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Config_OnChange) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[1].Descriptor()
+}
+
+func (Config_OnChange) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[1]
+}
+
+func (x Config_OnChange) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Config_OnChange.Descriptor instead.
+func (Config_OnChange) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{11, 0}
+}
+
 type StreamHeader_Kind int32
 
 const (
@@ -121,11 +177,11 @@ func (x StreamHeader_Kind) String() string {
 }
 
 func (StreamHeader_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[1].Descriptor()
+	return file_protocol_messages_proto_enumTypes[2].Descriptor()
 }
 
 func (StreamHeader_Kind) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[1]
+	return &file_protocol_messages_proto_enumTypes[2]
 }
 
 func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
@@ -134,7 +190,7 @@ func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StreamHeader_Kind.Descriptor instead.
 func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{21, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{22, 0}
 }
 
 // Reason of a refusal. UsageAck and the answers to fetches and tunnels use it too. A receiver carries, stores and
@@ -239,11 +295,11 @@ func (x Nack_Reason) String() string {
 }
 
 func (Nack_Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[2].Descriptor()
+	return file_protocol_messages_proto_enumTypes[3].Descriptor()
 }
 
 func (Nack_Reason) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[2]
+	return &file_protocol_messages_proto_enumTypes[3]
 }
 
 func (x Nack_Reason) Number() protoreflect.EnumNumber {
@@ -252,7 +308,7 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -314,11 +370,11 @@ func (x WorkloadStatus_Status) String() string {
 }
 
 func (WorkloadStatus_Status) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[3].Descriptor()
+	return file_protocol_messages_proto_enumTypes[4].Descriptor()
 }
 
 func (WorkloadStatus_Status) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[3]
+	return &file_protocol_messages_proto_enumTypes[4]
 }
 
 func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
@@ -327,7 +383,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -410,11 +466,11 @@ func (x WorkloadStatus_Reason) String() string {
 }
 
 func (WorkloadStatus_Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[4].Descriptor()
+	return file_protocol_messages_proto_enumTypes[5].Descriptor()
 }
 
 func (WorkloadStatus_Reason) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[4]
+	return &file_protocol_messages_proto_enumTypes[5]
 }
 
 func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
@@ -423,7 +479,7 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38, 1}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -1277,9 +1333,11 @@ type Service struct {
 	// Sizes of tmpfs scratch directories by absolute path.
 	Scratch []*Scratch `protobuf:"bytes,10,rep,name=scratch,proto3" json:"scratch,omitempty"`
 	// uid:gid inside the container's user namespace; empty: as the image says.
-	User          string `protobuf:"bytes,11,opt,name=user,proto3" json:"user,omitempty"`
-	ReadOnlyRoot  bool   `protobuf:"varint,12,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"`
-	WorkingDir    string `protobuf:"bytes,13,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	User         string `protobuf:"bytes,11,opt,name=user,proto3" json:"user,omitempty"`
+	ReadOnlyRoot bool   `protobuf:"varint,12,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"`
+	WorkingDir   string `protobuf:"bytes,13,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
+	// Absent where the manifest has no config_schema.
+	Config        *Config `protobuf:"bytes,14,opt,name=config,proto3" json:"config,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1405,6 +1463,76 @@ func (x *Service) GetWorkingDir() string {
 	return ""
 }
 
+func (x *Service) GetConfig() *Config {
+	if x != nil {
+		return x.Config
+	}
+	return nil
+}
+
+// Config is the instance's config as a read-only file in the container; GPUAAS_CONFIG_FILE names the file.
+type Config struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The tenant's choice, validated against the manifest's config_schema by the hub and again by the node's Admits.
+	Json     string          `protobuf:"bytes,1,opt,name=json,proto3" json:"json,omitempty"`
+	OnChange Config_OnChange `protobuf:"varint,2,opt,name=on_change,json=onChange,proto3,enum=gpuaas.v1.Config_OnChange" json:"on_change,omitempty"`
+	// SIGNAL only: its name, SIGHUP or the like.
+	Signal        string `protobuf:"bytes,3,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Config) Reset() {
+	*x = Config{}
+	mi := &file_protocol_messages_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Config) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Config) ProtoMessage() {}
+
+func (x *Config) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Config.ProtoReflect.Descriptor instead.
+func (*Config) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *Config) GetJson() string {
+	if x != nil {
+		return x.Json
+	}
+	return ""
+}
+
+func (x *Config) GetOnChange() Config_OnChange {
+	if x != nil {
+		return x.OnChange
+	}
+	return Config_ON_CHANGE_UNSPECIFIED
+}
+
+func (x *Config) GetSignal() string {
+	if x != nil {
+		return x.Signal
+	}
+	return ""
+}
+
 type EnvVar struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -1415,7 +1543,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1427,7 +1555,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1440,7 +1568,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1471,7 +1599,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1483,7 +1611,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1496,7 +1624,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Port) GetName() string {
@@ -1543,7 +1671,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1555,7 +1683,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1568,7 +1696,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Resources) GetCpuMillis() uint32 {
@@ -1621,7 +1749,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1633,7 +1761,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1646,7 +1774,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Probe) GetKind() string {
@@ -1701,7 +1829,7 @@ type Scratch struct {
 
 func (x *Scratch) Reset() {
 	*x = Scratch{}
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1713,7 +1841,7 @@ func (x *Scratch) String() string {
 func (*Scratch) ProtoMessage() {}
 
 func (x *Scratch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1726,7 +1854,7 @@ func (x *Scratch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scratch.ProtoReflect.Descriptor instead.
 func (*Scratch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Scratch) GetPath() string {
@@ -1757,7 +1885,7 @@ type LeaseBatch struct {
 
 func (x *LeaseBatch) Reset() {
 	*x = LeaseBatch{}
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1769,7 +1897,7 @@ func (x *LeaseBatch) String() string {
 func (*LeaseBatch) ProtoMessage() {}
 
 func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1782,7 +1910,7 @@ func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseBatch.ProtoReflect.Descriptor instead.
 func (*LeaseBatch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *LeaseBatch) GetNodeId() string {
@@ -1841,7 +1969,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1853,7 +1981,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1866,7 +1994,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Lease) GetMemberId() string {
@@ -1945,7 +2073,7 @@ type FrozenPrice struct {
 
 func (x *FrozenPrice) Reset() {
 	*x = FrozenPrice{}
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1957,7 +2085,7 @@ func (x *FrozenPrice) String() string {
 func (*FrozenPrice) ProtoMessage() {}
 
 func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1970,7 +2098,7 @@ func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenPrice.ProtoReflect.Descriptor instead.
 func (*FrozenPrice) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *FrozenPrice) GetMeter() string {
@@ -2018,7 +2146,7 @@ type UsageSegment struct {
 
 func (x *UsageSegment) Reset() {
 	*x = UsageSegment{}
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2030,7 +2158,7 @@ func (x *UsageSegment) String() string {
 func (*UsageSegment) ProtoMessage() {}
 
 func (x *UsageSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2043,7 +2171,7 @@ func (x *UsageSegment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSegment.ProtoReflect.Descriptor instead.
 func (*UsageSegment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *UsageSegment) GetNodeId() string {
@@ -2111,7 +2239,7 @@ type UsageRecord struct {
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2123,7 +2251,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2136,7 +2264,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *UsageRecord) GetSequence() uint64 {
@@ -2221,7 +2349,7 @@ type StreamHeader struct {
 
 func (x *StreamHeader) Reset() {
 	*x = StreamHeader{}
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2361,7 @@ func (x *StreamHeader) String() string {
 func (*StreamHeader) ProtoMessage() {}
 
 func (x *StreamHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2374,7 @@ func (x *StreamHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamHeader.ProtoReflect.Descriptor instead.
 func (*StreamHeader) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *StreamHeader) GetKind() StreamHeader_Kind {
@@ -2280,7 +2408,7 @@ type NodeMessage struct {
 
 func (x *NodeMessage) Reset() {
 	*x = NodeMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2292,7 +2420,7 @@ func (x *NodeMessage) String() string {
 func (*NodeMessage) ProtoMessage() {}
 
 func (x *NodeMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2305,7 +2433,7 @@ func (x *NodeMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeMessage.ProtoReflect.Descriptor instead.
 func (*NodeMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *NodeMessage) GetMessage() isNodeMessage_Message {
@@ -2412,7 +2540,7 @@ type HubMessage struct {
 
 func (x *HubMessage) Reset() {
 	*x = HubMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2424,7 +2552,7 @@ func (x *HubMessage) String() string {
 func (*HubMessage) ProtoMessage() {}
 
 func (x *HubMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2437,7 +2565,7 @@ func (x *HubMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HubMessage.ProtoReflect.Descriptor instead.
 func (*HubMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *HubMessage) GetMessage() isHubMessage_Message {
@@ -2565,7 +2693,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2577,7 +2705,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2590,7 +2718,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -2690,7 +2818,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2702,7 +2830,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2715,7 +2843,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -2808,7 +2936,7 @@ type Accelerator struct {
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2820,7 +2948,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2833,7 +2961,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Accelerator) GetId() string {
@@ -2896,7 +3024,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +3036,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +3049,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -2998,7 +3126,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3010,7 +3138,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3023,7 +3151,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -3049,7 +3177,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3061,7 +3189,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3074,7 +3202,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -3093,7 +3221,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3105,7 +3233,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3118,7 +3246,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -3137,7 +3265,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3149,7 +3277,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3162,7 +3290,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -3182,7 +3310,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3194,7 +3322,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3207,7 +3335,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *GoAway) GetReason() string {
@@ -3229,7 +3357,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3241,7 +3369,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3254,7 +3382,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -3292,7 +3420,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3304,7 +3432,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3317,7 +3445,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -3375,7 +3503,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3387,7 +3515,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3400,7 +3528,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -3454,7 +3582,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3466,7 +3594,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3479,7 +3607,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -3552,14 +3680,16 @@ type WorkloadStatus struct {
 	// removed only: what was searched for and is gone.
 	Removal *RemovalProof `protobuf:"bytes,15,opt,name=removal,proto3" json:"removal,omitempty"`
 	// With the reason owner_refused only: an OwnerRefusal, signed by the node's own key.
-	OwnerRefusal  *Envelope `protobuf:"bytes,16,opt,name=owner_refusal,json=ownerRefusal,proto3" json:"owner_refusal,omitempty"`
+	OwnerRefusal *Envelope `protobuf:"bytes,16,opt,name=owner_refusal,json=ownerRefusal,proto3" json:"owner_refusal,omitempty"`
+	// SHA-256 of the config that every running container of the member has; empty for none.
+	ConfigSha256  []byte `protobuf:"bytes,17,opt,name=config_sha256,json=configSha256,proto3" json:"config_sha256,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3571,7 +3701,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3584,7 +3714,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -3699,6 +3829,13 @@ func (x *WorkloadStatus) GetOwnerRefusal() *Envelope {
 	return nil
 }
 
+func (x *WorkloadStatus) GetConfigSha256() []byte {
+	if x != nil {
+		return x.ConfigSha256
+	}
+	return nil
+}
+
 // OwnerRefusal says that the owner of a node does not let it run a revision of a member. Signed by the node's own key.
 // It holds nothing that changes while the refusal stands, so that it is the same each time it is said.
 type OwnerRefusal struct {
@@ -3715,7 +3852,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3727,7 +3864,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3740,7 +3877,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -3790,7 +3927,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3802,7 +3939,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3815,7 +3952,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -3859,7 +3996,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3871,7 +4008,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3884,7 +4021,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -3925,7 +4062,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3937,7 +4074,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3950,7 +4087,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -3975,7 +4112,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3987,7 +4124,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4000,7 +4137,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -4056,7 +4193,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4068,7 +4205,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4081,7 +4218,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -4162,7 +4299,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4174,7 +4311,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4187,7 +4324,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -4227,7 +4364,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4239,7 +4376,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4252,7 +4389,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -4275,7 +4412,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4287,7 +4424,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4300,7 +4437,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -4344,7 +4481,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4356,7 +4493,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4369,7 +4506,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -4410,7 +4547,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4422,7 +4559,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4435,7 +4572,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -4476,7 +4613,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4488,7 +4625,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4501,7 +4638,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -4603,7 +4740,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x19readiness_timeout_seconds\x18\x10 \x01(\rR\x17readinessTimeoutSeconds\x12/\n" +
 	"\bfallback\x18\x11 \x01(\v2\x13.gpuaas.v1.WorkloadR\bfallback\x12'\n" +
 	"\x0fparameters_json\x18\x12 \x01(\tR\x0eparametersJson\x12@\n" +
-	"\x0efirst_named_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\ffirstNamedAt\"\xd9\x03\n" +
+	"\x0efirst_named_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\ffirstNamedAt\"\x84\x04\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12#\n" +
@@ -4619,7 +4756,18 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x04user\x18\v \x01(\tR\x04user\x12$\n" +
 	"\x0eread_only_root\x18\f \x01(\bR\freadOnlyRoot\x12\x1f\n" +
 	"\vworking_dir\x18\r \x01(\tR\n" +
-	"workingDir\"2\n" +
+	"workingDir\x12)\n" +
+	"\x06config\x18\x0e \x01(\v2\x11.gpuaas.v1.ConfigR\x06config\"\xb7\x01\n" +
+	"\x06Config\x12\x12\n" +
+	"\x04json\x18\x01 \x01(\tR\x04json\x127\n" +
+	"\ton_change\x18\x02 \x01(\x0e2\x1a.gpuaas.v1.Config.OnChangeR\bonChange\x12\x16\n" +
+	"\x06signal\x18\x03 \x01(\tR\x06signal\"H\n" +
+	"\bOnChange\x12\x19\n" +
+	"\x15ON_CHANGE_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aRESTART\x10\x01\x12\n" +
+	"\n" +
+	"\x06SIGNAL\x10\x02\x12\b\n" +
+	"\x04NONE\x10\x03\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"u\n" +
@@ -4837,7 +4985,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\x06 \x03(\tR\n" +
 	"conditions\x12:\n" +
-	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\"\xd8\t\n" +
+	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\"\xfd\t\n" +
 	"\x0eWorkloadStatus\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -4857,7 +5005,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0ecorrelation_id\x18\r \x01(\tR\rcorrelationId\x124\n" +
 	"\x16fallback_from_revision\x18\x0e \x01(\x04R\x14fallbackFromRevision\x121\n" +
 	"\aremoval\x18\x0f \x01(\v2\x17.gpuaas.v1.RemovalProofR\aremoval\x128\n" +
-	"\rowner_refusal\x18\x10 \x01(\v2\x13.gpuaas.v1.EnvelopeR\fownerRefusal\"\x88\x01\n" +
+	"\rowner_refusal\x18\x10 \x01(\v2\x13.gpuaas.v1.EnvelopeR\fownerRefusal\x12#\n" +
+	"\rconfig_sha256\x18\x11 \x01(\fR\fconfigSha256\"\x88\x01\n" +
 	"\x06Status\x12\x16\n" +
 	"\x12STATUS_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\f\n" +
@@ -4962,147 +5111,151 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 	return file_protocol_messages_proto_rawDescData
 }
 
-var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 5)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
-	(StreamHeader_Kind)(0),        // 1: gpuaas.v1.StreamHeader.Kind
-	(Nack_Reason)(0),              // 2: gpuaas.v1.Nack.Reason
-	(WorkloadStatus_Status)(0),    // 3: gpuaas.v1.WorkloadStatus.Status
-	(WorkloadStatus_Reason)(0),    // 4: gpuaas.v1.WorkloadStatus.Reason
-	(*Envelope)(nil),              // 5: gpuaas.v1.Envelope
-	(*Signature)(nil),             // 6: gpuaas.v1.Signature
-	(*TrustBundle)(nil),           // 7: gpuaas.v1.TrustBundle
-	(*MinVersion)(nil),            // 8: gpuaas.v1.MinVersion
-	(*Role)(nil),                  // 9: gpuaas.v1.Role
-	(*PublicKey)(nil),             // 10: gpuaas.v1.PublicKey
-	(*Delegation)(nil),            // 11: gpuaas.v1.Delegation
-	(*DesiredState)(nil),          // 12: gpuaas.v1.DesiredState
-	(*PartRef)(nil),               // 13: gpuaas.v1.PartRef
-	(*Workload)(nil),              // 14: gpuaas.v1.Workload
-	(*Service)(nil),               // 15: gpuaas.v1.Service
-	(*EnvVar)(nil),                // 16: gpuaas.v1.EnvVar
-	(*Port)(nil),                  // 17: gpuaas.v1.Port
-	(*Resources)(nil),             // 18: gpuaas.v1.Resources
-	(*Probe)(nil),                 // 19: gpuaas.v1.Probe
-	(*Scratch)(nil),               // 20: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),            // 21: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                 // 22: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),           // 23: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),          // 24: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),           // 25: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),          // 26: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),           // 27: gpuaas.v1.NodeMessage
-	(*HubMessage)(nil),            // 28: gpuaas.v1.HubMessage
-	(*Hello)(nil),                 // 29: gpuaas.v1.Hello
-	(*NodeFacts)(nil),             // 30: gpuaas.v1.NodeFacts
-	(*Accelerator)(nil),           // 31: gpuaas.v1.Accelerator
-	(*Welcome)(nil),               // 32: gpuaas.v1.Welcome
-	(*PushState)(nil),             // 33: gpuaas.v1.PushState
-	(*PushLeases)(nil),            // 34: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),            // 35: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),             // 36: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                // 37: gpuaas.v1.GoAway
-	(*Ack)(nil),                   // 38: gpuaas.v1.Ack
-	(*Nack)(nil),                  // 39: gpuaas.v1.Nack
-	(*StateUpload)(nil),           // 40: gpuaas.v1.StateUpload
-	(*Report)(nil),                // 41: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 42: gpuaas.v1.WorkloadStatus
-	(*OwnerRefusal)(nil),          // 43: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),     // 44: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 45: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 46: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 47: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 48: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 49: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 50: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 51: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 52: gpuaas.v1.TunnelRequest
-	(*LogsRequest)(nil),           // 53: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 54: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 55: google.protobuf.Timestamp
+	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
+	(StreamHeader_Kind)(0),        // 2: gpuaas.v1.StreamHeader.Kind
+	(Nack_Reason)(0),              // 3: gpuaas.v1.Nack.Reason
+	(WorkloadStatus_Status)(0),    // 4: gpuaas.v1.WorkloadStatus.Status
+	(WorkloadStatus_Reason)(0),    // 5: gpuaas.v1.WorkloadStatus.Reason
+	(*Envelope)(nil),              // 6: gpuaas.v1.Envelope
+	(*Signature)(nil),             // 7: gpuaas.v1.Signature
+	(*TrustBundle)(nil),           // 8: gpuaas.v1.TrustBundle
+	(*MinVersion)(nil),            // 9: gpuaas.v1.MinVersion
+	(*Role)(nil),                  // 10: gpuaas.v1.Role
+	(*PublicKey)(nil),             // 11: gpuaas.v1.PublicKey
+	(*Delegation)(nil),            // 12: gpuaas.v1.Delegation
+	(*DesiredState)(nil),          // 13: gpuaas.v1.DesiredState
+	(*PartRef)(nil),               // 14: gpuaas.v1.PartRef
+	(*Workload)(nil),              // 15: gpuaas.v1.Workload
+	(*Service)(nil),               // 16: gpuaas.v1.Service
+	(*Config)(nil),                // 17: gpuaas.v1.Config
+	(*EnvVar)(nil),                // 18: gpuaas.v1.EnvVar
+	(*Port)(nil),                  // 19: gpuaas.v1.Port
+	(*Resources)(nil),             // 20: gpuaas.v1.Resources
+	(*Probe)(nil),                 // 21: gpuaas.v1.Probe
+	(*Scratch)(nil),               // 22: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),            // 23: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                 // 24: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),           // 25: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),          // 26: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),           // 27: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),          // 28: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),           // 29: gpuaas.v1.NodeMessage
+	(*HubMessage)(nil),            // 30: gpuaas.v1.HubMessage
+	(*Hello)(nil),                 // 31: gpuaas.v1.Hello
+	(*NodeFacts)(nil),             // 32: gpuaas.v1.NodeFacts
+	(*Accelerator)(nil),           // 33: gpuaas.v1.Accelerator
+	(*Welcome)(nil),               // 34: gpuaas.v1.Welcome
+	(*PushState)(nil),             // 35: gpuaas.v1.PushState
+	(*PushLeases)(nil),            // 36: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),            // 37: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),             // 38: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                // 39: gpuaas.v1.GoAway
+	(*Ack)(nil),                   // 40: gpuaas.v1.Ack
+	(*Nack)(nil),                  // 41: gpuaas.v1.Nack
+	(*StateUpload)(nil),           // 42: gpuaas.v1.StateUpload
+	(*Report)(nil),                // 43: gpuaas.v1.Report
+	(*WorkloadStatus)(nil),        // 44: gpuaas.v1.WorkloadStatus
+	(*OwnerRefusal)(nil),          // 45: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),     // 46: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 47: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 48: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 49: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 50: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 51: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 52: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 53: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 54: gpuaas.v1.TunnelRequest
+	(*LogsRequest)(nil),           // 55: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 56: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 57: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
-	6,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
-	9,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	55, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	55, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
-	8,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
-	10, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
-	10, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	55, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	55, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	55, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
-	13, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
-	5,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
-	5,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
-	15, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
-	14, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	55, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
-	16, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	17, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	18, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	19, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	20, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	55, // 21: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	22, // 22: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	23, // 23: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	55, // 24: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	55, // 25: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	25, // 26: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	55, // 27: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	55, // 28: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	1,  // 29: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	29, // 30: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	38, // 31: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	39, // 32: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	41, // 33: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	40, // 34: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	32, // 35: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	33, // 36: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	34, // 37: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	35, // 38: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	36, // 39: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	37, // 40: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	30, // 41: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	31, // 42: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	55, // 43: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	55, // 44: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	5,  // 45: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	5,  // 46: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	5,  // 47: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,  // 48: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,  // 49: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	2,  // 50: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	5,  // 51: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	5,  // 52: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	5,  // 53: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	55, // 54: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	42, // 55: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	31, // 56: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	3,  // 57: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	4,  // 58: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	55, // 59: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	55, // 60: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	55, // 61: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	44, // 62: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	45, // 63: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	5,  // 64: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	55, // 65: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	5,  // 66: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	2,  // 67: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	50, // 68: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	2,  // 69: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	51, // 70: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	5,  // 71: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	55, // 72: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	53, // 73: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	2,  // 74: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	75, // [75:75] is the sub-list for method output_type
-	75, // [75:75] is the sub-list for method input_type
-	75, // [75:75] is the sub-list for extension type_name
-	75, // [75:75] is the sub-list for extension extendee
-	0,  // [0:75] is the sub-list for field type_name
+	7,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
+	10, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
+	57, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	57, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	9,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
+	11, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
+	11, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
+	57, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	57, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	57, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	14, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
+	6,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
+	6,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
+	16, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
+	15, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
+	57, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	18, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	19, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	20, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	21, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	22, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	17, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
+	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
+	57, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	24, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	25, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	57, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	57, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	27, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	57, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	57, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	31, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	40, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	41, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	43, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	42, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	34, // 37: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	35, // 38: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	36, // 39: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	37, // 40: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	38, // 41: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	39, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	32, // 43: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	33, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	57, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	57, // 46: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	6,  // 47: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	6,  // 48: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	6,  // 49: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,  // 50: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,  // 51: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	3,  // 52: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	6,  // 53: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	6,  // 54: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	6,  // 55: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	57, // 56: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	44, // 57: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	33, // 58: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	4,  // 59: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	5,  // 60: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	57, // 61: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	57, // 62: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	57, // 63: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	46, // 64: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	47, // 65: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	6,  // 66: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	57, // 67: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	6,  // 68: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	3,  // 69: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	52, // 70: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	3,  // 71: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	53, // 72: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	6,  // 73: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	57, // 74: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	55, // 75: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	3,  // 76: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	77, // [77:77] is the sub-list for method output_type
+	77, // [77:77] is the sub-list for method input_type
+	77, // [77:77] is the sub-list for extension type_name
+	77, // [77:77] is the sub-list for extension extendee
+	0,  // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -5110,14 +5263,14 @@ func file_protocol_messages_proto_init() {
 	if File_protocol_messages_proto != nil {
 		return
 	}
-	file_protocol_messages_proto_msgTypes[22].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[23].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Ack)(nil),
 		(*NodeMessage_Nack)(nil),
 		(*NodeMessage_Report)(nil),
 		(*NodeMessage_StateUpload)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[23].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[24].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
 		(*HubMessage_PushState)(nil),
 		(*HubMessage_PushLeases)(nil),
@@ -5125,12 +5278,12 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[43].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[44].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[47].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[48].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 	}
 	type x struct{}
@@ -5138,8 +5291,8 @@ func file_protocol_messages_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
-			NumEnums:      5,
-			NumMessages:   50,
+			NumEnums:      6,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -9,6 +9,7 @@ package protocol
 // History:
 //
 //	1  2026-11-22  first version.
+//	1  2026-11-23  Service.config, WorkloadStatus.config_sha256; needs the manifest feature config.
 const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).

@@ -1688,9 +1688,12 @@ type ManifestRegister struct {
 // Member defines model for Member.
 type Member struct {
 	// AllocationID UUIDv7 in lower case.
-	AllocationID ID     `json:"allocation_id"`
-	Detail       string `json:"detail,omitempty,omitzero"`
-	ExitCode     int32  `json:"exit_code,omitempty,omitzero"`
+	AllocationID ID `json:"allocation_id"`
+
+	// ConfigCurrent True once the member's containers have the config of now; a version without a config_schema takes none.
+	ConfigCurrent bool   `json:"config_current,omitempty,omitzero"`
+	Detail        string `json:"detail,omitempty,omitzero"`
+	ExitCode      int32  `json:"exit_code,omitempty,omitzero"`
 
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
@@ -3708,7 +3711,9 @@ type ClientInterface interface {
 	// ChangeAppInstanceWithBody Rename the instance or change its config, without a new version
 	//
 	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+	// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+	// it.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3718,7 +3723,9 @@ type ClientInterface interface {
 	// ChangeAppInstance Rename the instance or change its config, without a new version
 	//
 	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+	// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+	// it.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -5279,7 +5286,9 @@ func (c *Client) GetAppInstance(ctx context.Context, projectID ProjectID, appIns
 // ChangeAppInstanceWithBody Rename the instance or change its config, without a new version
 //
 // Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+// it.
 //
 // Takes any type of body and a specified content type.
 //
@@ -5299,7 +5308,9 @@ func (c *Client) ChangeAppInstanceWithBody(ctx context.Context, projectID Projec
 // ChangeAppInstance Rename the instance or change its config, without a new version
 //
 // Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+// it.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -10942,7 +10953,9 @@ type ClientWithResponsesInterface interface {
 	// ChangeAppInstanceWithBodyWithResponse Rename the instance or change its config, without a new version
 	//
 	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+	// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+	// it.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -10952,7 +10965,9 @@ type ClientWithResponsesInterface interface {
 	// ChangeAppInstanceWithResponse Rename the instance or change its config, without a new version
 	//
 	// Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-	// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+	// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+	// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+	// it.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -16359,7 +16374,9 @@ func (c *ClientWithResponses) GetAppInstanceWithResponse(ctx context.Context, pr
 // ChangeAppInstanceWithBodyWithResponse Rename the instance or change its config, without a new version
 //
 // Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+// it.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -16375,7 +16392,9 @@ func (c *ClientWithResponses) ChangeAppInstanceWithBodyWithResponse(ctx context.
 // ChangeAppInstanceWithResponse Rename the instance or change its config, without a new version
 //
 // Needs `apps.instance.upgrade`. The config is checked against the config schema of the requested version, and
-// replaced as a whole. No container is touched; the event is `apps.instance.changed`.
+// replaced as a whole; the event is `apps.instance.changed`. The containers get it as their version's manifest
+// says: a new file, with a signal or without, or a new container. `members[].config_current` says when they have
+// it.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

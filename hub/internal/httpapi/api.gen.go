@@ -1687,9 +1687,12 @@ type ManifestRegister struct {
 // Member defines model for Member.
 type Member struct {
 	// AllocationID UUIDv7 in lower case.
-	AllocationID ID     `json:"allocation_id"`
-	Detail       string `json:"detail,omitempty,omitzero"`
-	ExitCode     int32  `json:"exit_code,omitempty,omitzero"`
+	AllocationID ID `json:"allocation_id"`
+
+	// ConfigCurrent True once the member's containers have the config of now; a version without a config_schema takes none.
+	ConfigCurrent bool   `json:"config_current,omitempty,omitzero"`
+	Detail        string `json:"detail,omitempty,omitzero"`
+	ExitCode      int32  `json:"exit_code,omitempty,omitzero"`
 
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
