@@ -95,6 +95,13 @@ type StartContainer struct {
 	Service  Service
 }
 
+// DeliverConfig replaces the config file of a running container and tells the app as the manifest says.
+type DeliverConfig struct {
+	MemberID    string
+	ContainerID string
+	Service     Service
+}
+
 // The order of kinds.
 const (
 	orderConfirm = iota
@@ -109,6 +116,7 @@ const (
 	orderPull
 	orderNetwork
 	orderStart
+	orderConfig
 )
 
 func (a ConfirmRevision) memberID() string { return a.MemberID }
@@ -123,6 +131,7 @@ func (a FetchPart) memberID() string       { return a.MemberID }
 func (a PullImage) memberID() string       { return a.MemberID }
 func (a SetupNetwork) memberID() string    { return a.MemberID }
 func (a StartContainer) memberID() string  { return a.MemberID }
+func (a DeliverConfig) memberID() string   { return a.MemberID }
 
 func (ConfirmRevision) order() int { return orderConfirm }
 func (FallBack) order() int        { return orderFallBack }
@@ -136,6 +145,7 @@ func (FetchPart) order() int       { return orderFetch }
 func (PullImage) order() int       { return orderPull }
 func (SetupNetwork) order() int    { return orderNetwork }
 func (StartContainer) order() int  { return orderStart }
+func (DeliverConfig) order() int   { return orderConfig }
 
 // MemberOf returns the member that the action is about; empty for a container that bears no member.
 func MemberOf(a Action) string { return a.memberID() }

@@ -67,6 +67,8 @@ type Service struct {
 	// StopGrace is how long the process has between SIGTERM and SIGKILL; zero means DefaultStopGrace.
 	StopGrace      time.Duration
 	AcceleratorIDs []string
+	// ConfigSHA256 is the digest of the config that its container must have, in hex; empty where there is none.
+	ConfigSHA256 string `json:",omitempty"`
 	// Spec is what the executor starts; Diff passes it through unread.
 	Spec *protocol.Service
 }
@@ -124,6 +126,8 @@ type Container struct {
 	// ExitRecorded says that exit code and usage are durable, so that the container may be removed.
 	ExitRecorded   bool
 	AcceleratorIDs []string
+	// ConfigSHA256 is the digest of the config that it has, in hex.
+	ConfigSHA256 string `json:",omitempty"`
 	// ReadyAt is when its readiness probe first succeeded in this run; zero while it has not.
 	ReadyAt time.Time
 	// Failing says that the probe has failed lately after it had succeeded.

@@ -133,8 +133,22 @@ func (d *differ) member(id string) {
 		return
 	}
 	d.releaseOutdated(id, w)
-	if len(d.actions) == before && d.mayTry(w) {
+	if len(d.actions) > before {
+		return
+	}
+	d.deliverConfigs(w)
+	if d.mayTry(w) {
 		d.acquire(w)
+	}
+}
+
+// deliverConfigs gives running containers the config of now. One that a new config must restart has another spec, and
+// is replaced instead.
+func (d *differ) deliverConfigs(w Workload) {
+	for _, c := range d.containers[w.MemberID] {
+		if s, known := serviceNamed(w, c.Service); known && c.Status == Running && c.ConfigSHA256 != s.ConfigSHA256 {
+			d.add(DeliverConfig{MemberID: w.MemberID, ContainerID: c.ID, Service: s})
+		}
 	}
 }
 

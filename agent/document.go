@@ -28,13 +28,26 @@ func NewWorkload(memberID string, d *protocol.Workload) Workload {
 			Spec:           s,
 			StopGrace:      time.Duration(s.GetStopGraceSeconds()) * time.Second,
 			AcceleratorIDs: s.GetResources().GetAcceleratorIds(),
+			ConfigSHA256:   configSHA256(s.GetConfig()),
 		})
 	}
 	return w
 }
 
-// specDigest changes whenever anything about the container must.
+func configSHA256(c *protocol.Config) string {
+	if c == nil {
+		return ""
+	}
+	sum := sha256.Sum256([]byte(c.GetJson()))
+	return hex.EncodeToString(sum[:])
+}
+
+// specDigest changes whenever anything about the container must: not with a config that running containers take over.
 func specDigest(s *protocol.Service) string {
+	if s.GetConfig() != nil && s.GetConfig().GetOnChange() != protocol.Config_RESTART {
+		s = proto.CloneOf(s)
+		s.Config.Json = ""
+	}
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
 	if err != nil {
 		return "" // only for invalid UTF-8, which decoding has refused

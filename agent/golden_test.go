@@ -28,7 +28,7 @@ type situation struct {
 func TestGoldenDiffs(t *testing.T) {
 	for _, group := range []map[string]situation{
 		startSituations(), leaseSituations(), refusalSituations(), upgradeSituations(), fallbackSituations(),
-		exitSituations(), decommissionSituations(), busySituations(),
+		exitSituations(), decommissionSituations(), busySituations(), configSituations(),
 	} {
 		for name, s := range group {
 			t.Run(name, func(t *testing.T) { compareGolden(t, s) })
@@ -251,6 +251,21 @@ func exitSituations() map[string]situation {
 		"exit recorded":        {d, l, observed(crashes(1), 2, exited(web(2), true))},
 		"pause before restart": {d, l, withImage(observed(crashes(2), 2))},
 		"crash loop":           {d, l, withImage(observed(crashes(5), 2))},
+	}
+}
+
+func configSituations() map[string]situation {
+	w := web(2)
+	w.Services[0].ConfigSHA256 = "0b"
+	has := func(sum string) agent.Observed {
+		c := running(w)
+		c.ConfigSHA256 = sum
+		return observed(member(), 2, c)
+	}
+	return map[string]situation{
+		"config changed":                     {desired(w), week("web"), has("0a")},
+		"config delivered":                   {desired(w), week("web"), has("0b")},
+		"config changed and the lease ended": {desired(w), leaseUntil(noon.Add(-time.Second), false), has("0a")},
 	}
 }
 

@@ -106,8 +106,10 @@ func (m *machine) do(a agent.Action) {
 		m.Containers = append(m.Containers, agent.Container{
 			ID: fmt.Sprintf("c%d", m.runs), MemberID: a.MemberID, Service: a.Service.Name,
 			Revision: a.Revision, SpecDigest: a.Service.SpecDigest, Status: agent.Running, StartedAt: m.now,
-			AcceleratorIDs: a.Service.AcceleratorIDs,
+			AcceleratorIDs: a.Service.AcceleratorIDs, ConfigSHA256: a.Service.ConfigSHA256,
 		})
+	case agent.DeliverConfig:
+		m.container(a.ContainerID).ConfigSHA256 = a.Service.ConfigSHA256
 	}
 }
 
@@ -134,6 +136,7 @@ func workloads(t *rapid.T) []agent.Workload {
 				s.AcceleratorIDs, gpus = gpus[:1], gpus[1:]
 			}
 			s.SpecDigest = fmt.Sprintf("%s/%d/%v", s.Image, w.Revision, s.AcceleratorIDs)
+			s.ConfigSHA256 = rapid.SampledFrom([]string{"", "0a", "0b"}).Draw(t, "config")
 			w.Services = append(w.Services, s)
 		}
 		if w.Revision > 1 && !w.Stopped && rapid.IntRange(0, 2).Draw(t, "fallback") == 0 {

@@ -1,7 +1,9 @@
 package agent
 
 import (
+	"bytes"
 	"cmp"
+	"encoding/hex"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -102,6 +104,11 @@ func (d *differ) running(s *protocol.WorkloadStatus, w Workload, m Member) {
 			continue
 		}
 		up++
+		if sum, err := hex.DecodeString(c.ConfigSHA256); err == nil && up == 1 {
+			s.ConfigSha256 = sum
+		} else if !bytes.Equal(s.GetConfigSha256(), sum) {
+			s.ConfigSha256 = nil
+		}
 		if s.GetStartedAt() == nil || c.StartedAt.Before(s.GetStartedAt().AsTime()) {
 			s.StartedAt = stamp(c.StartedAt)
 		}

@@ -221,6 +221,7 @@ func (n *node) begin(a agent.Action) {
 		})
 	case agent.RetireMember:
 		n.do(id, false, n.w.between(second/20, second/2), "retire", func() { n.retire(id) })
+	case agent.DeliverConfig: // the simulated apps take no config
 	case agent.FetchPart:
 		n.do(id, false, n.w.between(second/50, second), "fetch", func() { n.up.fetch(a) })
 	case agent.PullImage:

@@ -32,11 +32,15 @@ func Admits(v Verified, w *protocol.Workload) error {
 	if err != nil {
 		return because(err)
 	}
+	config := got.GetConfig().GetJson()
+	if _, err := v.manifest.CheckConfig([]byte(config)); err != nil {
+		return because(err)
+	}
 	shape, err := v.manifest.shapeOf(got)
 	if err != nil {
 		return err
 	}
-	want, err := Lower(v.manifest, params, shape)
+	want, err := Lower(v.manifest, Inputs{Parameters: params, ConfigJSON: config}, shape)
 	if err != nil {
 		return because(err)
 	}
@@ -108,6 +112,7 @@ func compare(want, got *protocol.Service) error {
 		{"user", want.GetUser() == got.GetUser()},
 		{"read_only_root", want.GetReadOnlyRoot() == got.GetReadOnlyRoot()},
 		{"working_dir", want.GetWorkingDir() == got.GetWorkingDir()},
+		{"config", proto.Equal(want.GetConfig(), got.GetConfig())},
 		{"", proto.Equal(want, got)},
 	}
 	for _, p := range parts {

@@ -69,7 +69,10 @@ func admittedWorkload(t testing.TB, env *protocol.Envelope, v manifest.Verified)
 	const params = `{"password_hash":"` + goodHash + `","threads":8}`
 	values, err := v.Manifest().CheckParameters([]byte(params))
 	require.NoError(t, err)
-	services, err := manifest.Lower(v.Manifest(), values, manifest.Shape{CPUMillis: 2000, MemoryBytes: 512 << 20})
+	services, err := manifest.Lower(v.Manifest(), manifest.Inputs{Parameters: values}, manifest.Shape{
+		CPUMillis:   2000,
+		MemoryBytes: 512 << 20,
+	})
 	require.NoError(t, err)
 	return &protocol.Workload{
 		Id: "m", InstanceId: "i", OrgSlug: "acme", AppSlug: "jupyter", AppVersion: "24.05.0", Revision: 1, Manifest: env,

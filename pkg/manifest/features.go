@@ -11,6 +11,9 @@ import (
 // names no other.
 const SchemaV1 = "gpuaas.app/v1"
 
+// FeatureConfig is the instance's config as a file in its containers.
+const FeatureConfig = "config"
+
 // ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
 // such document, so that a node which gets one, signed, is older than the manifest.
 var ErrSchema = errors.New("the manifest does not follow the schema of this build")
@@ -19,11 +22,15 @@ var ErrSchema = errors.New("the manifest does not follow the schema of this buil
 // key that is not named belongs to the feature of the key that holds it. A key that is added to the schema after the
 // first release gets a line here; what Parse fills in where a key is absent must belong to SchemaV1.
 func keyFeatures() map[string]string {
-	return map[string]string{}
+	return map[string]string{
+		"/version/config":        FeatureConfig,
+		"/version/config_schema": FeatureConfig,
+	}
 }
 
 // Features returns what a node must know to run the version, sorted: SchemaV1, and the features of the keys that the
-// manifest uses. A node that lacks one of them gets no workload of this version, and answers feature_missing if it does.
+// manifest uses. A node that lacks one of them gets no workload of this version, and answers feature_missing if it
+// does.
 func (m Manifest) Features() []string { return slices.Clone(m.features) }
 
 // featuresOf reads the features from a document's tree.

@@ -7,17 +7,23 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/manifest/manifesttest"
 )
 
-// A document of the first release needs no more than the first release, whatever the keys that came later default to.
-func TestManifestOfTheFirstReleaseNeedsNoMoreThanIt(t *testing.T) {
-	m := parsed(t)
-	require.Equal(t, []string{manifest.SchemaV1}, m.Features())
-	stored, err := m.JSON()
+func TestAManifestNeedsTheFeaturesOfTheKeysThatItUses(t *testing.T) {
+	plain, err := manifest.Parse([]byte(manifesttest.Document("web", "org/acme/web/app@sha256:"+strings.Repeat("1", 64))))
 	require.NoError(t, err)
-	again, err := manifest.FromJSON(stored)
-	require.NoError(t, err)
-	require.Equal(t, m.Features(), again.Features(), "what is filled in adds no feature")
+	require.Equal(t, []string{manifest.SchemaV1}, plain.Features())
+	withConfig := parsed(t)
+	require.Equal(t, []string{manifest.FeatureConfig, manifest.SchemaV1}, withConfig.Features())
+	for _, m := range []manifest.Manifest{plain, withConfig} {
+		stored, err := m.JSON()
+		require.NoError(t, err)
+		again, err := manifest.FromJSON(stored)
+		require.NoError(t, err)
+		require.Equal(t, m.Features(), again.Features(), "what is filled in adds no feature")
+		require.Subset(t, manifest.KnownFeatures(), m.Features())
+	}
 }
 
 func TestDocumentOfAnotherSchemaIsToldApartFromABrokenOne(t *testing.T) {

@@ -44,7 +44,10 @@ func FuzzParameters(f *testing.F) {
 		if err != nil {
 			return
 		}
-		services, err := manifest.Lower(v.Manifest(), params, manifest.Shape{CPUMillis: cpu, MemoryBytes: memory})
+		services, err := manifest.Lower(v.Manifest(), manifest.Inputs{Parameters: params}, manifest.Shape{
+			CPUMillis:   cpu,
+			MemoryBytes: memory,
+		})
 		if err != nil {
 			require.NotEqual(t, fault.Internal, fault.As(err).Kind, "%v", err)
 			return

@@ -1,6 +1,7 @@
 package manifest
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
@@ -22,15 +23,22 @@ type Shape struct {
 
 const mebibyte = 1 << 20
 
-// Lower turns a manifest, the tenant's parameters and a shape into the services that a node runs. The same input gives
-// the same services everywhere: Admits relies on it.
-func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service, error) {
+// Inputs are what the tenant chose.
+type Inputs struct {
+	Parameters map[string]any
+	// ConfigJSON is the config as the containers get it; empty means {}. CheckConfig has accepted it.
+	ConfigJSON string
+}
+
+// Lower turns a manifest, the tenant's inputs and a shape into the services that a node runs. The same input gives the
+// same services everywhere: Admits relies on it.
+func Lower(m Manifest, in Inputs, shape Shape) ([]*protocol.Service, error) {
 	p := m.Version.RuntimeProfile
 	if p.Kind != RuntimeLaunchableOCI {
 		return nil, fault.New(fault.Unprocessable, CodeInvalid, "Only launchable_oci apps can be run.", nil).
 			WithField("/version/runtime_profile/kind", "is not supported").Permanent()
 	}
-	values, err := m.resolveParameters(params)
+	values, err := m.resolveParameters(in.Parameters)
 	if err != nil {
 		return nil, err
 	}
@@ -75,6 +83,7 @@ func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service,
 		User:             p.User,
 		ReadOnlyRoot:     p.ReadOnlyRoot,
 		WorkingDir:       p.WorkingDir,
+		Config:           m.config(in.ConfigJSON),
 	}
 	for _, port := range p.Ports {
 		s.Ports = append(s.Ports, &protocol.Port{
@@ -86,6 +95,21 @@ func Lower(m Manifest, params map[string]any, shape Shape) ([]*protocol.Service,
 		s.Scratch = append(s.Scratch, &protocol.Scratch{Path: dir.Path, SizeBytes: dir.SizeMiB * mebibyte})
 	}
 	return []*protocol.Service{s}, nil
+}
+
+// config is nil where the version takes none.
+func (m Manifest) config(json string) *protocol.Config {
+	if m.Version.ConfigSchema == nil {
+		return nil
+	}
+	c := &protocol.Config{Json: cmp.Or(json, "{}"), OnChange: protocol.Config_RESTART, Signal: m.Version.Config.Signal}
+	switch m.Version.Config.OnChange {
+	case ConfigSignal:
+		c.OnChange = protocol.Config_SIGNAL
+	case ConfigNone:
+		c.OnChange = protocol.Config_NONE
+	}
+	return c
 }
 
 func (p RuntimeProfile) stopGrace() uint32 {

@@ -73,11 +73,28 @@ type Version struct {
 	RuntimeProfile RuntimeProfile `json:"runtime_profile"`
 	// Parameters is a JSON Schema of type object: what a tenant may choose per instance.
 	Parameters map[string]any `json:"parameters,omitempty"`
-	// ConfigSchema is a JSON Schema for an instance's config; without one the config must be empty.
+	// ConfigSchema is a JSON Schema for an instance's config; without one the config must be empty. With one, each
+	// container finds the config as JSON in the file that GPUAAS_CONFIG_FILE names.
 	ConfigSchema map[string]any `json:"config_schema,omitempty"`
+	Config       Config         `json:"config,omitzero"`
 	Metering     Metering       `json:"metering,omitzero"`
 	UI           UI             `json:"ui,omitzero"`
 }
+
+// Config says what a change of an instance's config does to its containers.
+type Config struct {
+	// OnChange is ConfigRestart, ConfigSignal or ConfigNone; empty means ConfigRestart.
+	OnChange string `json:"on_change,omitempty"`
+	// Signal goes to the first process of each container; ConfigSignal needs it.
+	Signal string `json:"signal,omitempty"`
+}
+
+// Values of Config.OnChange. With the last two the file's content changes under the running container.
+const (
+	ConfigRestart = "restart"
+	ConfigSignal  = "signal"
+	ConfigNone    = "none"
+)
 
 // Compatibility says which capacity can run the version.
 type Compatibility struct {

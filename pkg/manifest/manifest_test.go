@@ -64,7 +64,7 @@ func TestManifestAndItsServicesStayTheSame(t *testing.T) {
 	params, err := m.CheckParameters([]byte(`{"password_hash":"` + goodHash +
 		`","threads":8,"ratio":0.25,"verbose":true,"workspace":"work"}`))
 	require.NoError(t, err)
-	services, err := manifest.Lower(m, params, manifest.Shape{
+	services, err := manifest.Lower(m, manifest.Inputs{Parameters: params}, manifest.Shape{
 		AcceleratorVendor: "nvidia",
 		AcceleratorIDs:    []string{"GPU-1"}, CPUMillis: 2000,
 	})
@@ -82,7 +82,8 @@ func TestDiskLimitOfTheManifestIsTheServices(t *testing.T) {
 	for text, want := range map[string]uint64{string(doc): 0, string(limited): 512 << 20} {
 		m, err := manifest.Parse([]byte(text))
 		require.NoError(t, err)
-		services, err := manifest.Lower(m, map[string]any{"password_hash": goodHash}, manifest.Shape{})
+		services, err := manifest.Lower(m, manifest.Inputs{Parameters: map[string]any{"password_hash": goodHash}},
+			manifest.Shape{})
 		require.NoError(t, err)
 		require.Equal(t, want, services[0].GetResources().GetDiskBytes())
 	}
@@ -97,9 +98,11 @@ func TestJSONAndYAMLSayTheSame(t *testing.T) {
 	require.Equal(t, m, again)
 	stored, err := manifest.FromJSON(asJSON)
 	require.NoError(t, err)
-	want, err := manifest.Lower(m, map[string]any{"password_hash": goodHash}, manifest.Shape{})
+	want, err := manifest.Lower(m, manifest.Inputs{Parameters: map[string]any{"password_hash": goodHash}},
+		manifest.Shape{})
 	require.NoError(t, err)
-	got, err := manifest.Lower(stored, map[string]any{"password_hash": goodHash}, manifest.Shape{})
+	got, err := manifest.Lower(stored, manifest.Inputs{Parameters: map[string]any{"password_hash": goodHash}},
+		manifest.Shape{})
 	require.NoError(t, err)
 	require.Equal(t, want, got)
 }
@@ -335,7 +338,10 @@ func TestParametersAreTypedAndNeverBecomeOptions(t *testing.T) {
 			require.Contains(t, pointers(fault.As(err)), c.pointer)
 		})
 	}
-	_, err := manifest.Lower(m, map[string]any{"password_hash": goodHash, "workspace": "--allow-root"}, manifest.Shape{})
+	_, err := manifest.Lower(m, manifest.Inputs{Parameters: map[string]any{
+		"password_hash": goodHash,
+		"workspace":     "--allow-root",
+	}}, manifest.Shape{})
 	require.Error(t, err)
 	require.Equal(t, []string{"/parameters/workspace"}, pointers(fault.As(err)))
 }
@@ -366,7 +372,7 @@ func TestShapesOutsideTheManifestAreRefused(t *testing.T) {
 	}
 	for name, shape := range cases {
 		t.Run(name, func(t *testing.T) {
-			_, err := manifest.Lower(parsed(t), params, shape)
+			_, err := manifest.Lower(parsed(t), manifest.Inputs{Parameters: params}, shape)
 			require.True(t, fault.Is(err, fault.Unprocessable), "%v", err)
 		})
 	}

@@ -104,7 +104,8 @@ func refuseFlatSample(tree any) error {
 	for _, key := range []string{"slug", "artifact_ref", "artifact_kind", "runtime_profile", "display_name"} {
 		if _, flat := top[key]; flat {
 			return malformed("/"+key, "a manifest has two layers and this key is not one of them",
-				"write schema: "+SchemaV1+", put slug, display_name, description, category, runtime_backend and supported_modes below app:, and version, "+
+				"write schema: "+SchemaV1+", put slug, display_name, description, category, runtime_backend and supported_modes "+
+					"below app:, and version, "+
 					"compatibility, runtime_profile, parameters, metering and ui below version:")
 		}
 	}

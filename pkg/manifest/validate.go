@@ -31,6 +31,7 @@ func (m Manifest) Validate() error {
 	m.checkSchemas(f)
 	m.checkBindings(f)
 	m.checkUI(f)
+	m.checkConfig(f)
 	if len(f.fields) == 0 {
 		return nil
 	}
@@ -199,6 +200,16 @@ func (m Manifest) checkUI(f *findings) {
 	i := slices.IndexFunc(m.Version.RuntimeProfile.Ports, func(p Port) bool { return p.Name == ui.Port })
 	if i < 0 || m.Version.RuntimeProfile.Ports[i].Protocol != "http" {
 		f.add("/version/ui/port", "must name an http port of the profile")
+	}
+}
+
+func (m Manifest) checkConfig(f *findings) {
+	c := m.Version.Config
+	if c.OnChange != "" && m.Version.ConfigSchema == nil {
+		f.add("/version/config", "needs a config_schema")
+	}
+	if (c.OnChange == ConfigSignal) != (c.Signal != "") {
+		f.add("/version/config/signal", "belongs to on_change: signal, which needs it")
 	}
 }
 

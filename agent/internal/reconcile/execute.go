@@ -130,7 +130,7 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 	case agent.StartContainer:
 		return a.Revision, true
 	case agent.ConfirmRevision, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit,
-		agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart:
+		agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart, agent.DeliverConfig:
 	}
 	return 0, false
 }
@@ -178,8 +178,22 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 		return r.launch(ctx, a)
 	case agent.StartContainer:
 		return r.startContainer(ctx, a, existingNetwork(r.store.Members()[a.MemberID]))
+	case agent.DeliverConfig:
+		return r.deliverConfig(ctx, a)
 	}
 	return fmt.Errorf("reconcile: unknown action %T", a)
+}
+
+// deliverConfig stores that the container has the config after it has: a crash before that delivers, and signals, once
+// more.
+func (r *Reconciler) deliverConfig(ctx context.Context, a agent.DeliverConfig) error {
+	r.log.InfoContext(ctx, "delivering a config", slog.String("member_id", a.MemberID),
+		slog.String("container_id", a.ContainerID))
+	if err := r.machine.Containers.DeliverConfig(ctx, a.ContainerID, a.Service.Spec.GetConfig()); err != nil {
+		return err
+	}
+	failpoint.Hit("agent/config/delivered")
+	return r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.ConfigSHA256 = a.Service.ConfigSHA256 })
 }
 
 func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {

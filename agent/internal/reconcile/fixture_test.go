@@ -314,6 +314,8 @@ type hub struct {
 	withheld     bool
 	// readyWithin replaces the manifest's readiness timeout, in seconds.
 	readyWithin string
+	// configJSON is the config, onChange replaces what the manifest says about a change of it.
+	configJSON, onChange string
 }
 
 func newHub(t testing.TB, word string) *hub {
@@ -372,6 +374,10 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 		template = bytes.Replace(template, []byte("readiness_timeout_seconds: 30"), []byte("readiness_timeout_seconds: "+
 			h.readyWithin), 1)
 	}
+	if h.onChange != "" {
+		template = bytes.Replace(template, []byte("{on_change: signal, signal: SIGHUP}"), []byte("{on_change: "+h.onChange+
+			"}"), 1)
+	}
 	doc, err := appkit.FillTemplate(template, map[string]string{"version": "1.0.0", "image": h.image})
 	require.NoError(h.t, err)
 	env, err := manifest.Sign(doc, protocol.NewEd25519Signer(h.cat))
@@ -380,13 +386,13 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 	require.NoError(h.t, err)
 	params, err := m.CheckParameters([]byte(parametersJSON))
 	require.NoError(h.t, err)
-	services, err := manifest.Lower(m, params, manifest.Shape{})
+	services, err := manifest.Lower(m, manifest.Inputs{Parameters: params, ConfigJSON: h.configJSON}, manifest.Shape{})
 	require.NoError(h.t, err)
 	return &protocol.Workload{
 		Id: uuid.Must(uuid.NewV7()).String(), InstanceId: uuid.Must(uuid.NewV7()).String(), Revision: 1, AppSlug: "hello",
 		AppVersion:    "1.0.0",
 		CorrelationId: "corr-1", Manifest: env, Services: services, ParametersJson: parametersJSON,
-		Features:                []string{manifest.SchemaV1},
+		Features:                m.Features(),
 		ReadinessTimeoutSeconds: m.Version.RuntimeProfile.ReadinessTimeoutSeconds,
 	}
 }

@@ -101,6 +101,8 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 		Service:    a.Service.Name,
 		Revision:   a.Revision,
 		LeaseNo:    a.LeaseNo,
+		// The file is there before the container is.
+		ConfigSHA256: a.Service.ConfigSHA256,
 	}
 	var desired bool
 	err := r.withClock(func(now time.Time) (err error) {

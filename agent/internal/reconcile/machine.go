@@ -31,6 +31,8 @@ type Containers interface {
 	Prepare(ctx context.Context, spec runtime.Spec) (*runtime.Pending, error)
 	CreateTask(ctx context.Context, p *runtime.Pending) error
 	StartTask(ctx context.Context, p *runtime.Pending, ip string) (runtime.Run, error)
+	// DeliverConfig replaces the config file of a running container and sends the signal that the config names.
+	DeliverConfig(ctx context.Context, id string, config *protocol.Config) error
 	Stop(ctx context.Context, id string, grace time.Duration) error
 	Remove(ctx context.Context, id string) error
 	RemoveMember(ctx context.Context, memberID string) error

@@ -162,6 +162,7 @@ func (r *Reconciler) containers(listed []runtime.Container) []agent.Container {
 			ExitRecorded: run.ExitRecorded,
 			ReadyAt:      run.ReadyAt,
 			Failing:      r.failing(c.ID),
+			ConfigSHA256: run.ConfigSHA256,
 		}
 		if x.StartedAt.IsZero() {
 			x.StartedAt = r.clock.FromMachineTime(c.StartedAt, run.OpenedAt)

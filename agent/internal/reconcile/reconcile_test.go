@@ -1,7 +1,10 @@
 package reconcile_test
 
 import (
+	"bytes"
 	"crypto/ed25519"
+	"crypto/sha256"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -196,6 +199,63 @@ func TestUpgradeReplacesTheContainerAndStopKeepsThePort(t *testing.T) {
 	all, err := f.rt.List(f.ctx())
 	require.NoError(t, err)
 	require.Empty(t, all)
+}
+
+// shown is what the app says of its config: the one that it has loaded and the one that lies in its file.
+type shown struct{ Loaded, File string }
+
+func configOf(t *testing.T, s *protocol.WorkloadStatus) (got shown) {
+	t.Helper()
+	require.NoError(t, json.Unmarshal([]byte(get(t, url(s, "/config"))), &got))
+	return got
+}
+
+func TestAChangedConfigReachesTheAppAsItsManifestSays(t *testing.T) {
+	const old, changed = `{"motto":"old"}`, `{"motto":"new"}`
+	for onChange, want := range map[string]struct {
+		loaded   string
+		replaced bool
+	}{
+		"":        {changed, false}, // the manifest's own: SIGHUP
+		"none":    {old, false},
+		"restart": {changed, true},
+	} {
+		t.Run(onChange, func(t *testing.T) {
+			f := newFixture(t)
+			f.hub.onChange, f.hub.configJSON = onChange, old
+			w := f.hub.workload(`{}`)
+			f.push(w)
+			before := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+			require.Equal(t, shown{Loaded: old, File: old}, configOf(t, before))
+			pid := f.container(w.GetId()).PID
+
+			sum := sha256.Sum256([]byte(changed))
+			next := proto.CloneOf(w)
+			next.Services[0].Config.Json = changed
+			f.push(next)
+			after := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+				return s.GetStatus() == protocol.WorkloadStatus_READY && bytes.Equal(s.GetConfigSha256(), sum[:])
+			})
+			require.JSONEq(t, changed, configOf(t, after).File)
+			require.Eventually(t, func() bool { return configOf(t, after).Loaded == want.loaded }, time.Minute,
+				10*time.Millisecond, "a signal arrives when the app is scheduled")
+			require.Equal(t, want.replaced, f.container(w.GetId()).PID != pid)
+			require.Zero(t, after.GetRestarts(), "a new config is no failure")
+
+			f.restart()
+			f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+			require.JSONEq(t, changed, configOf(t, after).File, "an agent's restart leaves it")
+			if want.replaced {
+				return
+			}
+			forged := proto.CloneOf(next)
+			forged.Services[0].Config.Json = `{"motto":7}`
+			f.push(forged)
+			refused := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() != 0 })
+			require.Equal(t, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, refused.GetReason())
+			require.JSONEq(t, changed, configOf(t, after).File, "a config that breaks the schema reaches no app")
+		})
+	}
 }
 
 func TestAppThatIsNotReadyInTimeFails(t *testing.T) {

@@ -44,7 +44,7 @@ func (r *Runtime) files(id string) files {
 	dir := filepath.Join(r.cfg.StateDir, id)
 	return files{
 		dir: dir, hosts: filepath.Join(dir, "hosts"), hostname: filepath.Join(dir, "hostname"),
-		resolvConf: filepath.Join(dir, "resolv.conf"),
+		resolvConf: filepath.Join(dir, "resolv.conf"), configDir: filepath.Join(dir, "config"),
 	}
 }
 
@@ -60,6 +60,11 @@ func (r *Runtime) prepareFiles(spec Spec) error {
 	} {
 		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // read inside the container
 			return directoryFault(path, err)
+		}
+	}
+	if c := spec.Service.GetConfig(); c != nil {
+		if err := writeConfig(f.configDir, c.GetJson()); err != nil {
+			return err
 		}
 	}
 	return r.writeHosts(spec)

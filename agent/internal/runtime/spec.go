@@ -81,7 +81,7 @@ type specInput struct {
 
 // files are the paths on the host of the files that are bound into a container.
 type files struct {
-	dir, hosts, hostname, resolvConf string
+	dir, hosts, hostname, resolvConf, configDir string
 }
 
 // buildSpec is a pure function: the same input gives the same bytes.
@@ -192,6 +192,9 @@ func environment(svc *protocol.Service, image ocispec.ImageConfig) ([]string, er
 	for _, e := range svc.GetEnv() {
 		set(e.GetName(), e.GetValue())
 	}
+	if svc.GetConfig() != nil {
+		set("GPUAAS_CONFIG_FILE", configMount+"/"+configFile)
+	}
 	total := 0
 	for _, e := range env {
 		total += len(e)
@@ -218,6 +221,10 @@ func mounts(in specInput) ([]specs.Mount, error) {
 		bindFile("/etc/hosts", in.files.hosts),
 		bindFile("/etc/hostname", in.files.hostname),
 		bindFile("/etc/resolv.conf", in.files.resolvConf),
+	}
+	if svc.GetConfig() != nil {
+		// The directory, not the file: a file that is replaced by a rename would not be seen.
+		all = append(all, bindFile(configMount, in.files.configDir))
 	}
 	scratch := svc.GetScratch()
 	if len(scratch) > maxScratches {

@@ -109,6 +109,13 @@ func (m *machine) List(context.Context) ([]runtime.Container, error) {
 
 func (m *machine) Events(context.Context) <-chan struct{} { return nil }
 
+func (m *machine) DeliverConfig(context.Context, string, *protocol.Config) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.idle = 0
+	return nil
+}
+
 func (m *machine) Stop(_ context.Context, id string, _ time.Duration) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()

@@ -49,6 +49,8 @@ type Run struct {
 	OpenedAt   time.Time
 	// StartedAt is the container's start on the agent's clock; zero until it was seen up.
 	StartedAt time.Time `json:",omitzero"`
+	// ConfigSHA256 is the digest of the config that the container has, in hex.
+	ConfigSHA256 string `json:",omitempty"`
 	// StopRequested says that the agent has stopped it, so that its exit is no failure.
 	StopRequested bool `json:",omitempty"`
 	// OverDisk says why the agent ended it: it exceeded its disk limit.

@@ -45,6 +45,7 @@ func run() error {
 	if err != nil {
 		return err
 	}
+	go a.reloadOnHangup(ctx)
 	addr := os.Getenv("ADDR")
 	if addr == "" {
 		addr = defaultAddr
@@ -81,16 +82,27 @@ type app struct {
 	readyAt  time.Time
 	requests atomic.Int64
 	exit     chan int
+	// configFile is empty where the version takes no config; config is its content when it was last loaded.
+	configFile string
+	config     atomic.Pointer[string]
 
 	mu    sync.Mutex
 	eaten [][]byte
 }
 
 func newApp(getenv func(string) string, now time.Time) (*app, error) {
-	a := &app{greeting: getenv("GREETING"), started: now, readyAt: now, exit: make(chan int, 1)}
+	a := &app{
+		greeting: getenv("GREETING"), started: now, readyAt: now, exit: make(chan int, 1),
+		configFile: getenv("GPUAAS_CONFIG_FILE"),
+	}
 	if a.greeting == "" {
 		a.greeting = "Hello from GPUaaS"
 	}
+	config, err := a.readConfig()
+	if err != nil {
+		return nil, err
+	}
+	a.config.Store(&config)
 	if text := getenv("READY_AFTER_MILLIS"); text != "" {
 		millis, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
@@ -106,6 +118,7 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("GET /{$}", func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprintln(w, a.greeting) })
 	mux.HandleFunc("GET /healthz", a.health)
 	mux.HandleFunc("GET /whoami", a.whoami)
+	mux.HandleFunc("GET /config", a.showConfig)
 	mux.HandleFunc("GET /slow", a.slow)
 	mux.HandleFunc("POST /spin", a.spin)
 	mux.HandleFunc("POST /allocate", a.allocate)
@@ -125,6 +138,42 @@ func (a *app) health(w http.ResponseWriter, _ *http.Request) {
 		return
 	}
 	_, _ = fmt.Fprintln(w, "ok")
+}
+
+func (a *app) readConfig() (string, error) {
+	if a.configFile == "" {
+		return "", nil
+	}
+	content, err := os.ReadFile(a.configFile)
+	return string(content), err
+}
+
+func (a *app) reloadOnHangup(ctx context.Context) {
+	hangup := make(chan os.Signal, 1)
+	signal.Notify(hangup, syscall.SIGHUP)
+	for {
+		select {
+		case <-hangup:
+			if content, err := a.readConfig(); err != nil {
+				slog.Error("the config stays as it was", "error", err)
+			} else {
+				a.config.Store(&content)
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
+// showConfig shows the config that was loaded at the start or the last SIGHUP, and the file's content now.
+func (a *app) showConfig(w http.ResponseWriter, _ *http.Request) {
+	file, err := a.readConfig()
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusInternalServerError)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]string{"loaded": *a.config.Load(), "file": file})
 }
 
 // whoami tells what the container sees of itself.

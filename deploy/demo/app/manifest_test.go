@@ -21,6 +21,6 @@ func TestTemplateIsAManifest(t *testing.T) {
 	require.NoError(t, err)
 	m, err := manifest.Parse(doc)
 	require.NoError(t, err)
-	_, err = manifest.Lower(m, nil, manifest.Shape{})
+	_, err = manifest.Lower(m, manifest.Inputs{}, manifest.Shape{})
 	require.NoError(t, err)
 }

@@ -146,7 +146,7 @@ func (m *Mesh) Workload(member string, revision uint64) *protocol.Workload {
 	m.t.Helper()
 	parsed, err := manifest.Parse([]byte(manifesttest.Document("web", Image)))
 	require.NoError(m.t, err)
-	services, err := manifest.Lower(parsed, nil, manifest.Shape{})
+	services, err := manifest.Lower(parsed, manifest.Inputs{}, manifest.Shape{})
 	require.NoError(m.t, err)
 	return &protocol.Workload{
 		Id:                      member,
@@ -159,7 +159,7 @@ func (m *Mesh) Workload(member string, revision uint64) *protocol.Workload {
 		Delegation:              m.Delegation,
 		Services:                services,
 		ParametersJson:          "{}",
-		Features:                []string{manifest.SchemaV1},
+		Features:                parsed.Features(),
 		ReadinessTimeoutSeconds: 30,
 		FirstNamedAt:            timestamppb.New(m.Now),
 	}

@@ -1,0 +1,45 @@
+package runtime
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+
+	"github.com/moby/sys/signal"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// configFile is the instance's config below configMount, which is in /run: a file system in memory.
+const (
+	configMount = "/run/gpuaas"
+	configFile  = "config.json"
+)
+
+// writeConfig replaces the file by a rename: the app reads the old content or the new one, whole.
+func writeConfig(dir, json string) error {
+	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // read inside the container
+		return directoryFault(dir, err)
+	}
+	path := filepath.Join(dir, configFile)
+	if err := os.WriteFile(path+".new", []byte(json), 0o444); err != nil { //nolint:gosec // as the directory
+		return directoryFault(path, err)
+	}
+	return os.Rename(path+".new", path)
+}
+
+// DeliverConfig replaces the config file of a running container, and sends the signal that the config names to its
+// first process.
+func (r *Runtime) DeliverConfig(ctx context.Context, id string, config *protocol.Config) error {
+	if err := writeConfig(r.files(id).configDir, config.GetJson()); err != nil {
+		return err
+	}
+	if config.GetOnChange() != protocol.Config_SIGNAL {
+		return nil
+	}
+	number, err := signal.ParseSignal(config.GetSignal())
+	if err != nil {
+		return badSpec("The config names no signal: " + config.GetSignal() + ".")
+	}
+	return r.signal(r.ns(ctx), id, number, false)
+}
