@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"bytes"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -21,7 +22,7 @@ func equalStatus(a, b *protocol.WorkloadStatus) bool {
 		a.GetExitCode() == b.GetExitCode() && a.GetRestarts() == b.GetRestarts() &&
 		a.GetCorrelationId() == b.GetCorrelationId() && a.GetFallbackFromRevision() == b.GetFallbackFromRevision() &&
 		slices.EqualFunc(a.GetEndpoints(), b.GetEndpoints(), same) && same(a.GetRemoval(), b.GetRemoval()) &&
-		same(a.GetOwnerRefusal(), b.GetOwnerRefusal())
+		same(a.GetOwnerRefusal(), b.GetOwnerRefusal()) && bytes.Equal(a.GetConfigSha256(), b.GetConfigSha256())
 }
 
 func equalTime(a, b *timestamppb.Timestamp) bool {

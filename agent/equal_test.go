@@ -32,6 +32,8 @@ func TestEveryFieldOfAStatusCounts(t *testing.T) {
 			m.Set(f, protoreflect.ValueOfUint32(1))
 		case f.Kind() == protoreflect.Uint64Kind:
 			m.Set(f, protoreflect.ValueOfUint64(1))
+		case f.Kind() == protoreflect.BytesKind:
+			m.Set(f, protoreflect.ValueOfBytes([]byte{1}))
 		case f.Kind() == protoreflect.EnumKind:
 			m.Set(f, protoreflect.ValueOfEnum(1))
 		default:

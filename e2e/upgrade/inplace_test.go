@@ -177,8 +177,8 @@ func TestReleasedProgramsAreNotTodays(t *testing.T) {
 // beforeSchemas is a commit whose agent knows no manifest schema.
 const beforeSchemas = "0f2c2bd"
 
-// A node whose agent is older than an app's manifest says which feature is missing, keeps what it runs, and gets nothing
-// new until it is updated.
+// A node whose agent is older than an app's manifest says which feature is missing, keeps what it runs, and gets
+// nothing new until it is updated.
 func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) {
 	old, err := release.Find(t.Context(), harness.Source(t), beforeSchemas)
 	if err != nil {
@@ -206,7 +206,7 @@ func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) 
 	}))
 	problem, ok := errors.AsType[*api.Problem](err)
 	require.True(t, ok, "%v", err)
-	require.EqualValues(t, "feature_missing", problem.Code)
+	require.Equal(t, "feature_missing", problem.Code)
 
 	swapAgent(w, harness.Binaries(t))
 	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, waiting.ID, api.AppInstanceStatusRunning, nil)

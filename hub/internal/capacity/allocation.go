@@ -307,15 +307,17 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 		older int
 	)
 	for _, r := range candidates {
-		switch c, misfit := plan.FirstFit(needs, r.Candidate); misfit {
-		case plan.Fits:
-			if fits == 0 {
-				at, found = r, c
-			}
-			fits++
-		case plan.LacksFeature:
+		c, misfit := plan.FirstFit(needs, r.Candidate)
+		if misfit == plan.LacksFeature {
 			older++
 		}
+		if misfit != plan.Fits {
+			continue
+		}
+		if fits == 0 {
+			at, found = r, c
+		}
+		fits++
 	}
 	switch {
 	case fits == 1:

@@ -17,8 +17,8 @@ type ChangeInstanceInput struct {
 	Config      map[string]any
 }
 
-// ChangeInstance renames an app instance or changes its config. It makes no revision, and no container notices. It
-// answers with the changed instance.
+// ChangeInstance renames an app instance or changes its config. It makes no revision. What a new config does to
+// running containers is what the manifest says. It answers with the changed instance.
 func (s *Service) ChangeInstance(ctx context.Context, m Meta, projectID, instanceID string,
 	in ChangeInstanceInput,
 ) (instance.Instance, error) {
@@ -37,11 +37,14 @@ func (s *Service) ChangeInstance(ctx context.Context, m Meta, projectID, instanc
 			}
 			settings.ConfigJSON = &config
 		}
-		after, err := instance.UpdateSettings(ctx, tx, before, settings, m.Now)
+		c, err := instance.UpdateSettings(ctx, tx, before, settings, m.Now)
 		if err != nil {
 			return instance.Instance{}, err
 		}
-		return after, m.recordSettings(ctx, tx, before, after)
+		if err := change.CompleteInstance(ctx, tx, m.by(), iam.InstanceUpgrade, c); err != nil {
+			return instance.Instance{}, err
+		}
+		return c.Instance, m.recordSettings(ctx, tx, before, c.Instance)
 	})
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/quota"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -60,7 +61,7 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 		return instance.Instance{}, err
 	}
 	failpoint.Hit("hub/create/lease_issued")
-	first := newRevision(version.Resolved, version.parametersJSON)
+	first := newRevision(version.Resolved, version.parametersJSON, version.configJSON)
 	first.Services = map[string][]*protocol.Service{member.id: member.services}
 	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), first, db.NewID(), m.Now)
 	if err != nil {
@@ -77,6 +78,11 @@ type resolvedVersion struct {
 	catalog.Resolved
 	parametersJSON string
 	configJSON     string
+}
+
+// inputs are what the services are made with.
+func (w resolvedVersion) inputs() manifest.Inputs {
+	return manifest.Inputs{Parameters: w.Parameters, ConfigJSON: w.configJSON}
 }
 
 func (s *Service) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
@@ -130,8 +136,8 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 			OperatingMode: w.OperatingMode, ControlPlaneScope: w.ControlPlaneScope,
 			RuntimeBackend: w.RuntimeBackend, TenantBoundaryMode: w.TenantBoundaryMode,
 		},
-		ConfigJSON: w.configJSON, PlacementAllocationIDs: in.AllocationIDs,
-		RequestedBy: m.Principal.Actor(), CorrelationID: m.CorrelationID,
+		PlacementAllocationIDs: in.AllocationIDs,
+		RequestedBy:            m.Principal.Actor(), CorrelationID: m.CorrelationID,
 		Members: []instance.Member{{
 			ID: member.id, AllocationID: member.candidate.ID, NodeID: member.candidate.NodeID,
 			Member: lifecycle.Member{Unreachable: member.unreachable},
@@ -144,10 +150,11 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 }
 
 // newRevision is the content of a version that was decided on, without the services of its members.
-func newRevision(v catalog.Resolved, parametersJSON string) instance.NewRevision {
+func newRevision(v catalog.Resolved, parametersJSON, configJSON string) instance.NewRevision {
 	return instance.NewRevision{
 		AppVersion:         v.Version.Version,
 		ParametersJSON:     parametersJSON,
+		ConfigJSON:         configJSON,
 		ManifestEnvelope:   v.ManifestEnvelope,
 		DelegationEnvelope: v.DelegationEnvelope,
 		Features:           v.Version.Manifest.Features(),

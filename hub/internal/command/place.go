@@ -56,7 +56,7 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	}, m.Now); err != nil {
 		return placement{}, err
 	}
-	p.services, err = manifest.Lower(w.Version.Manifest, w.Parameters, manifest.Shape{
+	p.services, err = manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
 		CPUMillis: uint32(min(p.choice.Need.CPUMillis, math.MaxUint32)), MemoryBytes: uint64(p.choice.Need.MemoryBytes),
 		AcceleratorVendor: p.choice.Need.AcceleratorVendor, AcceleratorIDs: p.choice.AcceleratorIDs,
 	})

@@ -55,7 +55,7 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err := checkFeatures(ctx, tx, i, next.Version.Manifest.Features()); err != nil {
 		return instance.Change{}, err
 	}
-	made := newRevision(next, i.ParametersJSON)
+	made := newRevision(next, i.ParametersJSON, i.ConfigJSON)
 	if made.Services, err = lowerInPlace(ctx, tx, i, next); err != nil {
 		return instance.Change{}, err
 	}
@@ -127,7 +127,8 @@ func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance,
 			return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The app instance has more accelerators than "+
 				"the project's entitlement allows.", nil).Permanent()
 		}
-		services, err := manifest.Lower(next.Version.Manifest, next.Parameters, shape)
+		services, err := manifest.Lower(next.Version.Manifest,
+			manifest.Inputs{Parameters: next.Parameters, ConfigJSON: i.ConfigJSON}, shape)
 		if err != nil {
 			return nil, err
 		}

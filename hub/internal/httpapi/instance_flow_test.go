@@ -112,13 +112,16 @@ func (s *theater) instance(t *testing.T, orgID, projectID, allocationID string) 
 				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
 				RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated",
 			},
-			ConfigJSON: `{"a":"b"}`, RequestedBy: principal.Actor{Type: principal.User, ID: db.NewID()}, CorrelationID: "c",
+			RequestedBy: principal.Actor{Type: principal.User, ID: db.NewID()}, CorrelationID: "c",
 			HintResults: []instance.HintResult{{
 				Field: "operating_mode", Requested: "platform_managed",
 				Effective: "tenant_dedicated", Reason: "not_supported_by_app",
 			}},
 			Members: []instance.Member{{ID: member, AllocationID: allocationID, NodeID: s.node}},
-		}, instance.NewRevision{AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ManifestEnvelope: []byte{1}},
+		}, instance.NewRevision{
+			AppVersion: "1.0.0", ParametersJSON: `{"n":1}`, ConfigJSON: `{"a":"b"}`,
+			ManifestEnvelope: []byte{1},
+		},
 			db.NewID(), now); err != nil {
 			return err
 		}

@@ -234,7 +234,7 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 		})
 	}
 	for _, m := range i.Members {
-		out.Members = append(out.Members, memberView(m))
+		out.Members = append(out.Members, memberView(i, m))
 		for _, e := range m.Endpoints {
 			out.Endpoints = append(out.Endpoints, Endpoint{
 				Name: e.Name, URL: e.URL(), NodeID: m.NodeID,
@@ -251,12 +251,13 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 	return out, nil
 }
 
-func memberView(m instance.Member) Member {
+func memberView(i instance.Instance, m instance.Member) Member {
 	return Member{
 		ID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Role: m.Role, Status: MemberStatus(m.Status.Text()),
 		StatusReason: StatusReason(m.Reason.Text()),
 		Detail:       m.Detail, OwnerRefusal: m.OwnerRefusal, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode),
-		StartedAt: m.StartedAt, ReadyAt: m.ReadyAt,
+		ConfigCurrent: i.HasConfig(m),
+		StartedAt:     m.StartedAt, ReadyAt: m.ReadyAt,
 	}
 }
 

@@ -65,7 +65,7 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, n Ne
 		}
 	}
 	for _, m := range i.Members {
-		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, n.Services[m.ID]); err != nil {
+		if err := saveMemberRevision(ctx, tx, m.ID, i.Revision, n.Services[m.ID]); err != nil {
 			return Change{}, err
 		}
 	}
@@ -213,20 +213,25 @@ type Settings struct {
 	ConfigJSON  *string
 }
 
-// UpdateSettings changes name and config. It changes no node's desired state and takes no step.
-func UpdateSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now time.Time) (Instance, error) {
+// UpdateSettings changes name and config, and takes no step. A new config changes the nodes' desired state.
+func UpdateSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now time.Time) (Change, error) {
 	if err := lifecycle.ChangeSettings(i.Lifecycle); err != nil {
-		return Instance{}, err
+		return Change{}, err
 	}
+	c := Change{DesiredChanged: s.ConfigJSON != nil && *s.ConfigJSON != i.ConfigJSON}
 	if s.DisplayName != nil {
 		i.DisplayName = *s.DisplayName
 	}
 	if s.ConfigJSON != nil {
 		i.ConfigJSON = *s.ConfigJSON
+		if err := updateConfig(ctx, tx, i); err != nil {
+			return Change{}, err
+		}
 	}
 	i.ResourceVersion++
 	i.UpdatedAt = now
-	return i, updateInstance(ctx, tx, i)
+	c.Instance = i
+	return c, updateInstance(ctx, tx, i)
 }
 
 // lastWorking is the revision to return to: the desired one if it worked, else the one before it; 0 if neither did.

@@ -2,6 +2,7 @@ package instance_test
 
 import (
 	"context"
+	"crypto/sha256"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -248,21 +249,45 @@ func TestStopKeepsTheRevisionAndStartMakesANewOne(t *testing.T) {
 	require.Equal(t, lifecycle.Upgrading, w.upgrade("3.0.0").Instance.Lifecycle.Status)
 }
 
-func TestAChangeOfSettingsTouchesNoNode(t *testing.T) {
+func TestANewNameTouchesNoNodeAndANewConfigOnlyThat(t *testing.T) {
 	w := newWorld(t)
 	before := w.compiled()
 	i := w.get()
 	name, config := "renamed", `{"b":2}`
-	w.do(func(ctx context.Context, tx db.Tx) {
-		changed, err := instance.UpdateSettings(ctx, tx, i, instance.Settings{DisplayName: &name, ConfigJSON: &config}, w.now)
-		require.NoError(t, err)
-		require.Equal(t, i.ResourceVersion+1, changed.ResourceVersion)
-	})
-	after := w.get()
-	require.Equal(t, name, after.DisplayName)
-	require.Equal(t, config, after.ConfigJSON)
-	require.Equal(t, i.Revision, after.Revision)
+	apply := func(s instance.Settings, desiredChanged bool) instance.Instance {
+		was := w.get()
+		w.do(func(ctx context.Context, tx db.Tx) {
+			c, err := instance.UpdateSettings(ctx, tx, was, s, w.now)
+			require.NoError(t, err)
+			require.Equal(t, was.ResourceVersion+1, c.Instance.ResourceVersion)
+			require.Equal(t, desiredChanged, c.DesiredChanged)
+		})
+		return w.get()
+	}
+	require.Equal(t, name, apply(instance.Settings{DisplayName: &name}, false).DisplayName)
 	require.Equal(t, before, w.compiled())
+
+	after := apply(instance.Settings{ConfigJSON: &config}, true)
+	require.Equal(t, config, after.ConfigJSON)
+	require.Equal(t, i.Revision, after.Revision, "no revision is made")
+	require.Equal(t, config, w.compiled().Services[0].GetConfig().GetJson())
+	require.False(t, after.HasConfig(after.Members[0]))
+	apply(instance.Settings{ConfigJSON: &config}, false)
+
+	sum := sha256.Sum256([]byte(config))
+	s := w.says(protocol.WorkloadStatus_READY)
+	s.ConfigSha256 = sum[:]
+	w.report(1, s)
+	after = w.get()
+	require.True(t, after.HasConfig(after.Members[0]))
+	s.ConfigSha256 = []byte("a digest that is none")
+	w.report(1, s)
+	require.Empty(t, w.get().Members[0].ConfigSHA256)
+
+	w.report(1, w.says(protocol.WorkloadStatus_READY))
+	w.upgrade("2.0.0")
+	require.Equal(t, config, w.compiled().Fallback.Services[0].GetConfig().GetJson(),
+		"the node goes back to the config, too")
 }
 
 func TestAnUpgradesFallbackCarriesTheDelegationThatHoldsNow(t *testing.T) {

@@ -62,7 +62,7 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 		i = Instance{
 			ID: w.GetInstanceId(), OrgID: w.GetOrgId(), OrgSlug: w.GetOrgSlug(), ProjectID: w.GetProjectId(),
 			AppSlug: w.GetAppSlug(), DisplayName: a.DisplayName,
-			Lifecycle: lifecycle.Adopted(w), Modes: a.Modes, Revision: int64(w.GetRevision()), ConfigJSON: "{}",
+			Lifecycle: lifecycle.Adopted(w), Modes: a.Modes, Revision: int64(w.GetRevision()),
 			PlacementAllocationIDs: []string{w.GetAllocationId()},
 			RequestedBy:            a.By, CorrelationID: w.GetCorrelationId(), ResourceVersion: versionLeap, CreatedAt: now,
 			UpdatedAt: now,
@@ -139,6 +139,7 @@ func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revisi
 ) error {
 	n := NewRevision{
 		AppVersion: w.GetAppVersion(), ParametersJSON: w.GetParametersJson(), Features: w.GetFeatures(),
+		ConfigJSON:       configOf(w),
 		ReadinessTimeout: time.Duration(w.GetReadinessTimeoutSeconds()) * time.Second,
 	}
 	var err error
@@ -156,6 +157,16 @@ func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revisi
 	return insertRevision(ctx, tx, instanceID, made, n, w.GetCorrelationId(), now)
 }
 
+// configOf is the config that each service of a document has.
+func configOf(w *protocol.Workload) string {
+	for _, s := range w.GetServices() {
+		if s.GetConfig() != nil {
+			return s.GetConfig().GetJson()
+		}
+	}
+	return "{}"
+}
+
 func adoptServices(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
 	known, err := db.Value[bool](ctx, tx,
 		`SELECT EXISTS (SELECT 1 FROM member_revisions WHERE member_id = $1 AND revision = $2)`, w.GetId(),
@@ -163,7 +174,7 @@ func adoptServices(ctx context.Context, tx db.Tx, w *protocol.Workload) error {
 	if err != nil || known {
 		return err
 	}
-	return insertMemberRevision(ctx, tx, w.GetId(), int64(w.GetRevision()), w.GetServices())
+	return saveMemberRevision(ctx, tx, w.GetId(), int64(w.GetRevision()), w.GetServices())
 }
 
 // OfMember returns the instance of a member.

@@ -4,7 +4,9 @@
 package instance
 
 import (
+	"bytes"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"time"
@@ -95,6 +97,8 @@ type Member struct {
 	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the
 	// reason.
 	OwnerRefusal []byte
+	// ConfigSHA256 is the digest of the config that all its containers have.
+	ConfigSHA256 []byte
 	Endpoints    []Endpoint
 	Restarts     int64
 	ExitCode     int64
@@ -103,6 +107,12 @@ type Member struct {
 	ExitedAt     time.Time
 	// RemovedAt is set with Gone.
 	RemovedAt time.Time
+}
+
+// HasConfig reports whether the containers of a member have the config of now.
+func (i Instance) HasConfig(m Member) bool {
+	sum := sha256.Sum256([]byte(i.ConfigJSON))
+	return bytes.Equal(m.ConfigSHA256, sum[:])
 }
 
 // history is what the actions on the instance depend on; base is the revision to go back to, 0 where there is none.
@@ -160,6 +170,7 @@ type Removal struct {
 type NewRevision struct {
 	AppVersion         string
 	ParametersJSON     string
+	ConfigJSON         string
 	ManifestEnvelope   []byte
 	DelegationEnvelope []byte
 	Features           []string
@@ -174,7 +185,8 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 	now time.Time,
 ) (Change, error) {
 	i.Lifecycle = lifecycle.Lifecycle{Status: lifecycle.Requested, Health: lifecycle.HealthUnknown}
-	i.Revision, i.Version, i.ParametersJSON, i.ResourceVersion = 1, first.AppVersion, first.ParametersJSON, 1
+	i.Revision, i.Version, i.ResourceVersion = 1, first.AppVersion, 1
+	i.ParametersJSON, i.ConfigJSON = first.ParametersJSON, first.ConfigJSON
 	i.Operation = Operation{Kind: operationDeploy, By: i.RequestedBy, CorrelationID: i.CorrelationID}
 	i.CreatedAt, i.UpdatedAt, i.Members = now, now, slices.Clone(i.Members)
 	for n := range i.Members {
@@ -183,7 +195,7 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 		if err := insertMember(ctx, tx, *m, now); err != nil {
 			return Change{}, err
 		}
-		if err := insertMemberRevision(ctx, tx, m.ID, i.Revision, first.Services[m.ID]); err != nil {
+		if err := saveMemberRevision(ctx, tx, m.ID, i.Revision, first.Services[m.ID]); err != nil {
 			return Change{}, err
 		}
 	}

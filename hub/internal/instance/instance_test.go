@@ -42,7 +42,7 @@ func newWorld(t *testing.T) *world {
 				OperatingMode: "tenant_dedicated", ControlPlaneScope: "project",
 				RuntimeBackend: "launchable_oci", TenantBoundaryMode: "project_isolated",
 			},
-			ConfigJSON: "{}", RequestedBy: principal.Actor{Type: principal.ServiceAccount, ID: "sa"},
+			RequestedBy:   principal.Actor{Type: principal.ServiceAccount, ID: "sa"},
 			CorrelationID: "corr-create",
 			HintResults: []instance.HintResult{{
 				Field: "operating_mode", Requested: "platform_managed",
@@ -50,9 +50,12 @@ func newWorld(t *testing.T) *world {
 			}},
 			Members: []instance.Member{{ID: w.member, AllocationID: db.NewID(), NodeID: w.node}},
 		}, instance.NewRevision{
-			AppVersion: "1.0.0", ParametersJSON: `{"a":1}`, ManifestEnvelope: []byte{1}, Features: []string{"logs"},
+			AppVersion: "1.0.0", ParametersJSON: `{"a":1}`, ConfigJSON: "{}", ManifestEnvelope: []byte{1},
+			Features:         []string{"logs"},
 			ReadinessTimeout: time.Minute,
-			Services:         map[string][]*protocol.Service{w.member: {{Name: "main", Image: "x"}}},
+			Services: map[string][]*protocol.Service{
+				w.member: {{Name: "main", Image: "x", Config: &protocol.Config{Json: "{}"}}},
+			},
 		}, db.NewID(), w.now)
 		require.NoError(t, err)
 		require.Equal(t, "apps.instance.requested", c.Steps[0].EventType())

@@ -3,6 +3,7 @@ package instance
 import (
 	"bytes"
 	"context"
+	"crypto/sha256"
 	"math"
 	"net/netip"
 	"slices"
@@ -246,8 +247,15 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
 	next.StartedAt, next.ReadyAt, next.ExitedAt = dbTime(s.GetStartedAt()), dbTime(s.GetReadyAt()),
 		dbTime(s.GetExitedAt())
-	next.Endpoints = publishedEndpoints(s.GetEndpoints())
+	next.Endpoints, next.ConfigSHA256 = publishedEndpoints(s.GetEndpoints()), digestOrNil(s.GetConfigSha256())
 	return next, nil
+}
+
+func digestOrNil(sum []byte) []byte {
+	if len(sum) != sha256.Size {
+		return nil
+	}
+	return sum
 }
 
 // ReportsIdle reports whether the status says that no container of the member runs.
@@ -290,5 +298,6 @@ func (m Member) differsFrom(n Member) bool {
 		m.ObservedIncarnation != n.ObservedIncarnation ||
 		m.FailureConfirmed != n.FailureConfirmed || !m.FailingSince.Equal(n.FailingSince) ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
-		!slices.Equal(m.Endpoints, n.Endpoints) || !bytes.Equal(m.OwnerRefusal, n.OwnerRefusal)
+		!slices.Equal(m.Endpoints, n.Endpoints) || !bytes.Equal(m.OwnerRefusal, n.OwnerRefusal) ||
+		!bytes.Equal(m.ConfigSHA256, n.ConfigSHA256)
 }

@@ -32,13 +32,12 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	return tx.Queue(ctx,
 		`INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
 			operating_mode, control_plane_scope, runtime_backend, tenant_boundary_mode, revision, placement_allocation_ids,
-			config, hint_results,
-			requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22, $23)`,
+			hint_results, requested_by_type, requested_by_id, correlation_id, resource_version, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21, $22)`,
 		i.ID, i.OrgID, i.OrgSlug, i.ProjectID, i.AppSlug, i.DisplayName, string(i.Lifecycle.Status),
 		i.Lifecycle.Reason.Text(), string(i.Lifecycle.Health),
 		i.Modes.OperatingMode, i.Modes.ControlPlaneScope, i.Modes.RuntimeBackend, i.Modes.TenantBoundaryMode, i.Revision,
-		placement, i.ConfigJSON, hints,
+		placement, hints,
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
 }
 
@@ -46,10 +45,10 @@ func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	tx.Changed(i.ID)
 	return tx.Queue(ctx,
 		`UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
-			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10, config = $11,
+			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10,
 			history_deleted = false WHERE id = $1`,
 		i.ID, string(i.Lifecycle.Status), i.Lifecycle.Reason.Text(), string(i.Lifecycle.Health), i.Revision, i.CorrelationID,
-		i.ResourceVersion, i.UpdatedAt, zeronull.Timestamptz(i.ActivatedAt), i.DisplayName, i.ConfigJSON)
+		i.ResourceVersion, i.UpdatedAt, zeronull.Timestamptz(i.ActivatedAt), i.DisplayName)
 }
 
 func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, r NewRevision,
@@ -60,11 +59,12 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 		return err
 	}
 	return tx.Queue(ctx,
-		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope,
+		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
 			delegation_envelope,
 			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)`,
-		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope), features,
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
+		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ConfigJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope),
+		features,
 		r.ReadinessTimeout.Milliseconds(),
 		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt))
 }
@@ -74,10 +74,10 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 	correlationID string, now time.Time,
 ) error {
 	if _, err := tx.Exec(ctx,
-		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, manifest_envelope,
+		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
 			delegation_envelope,
 			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
-		SELECT instance_id, $3, app_version, parameters, manifest_envelope, $9,
+		SELECT instance_id, $3, app_version, parameters, config, manifest_envelope, $9,
 			features, readiness_timeout_ms, $4, $5, $6, $7, $8 FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
 		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt),
 		orEmpty(delegation)); err != nil {
@@ -91,6 +91,29 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 		SELECT member_id, $3, services FROM member_revisions WHERE member_id = ANY($1::UUID[]) AND revision = $2`, ids, from,
 		made.No)
 	return err
+}
+
+// updateConfig replaces the config of a revision, and in what its members run.
+func updateConfig(ctx context.Context, tx db.Tx, i Instance) error {
+	for _, m := range i.Members {
+		if m.Gone {
+			continue
+		}
+		services, err := Services(ctx, tx, m.ID, i.Revision)
+		if err != nil {
+			return err
+		}
+		for _, s := range services {
+			if s.GetConfig() != nil {
+				s.Config.Json = i.ConfigJSON
+			}
+		}
+		if err := saveMemberRevision(ctx, tx, m.ID, i.Revision, services); err != nil {
+			return err
+		}
+	}
+	return tx.Queue(ctx, `UPDATE instance_revisions SET config = $3 WHERE instance_id = $1 AND revision = $2`, i.ID,
+		i.Revision, i.ConfigJSON)
 }
 
 // updateDelegation replaces the delegation of a revision with a newer one of the same publisher.
@@ -123,15 +146,15 @@ func insertMember(ctx context.Context, tx db.Tx, m Member, now time.Time) error 
 		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, m.Status.Text(), m.Unreachable, now)
 }
 
-func insertMemberRevision(ctx context.Context, tx db.Tx, memberID string, revision int64,
+func saveMemberRevision(ctx context.Context, tx db.Tx, memberID string, revision int64,
 	services []*protocol.Service,
 ) error {
 	data, err := proto.MarshalOptions{Deterministic: true}.Marshal(&protocol.Workload{Services: services})
 	if err != nil {
 		return fmt.Errorf("member %s: services: %w", memberID, err)
 	}
-	return tx.Queue(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)`, memberID,
-		revision, data)
+	return tx.Queue(ctx, `INSERT INTO member_revisions (member_id, revision, services) VALUES ($1, $2, $3)
+		ON CONFLICT (member_id, revision) DO UPDATE SET services = excluded.services`, memberID, revision, data)
 }
 
 // Services returns what a member is to run at a revision.
@@ -167,11 +190,12 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 		`UPDATE instance_members SET status = $2, status_reason = $3, detail = $4, observed_revision = $5, unreachable = $6,
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
-			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20 WHERE id = $1`,
+			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20,
+			config_sha256 = $21 WHERE id = $1`,
 		m.ID, m.Status.Text(), m.Reason.Text(), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, zeronull.Timestamptz(m.StartedAt), zeronull.Timestamptz(m.ReadyAt),
 		zeronull.Timestamptz(m.ExitedAt), proof, zeronull.Timestamptz(m.RemovedAt), now, m.FallbackFrom,
-		m.ObservedIncarnation, m.OwnerRefusal, zeronull.Timestamptz(m.FailingSince), m.FailureConfirmed)
+		m.ObservedIncarnation, m.OwnerRefusal, zeronull.Timestamptz(m.FailingSince), m.FailureConfirmed, m.ConfigSHA256)
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
@@ -224,7 +248,7 @@ const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, 
 	m.observed_revision,
 	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at,
 	m.fallback_from_revision,
-	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed`
+	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed, m.config_sha256`
 
 // scanMember reads memberColumns and the columns that the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
@@ -237,7 +261,7 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 		&m.ObservedRevision, &m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode,
 		(*zeronull.Timestamptz)(&m.StartedAt), (*zeronull.Timestamptz)(&m.ReadyAt), (*zeronull.Timestamptz)(&m.ExitedAt),
 		(*zeronull.Timestamptz)(&m.RemovedAt), &m.FallbackFrom, &m.ObservedIncarnation, &m.OwnerRefusal,
-		(*zeronull.Timestamptz)(&m.FailingSince), &m.FailureConfirmed,
+		(*zeronull.Timestamptz)(&m.FailingSince), &m.FailureConfirmed, &m.ConfigSHA256,
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err
@@ -270,10 +294,10 @@ func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) (
 	rows, err := db.Select(ctx, tx, scanInstance, `SELECT `+memberColumns+
 		`, i.id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.display_name, i.status, i.status_reason, i.health,
 			i.operating_mode, i.control_plane_scope, i.runtime_backend, i.tenant_boundary_mode, i.revision,
-			i.placement_allocation_ids, i.config,
+			i.placement_allocation_ids,
 			i.hint_results, i.requested_by_type, i.requested_by_id, i.correlation_id, i.resource_version, i.created_at,
 			i.updated_at, i.activated_at,
-			r.app_version, r.parameters,
+			r.app_version, r.parameters, r.config,
 			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id
 			AND p.revision = r.previous_revision), ''),
 			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id
@@ -303,10 +327,10 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 	if err := scanMember(row, &m, &i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName,
 		&i.Lifecycle.Status, textColumn{&i.Lifecycle.Reason}, &i.Lifecycle.Health,
 		&i.Modes.OperatingMode, &i.Modes.ControlPlaneScope, &i.Modes.RuntimeBackend, &i.Modes.TenantBoundaryMode, &i.Revision,
-		&placement, &i.ConfigJSON,
+		&placement,
 		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt,
 		(*zeronull.Timestamptz)(&i.ActivatedAt),
-		&i.Version, &i.ParametersJSON, &i.PreviousVersion,
+		&i.Version, &i.ParametersJSON, &i.ConfigJSON, &i.PreviousVersion,
 		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID); err != nil {
 		return Instance{}, err
 	}

@@ -19,7 +19,6 @@ CREATE TABLE IF NOT EXISTS app_instances (
   -- The desired revision; its content is in instance_revisions.
   revision INT8 NOT NULL,
   placement_allocation_ids JSONB NOT NULL,
-  config TEXT NOT NULL,
   hint_results JSONB NOT NULL,
   requested_by_type TEXT NOT NULL,
   requested_by_id TEXT NOT NULL,
@@ -43,6 +42,8 @@ CREATE TABLE IF NOT EXISTS instance_revisions (
   revision INT8 NOT NULL,
   app_version TEXT NOT NULL,
   parameters TEXT NOT NULL,
+  -- The one part that a tenant may change without a new revision.
+  config TEXT NOT NULL,
   -- protocol.Envelope in protobuf, frozen with the revision.
   manifest_envelope BYTEA NOT NULL,
   delegation_envelope BYTEA NOT NULL,
@@ -97,6 +98,8 @@ CREATE TABLE IF NOT EXISTS instance_members (
   observed_incarnation TEXT NOT NULL DEFAULT '',
   -- The signed refusal of the node's owner, where that is why the member does not run.
   owner_refusal BYTEA,
+  -- SHA-256 of the config that the member's containers have; NULL where they run none or have several.
+  config_sha256 BYTEA,
   -- When the node first reported the member's failure; NULL while it has not failed.
   failing_since TIMESTAMPTZ,
   -- A later report repeated the failure: only then may it end the instance.
