@@ -3,8 +3,6 @@ package event
 import (
 	"context"
 	"encoding/json"
-	"fmt"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -31,43 +29,23 @@ type AuditQuery struct {
 
 // ListAudit lists the trail, the newest row first.
 func ListAudit(ctx context.Context, tx db.Tx, q AuditQuery) ([]AuditRow, error) {
-	var parts []string
-	var args []any
-	add := func(condition string, value any) {
-		args = append(args, value)
-		parts = append(parts, fmt.Sprintf(condition, len(args)))
-	}
-	for _, f := range []struct{ condition, value string }{
-		{"org_id = $%d", q.OrgID},
-		{"project_id = $%d", q.ProjectID},
-		{"actor_id = $%d", q.ActorID},
-		{"action = $%d", q.Action},
-		{"resource_type = $%d", q.ResourceType},
-		{"resource_id = $%d", q.ResourceID},
-		{"correlation_id = $%d", q.CorrelationID},
-		{"outcome = $%d", q.Outcome},
-		{"id < $%d", q.Before},
-	} {
-		if f.value != "" {
-			add(f.condition, f.value)
-		}
-	}
-	if !q.From.IsZero() {
-		add("at >= $%d", q.From)
-	}
-	if !q.To.IsZero() {
-		add("at < $%d", q.To)
-	}
-	where := ""
-	if len(parts) > 0 {
-		where = "WHERE " + strings.Join(parts, " AND ")
-	}
-	limit := MaxPage
+	var w db.Where
+	w.Compare("org_id =", q.OrgID)
+	w.Compare("project_id =", q.ProjectID)
+	w.Compare("actor_id =", q.ActorID)
+	w.Compare("action =", q.Action)
+	w.Compare("resource_type =", q.ResourceType)
+	w.Compare("resource_id =", q.ResourceID)
+	w.Compare("correlation_id =", q.CorrelationID)
+	w.Compare("outcome =", q.Outcome)
+	w.Compare("id <", q.Before)
+	w.Between("at", q.From, q.To)
+	rows := MaxPage
 	if q.Limit > 0 {
-		limit = min(q.Limit, MaxPage+1)
+		rows = min(q.Limit, MaxPage+1)
 	}
-	args = append(args, limit)
-	return selectAudit(ctx, tx, fmt.Sprintf("%s ORDER BY id DESC LIMIT $%d", where, len(args)), args...)
+	limit := w.Arg(rows)
+	return selectAudit(ctx, tx, w.SQL()+" ORDER BY id DESC LIMIT "+limit, w.Args...)
 }
 
 func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]AuditRow, error) {

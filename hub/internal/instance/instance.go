@@ -256,23 +256,14 @@ func CountLive(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
 
 // List returns a page of a project's instances, newest first.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Instance, error) {
-	where, args := `WHERE l.project_id = $1`, []any{f.ProjectID}
-	and := func(condition string, value any) {
-		args = append(args, value)
-		where += fmt.Sprintf(` AND %s $%d`, condition, len(args))
-	}
-	if f.Status != "" {
-		and(`l.status =`, string(f.Status))
-	}
-	if f.AppSlug != "" {
-		and(`l.app_slug =`, f.AppSlug)
-	}
-	if f.After != "" {
-		and(`l.id <`, f.After)
-	}
-	args = append(args, f.Limit)
-	list, err := selectInstances(ctx, tx, `WHERE i.id IN (SELECT l.id FROM app_instances l `+where+
-		` ORDER BY l.id DESC LIMIT `+fmt.Sprintf("$%d", len(args))+`)`, args...)
+	var w db.Where
+	w.And("l.project_id = " + w.Arg(f.ProjectID))
+	w.Compare("l.status =", string(f.Status))
+	w.Compare("l.app_slug =", f.AppSlug)
+	w.Compare("l.id <", f.After)
+	limit := w.Arg(f.Limit)
+	list, err := selectInstances(ctx, tx,
+		`WHERE i.id IN (SELECT l.id FROM app_instances l`+w.SQL()+` ORDER BY l.id DESC LIMIT `+limit+`)`, w.Args...)
 	slices.Reverse(list)
 	return list, err
 }

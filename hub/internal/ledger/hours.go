@@ -78,15 +78,16 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 	if f.To.IsZero() {
 		f.To = endOfTime()
 	}
-	var w conditions
-	from, to := w.arg(f.From), w.arg(f.To)
-	w.ids("s.", f)
-	w.parts = append(w.parts, "s.opened_at < "+to, "(s.settled_at IS NULL OR s.settled_at >= "+from+")")
+	var w db.Where
+	from, to := w.Arg(f.From), w.Arg(f.To)
+	f.narrow(&w, "s.")
+	w.And("s.opened_at < " + to)
+	w.And("(s.settled_at IS NULL OR s.settled_at >= " + from + ")")
 	meter := ""
 	if f.Meter != "" {
-		meter = " AND u.meter = " + w.arg(f.Meter)
+		meter = " AND u.meter = " + w.Arg(f.Meter)
 	}
-	limit := w.arg(f.limit() + 1)
+	limit := w.Arg(f.limit() + 1)
 	rows, err := db.Select(ctx, tx, scanHour,
 		`SELECT s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug, coalesce(s.allocation_id::text,
 			''),
@@ -95,11 +96,11 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 		FROM subjects s CROSS JOIN LATERAL (SELECT u.* FROM usage_hours u WHERE u.node_id = s.node_id
 			AND u.subject_id = s.id AND u.hour >= `+from+
 			` AND u.hour < `+to+meter+`
-			AND (u.hour, u.subject_id, u.meter, u.price_id) < (`+w.arg(before.Hour)+`::timestamptz, `+w.arg(before.SubjectID)+
-			`::uuid, `+w.arg(before.Meter)+`::text, `+w.arg(before.PriceID)+`::uuid)
+			AND (u.hour, u.subject_id, u.meter, u.price_id) < (`+w.Arg(before.Hour)+`::timestamptz, `+w.Arg(before.SubjectID)+
+			`::uuid, `+w.Arg(before.Meter)+`::text, `+w.Arg(before.PriceID)+`::uuid)
 			ORDER BY u.hour DESC, u.meter DESC, u.price_id DESC LIMIT `+limit+`) AS h
-		LEFT JOIN prices p ON p.id = h.price_id`+w.where()+
-			` ORDER BY h.hour DESC, s.id DESC, h.meter DESC, h.price_id DESC LIMIT `+limit, w.args...)
+		LEFT JOIN prices p ON p.id = h.price_id`+w.SQL()+
+			` ORDER BY h.hour DESC, s.id DESC, h.meter DESC, h.price_id DESC LIMIT `+limit, w.Args...)
 	if err != nil {
 		return nil, "", err
 	}

@@ -3,8 +3,6 @@ package ledger
 import (
 	"context"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,16 +41,16 @@ func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, e
 	if err := f.check(); err != nil {
 		return nil, "", err
 	}
-	var w conditions
-	w.ids("", f)
-	w.text("kind", f.Kind)
-	w.span("created_at", f)
+	var w db.Where
+	f.narrow(&w, "")
+	w.Compare("kind =", f.Kind)
+	w.Between("created_at", f.From, f.To)
 	rows, err := db.Select(ctx, tx, scanPosting,
 		`SELECT id, key, kind, subject_kind, subject_id, org_id, coalesce(project_id::text, ''),
 			coalesce(app_instance_id::text, ''), meter, coalesce(price_id::text, ''), period_from, period_to,
 			coalesce(corrects::text, ''),
 			description, correlation_id, created_at
-		FROM postings`+w.where()+` ORDER BY id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
+		FROM postings`+w.SQL()+` ORDER BY id DESC LIMIT `+w.Arg(f.limit()+1), w.Args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -66,9 +64,9 @@ func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) 
 	if err := f.check(); err != nil {
 		return nil, "", err
 	}
-	var w conditions
-	w.text("meter", meter)
-	w.ids("p.", f)
+	var w db.Where
+	w.Compare("meter =", meter)
+	f.narrow(&w, "p.")
 	rows, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (p Price, err error) {
 		err = row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints,
 			&p.From, &p.CreatedAt, (*zeronull.Timestamptz)(&p.To))
@@ -76,7 +74,7 @@ func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) 
 	}, `SELECT `+priceColumns+
 		`, (SELECT min(n.from_at) FROM prices n WHERE n.meter = p.meter AND n.app_slug = p.app_slug AND n.sku = p.sku
 			AND n.currency = p.currency AND n.from_at > p.from_at)
-		FROM prices p`+w.where()+` ORDER BY p.id DESC LIMIT `+w.arg(f.limit()+1), w.args...)
+		FROM prices p`+w.SQL()+` ORDER BY p.id DESC LIMIT `+w.Arg(f.limit()+1), w.Args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -84,46 +82,12 @@ func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) 
 	return rows, next, nil
 }
 
-// conditions holds only what is asked for: with a condition that may be empty the database could not choose an index.
-type conditions struct {
-	parts []string
-	args  []any
-}
-
-func (c *conditions) arg(v any) string {
-	c.args = append(c.args, v)
-	return "$" + strconv.Itoa(len(c.args))
-}
-
-func (c *conditions) text(column, value string) {
-	if value != "" {
-		c.parts = append(c.parts, column+" = "+c.arg(value))
-	}
-}
-
-func (c *conditions) ids(table string, f Filter) {
-	c.text(table+"org_id", f.OrgID)
-	c.text(table+"project_id", f.ProjectID)
-	c.text(table+"app_instance_id", f.AppInstanceID)
-	if f.Before != "" {
-		c.parts = append(c.parts, table+"id < "+c.arg(f.Before))
-	}
-}
-
-func (c *conditions) span(column string, f Filter) {
-	if !f.From.IsZero() {
-		c.parts = append(c.parts, column+" >= "+c.arg(f.From))
-	}
-	if !f.To.IsZero() {
-		c.parts = append(c.parts, column+" < "+c.arg(f.To))
-	}
-}
-
-func (c *conditions) where() string {
-	if len(c.parts) == 0 {
-		return ""
-	}
-	return " WHERE " + strings.Join(c.parts, " AND ")
+// narrow adds the conditions of the filter on the ids of a table.
+func (f Filter) narrow(w *db.Where, table string) {
+	w.Compare(table+"org_id =", f.OrgID)
+	w.Compare(table+"project_id =", f.ProjectID)
+	w.Compare(table+"app_instance_id =", f.AppInstanceID)
+	w.Compare(table+"id <", f.Before)
 }
 
 func (f Filter) limit() int {

@@ -54,7 +54,7 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 			`' ELSE '`+SourceAppRuntime+`' END,
 			u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
 			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
-		FROM `+arms+` AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+u.arg(f.limit()+1), u.args...)
+		FROM `+arms+` AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+u.Arg(f.limit()+1), u.Args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -65,7 +65,7 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 // usageQuery builds a query of all tables of raw usage. Each table is read along an index and gives no more rows than a
 // page has.
 type usageQuery struct {
-	conditions
+	db.Where
 	// ofSubjects is the parameter with the subjects' ids; empty where the filter names none.
 	ofSubjects string
 }
@@ -73,11 +73,11 @@ type usageQuery struct {
 // usageQueryOf resolves the filter's org, project and instance to subjects, as the slots' rows have nothing else.
 func usageQueryOf(ctx context.Context, tx db.Tx, f Filter) (*usageQuery, error) {
 	u := &usageQuery{}
-	u.text("meter", f.Meter)
-	u.span("started_at", f)
-	u.ids("", Filter{Before: f.Before})
+	u.Compare("meter =", f.Meter)
+	u.Between("started_at", f.From, f.To)
+	u.Compare("id <", f.Before)
 	if f.UsageSource != "" {
-		u.parts = append(u.parts, `subject_id IN (SELECT id FROM subjects WHERE kind = `+u.arg(kindOf(f.UsageSource))+`)`)
+		u.And(`subject_id IN (SELECT id FROM subjects WHERE kind = ` + u.Arg(kindOf(f.UsageSource)) + `)`)
 	}
 	if f.OrgID == "" && f.ProjectID == "" && f.AppInstanceID == "" {
 		return u, nil
@@ -86,7 +86,7 @@ func usageQueryOf(ctx context.Context, tx db.Tx, f Filter) (*usageQuery, error) 
 	if err != nil {
 		return nil, err
 	}
-	u.ofSubjects = u.arg(subjects)
+	u.ofSubjects = u.Arg(subjects)
 	return u, u.startAt(ctx, tx, len(subjects), f.limit()+1)
 }
 
@@ -103,10 +103,10 @@ func subjectsWithRawUsage(ctx context.Context, tx db.Tx, f Filter) ([]pgtype.UUI
 	if err := tx.QueryRow(ctx, `SELECT min(from_at) FROM usage_slots`).Scan(&oldest); err != nil {
 		return nil, err
 	}
-	var w conditions
-	w.ids("", Filter{OrgID: f.OrgID, ProjectID: f.ProjectID, AppInstanceID: f.AppInstanceID})
-	w.parts = append(w.parts, "(settled_at IS NULL OR settled_at >= "+w.arg(time.Time(oldest))+")")
-	return db.Select(ctx, tx, pgx.RowTo[pgtype.UUID], `SELECT id FROM subjects`+w.where(), w.args...)
+	var w db.Where
+	Filter{OrgID: f.OrgID, ProjectID: f.ProjectID, AppInstanceID: f.AppInstanceID}.narrow(&w, "")
+	w.And("(settled_at IS NULL OR settled_at >= " + w.Arg(time.Time(oldest)) + ")")
+	return db.Select(ctx, tx, pgx.RowTo[pgtype.UUID], `SELECT id FROM subjects`+w.SQL(), w.Args...)
 }
 
 // startAt leaves out what is older than the page where many subjects would each give a page of rows: no row of the page
@@ -118,26 +118,25 @@ func (u *usageQuery) startAt(ctx context.Context, tx db.Tx, subjects, limit int)
 	bound := *u
 	newest := "(" + bound.slots("id", 1, limit) + ")"
 	ids, err := db.Select(ctx, tx, pgx.RowTo[pgtype.UUID], `SELECT n.id FROM `+newest+` AS n ORDER BY n.id DESC OFFSET `+
-		bound.arg(limit-1)+` LIMIT 1`, bound.args...)
+		bound.Arg(limit-1)+` LIMIT 1`, bound.Args...)
 	if err == nil && len(ids) > 0 {
-		u.parts = append(u.parts, "id >= "+u.arg(ids[0]))
+		u.And("id >= " + u.Arg(ids[0]))
 	}
 	return err
 }
 
 // slots reads columns of all slots, the newest rows of each; with subjects, those of the newest rows of each subject.
 func (u *usageQuery) slots(columns string, ofSubject, ofSlot int) string {
-	most, each := u.arg(ofSlot), ""
+	most, each := u.Arg(ofSlot), ""
 	if u.ofSubjects != "" {
-		each = u.arg(ofSubject)
+		each = u.Arg(ofSubject)
 	}
 	return eachSlotTable(func(table string) string {
 		if u.ofSubjects == "" {
-			return `SELECT ` + columns + ` FROM ` + table + u.where() + ` ORDER BY id DESC LIMIT ` + most
+			return `SELECT ` + columns + ` FROM ` + table + u.SQL() + ` ORDER BY id DESC LIMIT ` + most
 		}
-		own := conditions{parts: append([]string{"subject_id = x.subject"}, u.parts...)}
 		return `SELECT r.* FROM unnest(` + u.ofSubjects + `::uuid[]) AS x(subject)
-			CROSS JOIN LATERAL (SELECT ` + columns + ` FROM ` + table + own.where() + ` ORDER BY id DESC LIMIT ` + each +
-			`) AS r ORDER BY r.id DESC LIMIT ` + most
+			CROSS JOIN LATERAL (SELECT ` + columns + ` FROM ` + table +
+			u.SQL("subject_id = x.subject") + ` ORDER BY id DESC LIMIT ` + each + `) AS r ORDER BY r.id DESC LIMIT ` + most
 	})
 }
