@@ -133,7 +133,8 @@ func GetSlug(ctx context.Context, tx db.Tx, slug string) (Slug, error) {
 }
 
 // Slugs lists the slugs of an org; after is the last one of the page before.
-func Slugs(ctx context.Context, tx db.Tx, orgID, after string, limit int) ([]Slug, error) {
+func Slugs(ctx context.Context, tx db.Tx, orgID string, page db.Page) ([]Slug, error) {
 	return db.Select(ctx, tx, pgx.RowToStructByPos[Slug], `SELECT `+slugColumns+
-		` FROM apps a WHERE a.org_id = $1 AND a.slug > $2 ORDER BY a.slug LIMIT $3`, orgID, after, pageOf(limit))
+		` FROM apps a WHERE a.org_id = $1 AND a.slug > $2 ORDER BY a.slug LIMIT $3`, orgID, page.After,
+		pageOf(page.Limit))
 }

@@ -54,10 +54,10 @@ func GetEntitlement(ctx context.Context, tx db.Tx, projectID, slug string) (Enti
 }
 
 // Entitlements lists a project's entitlements by slug; after is the last slug of the page before.
-func Entitlements(ctx context.Context, tx db.Tx, projectID, after string, limit int) ([]Entitlement, error) {
+func Entitlements(ctx context.Context, tx db.Tx, projectID string, page db.Page) ([]Entitlement, error) {
 	return db.Select(ctx, tx, pgx.RowToStructByPos[Entitlement], `SELECT `+entitlementColumns+
 		` FROM entitlements WHERE project_id = $1 AND app_slug > $2 ORDER BY app_slug LIMIT $3`,
-		projectID, after, pageOf(limit))
+		projectID, page.After, pageOf(page.Limit))
 }
 
 // deleteEntitlements deletes the entitlements of all projects to an app.

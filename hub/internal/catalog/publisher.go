@@ -95,8 +95,8 @@ func selectPublisher(ctx context.Context, tx db.Tx, keyID, orgSlug string) (p Pu
 }
 
 // Publishers lists delegations by key and org; after is the Cursor of the last one of the page before.
-func Publishers(ctx context.Context, tx db.Tx, after string, limit int) ([]Publisher, error) {
-	return selectPublishers(ctx, tx, after, pageOf(limit))
+func Publishers(ctx context.Context, tx db.Tx, page db.Page) ([]Publisher, error) {
+	return selectPublishers(ctx, tx, page.After, pageOf(page.Limit))
 }
 
 func selectPublishers(ctx context.Context, tx db.Tx, after string, limit int) ([]Publisher, error) {

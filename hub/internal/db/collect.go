@@ -74,3 +74,11 @@ func OrNull[T comparable](value T) *T {
 	}
 	return &value
 }
+
+// Page is a piece of a listing.
+type Page struct {
+	// After is the cursor of the last item already seen, mostly its id; empty starts at the first.
+	After string
+	// Limit is how many items to return. A caller who asks for one more than it shows learns whether there is a next.
+	Limit int
+}

@@ -71,10 +71,10 @@ func scanToken(row pgx.CollectableRow) (t JoinToken, err error) {
 	return t, err
 }
 
-// ListTokens returns up to limit tokens with an id above after, in the order of their ids.
-func ListTokens(ctx context.Context, tx db.Tx, after string, limit int) ([]JoinToken, error) {
+// ListTokens returns a page of the tokens, in the order of their ids.
+func ListTokens(ctx context.Context, tx db.Tx, page db.Page) ([]JoinToken, error) {
 	return db.Select(ctx, tx, scanToken, `SELECT `+tokenColumns+` FROM join_tokens WHERE id > $1 ORDER BY id LIMIT $2`,
-		cmp.Or(after, nilID), limit)
+		cmp.Or(page.After, nilID), page.Limit)
 }
 
 // Enrollment is the input of Enroll.

@@ -100,7 +100,7 @@ func TestJoinTokenLetsOneNodeInOnce(t *testing.T) {
 	require.Equal(t, "join_token_invalid", codeOf(t, err))
 
 	list := must(t, d, func(ctx context.Context, tx db.Tx) ([]fleet.JoinToken, error) {
-		return fleet.ListTokens(ctx, tx, "", 10)
+		return fleet.ListTokens(ctx, tx, db.Page{Limit: 10})
 	})
 	require.Len(t, list, 1)
 	require.Equal(t, "used", list[0].Status(now))

@@ -5,18 +5,18 @@ import (
 	"strconv"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
 // ListAllocations lists a project's allocations, the newest first.
 func (s *Server) ListAllocations(ctx context.Context,
 	r ListAllocationsRequestObject,
 ) (ListAllocationsResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
-		func(after string, limit int) ([]capacity.Allocation, error) {
-			return s.Queries.Allocations(ctx, principalOf(ctx), capacity.Filter{
-				ProjectID: r.ProjectID, Status: capacity.Status(r.Params.Status), After: after, Limit: limit,
-			})
-		}, func(v capacity.Allocation) string { return v.ID })
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]capacity.Allocation, error) {
+		return s.Queries.Allocations(ctx, principalOf(ctx), capacity.Filter{
+			ProjectID: r.ProjectID, Status: capacity.Status(r.Params.Status), After: p.After, Limit: p.Limit,
+		})
+	}, func(v capacity.Allocation) string { return v.ID })
 	return ListAllocations200JSONResponse{Items: views(items, allocationView), NextCursor: next}, err
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
 // GetRegistry says where images are pushed and pulled.
@@ -56,9 +57,9 @@ func (s *Server) RegisterArtifact(ctx context.Context,
 
 // ListArtifacts lists a project's artifacts.
 func (s *Server) ListArtifacts(ctx context.Context, r ListArtifactsRequestObject) (ListArtifactsResponseObject, error) {
-	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]artifact.Artifact, error) {
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]artifact.Artifact, error) {
 		return s.Queries.Artifacts(ctx, principalOf(ctx), artifact.Filter{
-			ProjectID: r.ProjectID, AppSlug: r.Params.AppSlug, After: after, Limit: limit,
+			ProjectID: r.ProjectID, AppSlug: r.Params.AppSlug, After: p.After, Limit: p.Limit,
 		})
 	}, func(v artifact.Artifact) string { return v.ID })
 	return ListArtifacts200JSONResponse{Items: views(items, artifactView), NextCursor: next}, err

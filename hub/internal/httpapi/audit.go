@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 )
 
@@ -13,11 +14,11 @@ func (s *Server) ListAudit(ctx context.Context, r ListAuditRequestObject) (ListA
 	if err != nil {
 		return nil, err
 	}
-	items, next, err := page(q.Cursor, q.Limit, func(before string, limit int) ([]event.AuditRow, error) {
+	items, next, err := page(q.Cursor, q.Limit, func(p db.Page) ([]event.AuditRow, error) {
 		return s.Queries.Audit(ctx, principalOf(ctx), event.AuditQuery{
 			OrgID: q.OrgID, ProjectID: q.ProjectID, ActorID: q.ActorID, Action: q.Action, ResourceType: q.ResourceType,
 			ResourceID: q.ResourceID, CorrelationID: q.CorrelationID, Outcome: string(q.Outcome),
-			From: f.From, To: f.To, Before: before, Limit: limit,
+			From: f.From, To: f.To, Before: p.After, Limit: p.Limit,
 		})
 	}, func(row event.AuditRow) string { return row.ID })
 	return ListAudit200JSONResponse{Items: views(items, auditView), NextCursor: next}, err

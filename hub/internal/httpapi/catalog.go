@@ -7,6 +7,7 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -14,8 +15,8 @@ import (
 
 // ListApps lists the catalogue, or what one project may launch.
 func (s *Server) ListApps(ctx context.Context, r ListAppsRequestObject) (ListAppsResponseObject, error) {
-	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]catalog.App, error) {
-		return s.Queries.Apps(ctx, principalOf(ctx), r.Params.ProjectID, after, limit)
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]catalog.App, error) {
+		return s.Queries.Apps(ctx, principalOf(ctx), r.Params.ProjectID, p)
 	}, func(v catalog.App) string { return v.Slug })
 	return ListApps200JSONResponse{Items: views(items, appView), NextCursor: next}, err
 }
@@ -31,8 +32,8 @@ func appView(a catalog.App) App {
 func (s *Server) ListAppVersions(ctx context.Context,
 	r ListAppVersionsRequestObject,
 ) (ListAppVersionsResponseObject, error) {
-	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]query.AppVersion, error) {
-		return s.Queries.AppVersions(ctx, principalOf(ctx), r.AppSlug, after, limit)
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]query.AppVersion, error) {
+		return s.Queries.AppVersions(ctx, principalOf(ctx), r.AppSlug, p)
 	}, func(v query.AppVersion) string { return v.ID })
 	if err != nil {
 		return nil, err
@@ -76,8 +77,8 @@ func (s *Server) DeprecateAppVersion(ctx context.Context,
 func (s *Server) ListPublishers(ctx context.Context,
 	r ListPublishersRequestObject,
 ) (ListPublishersResponseObject, error) {
-	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]catalog.Publisher, error) {
-		return s.Queries.Publishers(ctx, principalOf(ctx), after, limit)
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]catalog.Publisher, error) {
+		return s.Queries.Publishers(ctx, principalOf(ctx), p)
 	}, catalog.Publisher.Cursor)
 	return ListPublishers200JSONResponse{Items: s.publisherViews(ctx, items), NextCursor: next}, err
 }
@@ -119,10 +120,9 @@ func (s *Server) publisherView(ctx context.Context, p catalog.Publisher) Publish
 func (s *Server) ListEntitlements(ctx context.Context,
 	r ListEntitlementsRequestObject,
 ) (ListEntitlementsResponseObject, error) {
-	items, next, err := page(r.Params.Cursor, r.Params.Limit,
-		func(after string, limit int) ([]catalog.Entitlement, error) {
-			return s.Queries.Entitlements(ctx, principalOf(ctx), r.ProjectID, after, limit)
-		}, func(v catalog.Entitlement) string { return v.AppSlug })
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]catalog.Entitlement, error) {
+		return s.Queries.Entitlements(ctx, principalOf(ctx), r.ProjectID, p)
+	}, func(v catalog.Entitlement) string { return v.AppSlug })
 	return ListEntitlements200JSONResponse{Items: views(items, entitlementView), NextCursor: next}, err
 }
 

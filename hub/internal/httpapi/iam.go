@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
@@ -37,8 +38,8 @@ func (s *Server) Whoami(ctx context.Context, _ WhoamiRequestObject) (WhoamiRespo
 
 // ListOrgs lists the orgs that the caller may see.
 func (s *Server) ListOrgs(ctx context.Context, r ListOrgsRequestObject) (ListOrgsResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.Org, error) {
-		return s.Queries.Orgs(ctx, principalOf(ctx), iam.Page{After: after, Limit: limit})
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.Org, error) {
+		return s.Queries.Orgs(ctx, principalOf(ctx), p)
 	}, func(v iam.Org) string { return v.ID })
 	return ListOrgs200JSONResponse{Items: views(items, orgView), NextCursor: next}, err
 }
@@ -54,8 +55,8 @@ func (s *Server) CreateOrg(ctx context.Context, r CreateOrgRequestObject) (Creat
 
 // ListProjects lists the projects that the caller may see.
 func (s *Server) ListProjects(ctx context.Context, r ListProjectsRequestObject) (ListProjectsResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.Project, error) {
-		return s.Queries.Projects(ctx, principalOf(ctx), r.Params.OrgID, iam.Page{After: after, Limit: limit})
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.Project, error) {
+		return s.Queries.Projects(ctx, principalOf(ctx), r.Params.OrgID, p)
 	}, func(v iam.Project) string { return v.ID })
 	return ListProjects200JSONResponse{Items: views(items, projectView), NextCursor: next}, err
 }
@@ -78,8 +79,8 @@ func (s *Server) GetProject(ctx context.Context, r GetProjectRequestObject) (Get
 
 // ListUsers lists users.
 func (s *Server) ListUsers(ctx context.Context, r ListUsersRequestObject) (ListUsersResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.User, error) {
-		return s.Queries.Users(ctx, principalOf(ctx), r.Params.OrgID, iam.Page{After: after, Limit: limit})
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.User, error) {
+		return s.Queries.Users(ctx, principalOf(ctx), r.Params.OrgID, p)
 	}, func(v iam.User) string { return v.ID })
 	return ListUsers200JSONResponse{Items: views(items, userView), NextCursor: next}, err
 }
@@ -116,10 +117,9 @@ func (s *Server) CreateUserToken(ctx context.Context,
 func (s *Server) ListServiceAccounts(ctx context.Context,
 	r ListServiceAccountsRequestObject,
 ) (ListServiceAccountsResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
-		func(after string, limit int) ([]iam.ServiceAccount, error) {
-			return s.Queries.ServiceAccounts(ctx, principalOf(ctx), r.ProjectID, iam.Page{After: after, Limit: limit})
-		}, func(v iam.ServiceAccount) string { return v.ID })
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.ServiceAccount, error) {
+		return s.Queries.ServiceAccounts(ctx, principalOf(ctx), r.ProjectID, p)
+	}, func(v iam.ServiceAccount) string { return v.ID })
 	return ListServiceAccounts200JSONResponse{Items: views(items, serviceAccountView), NextCursor: next}, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -22,13 +23,12 @@ const defaultTailLines = 200
 func (s *Server) ListAppInstances(ctx context.Context,
 	r ListAppInstancesRequestObject,
 ) (ListAppInstancesResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
-		func(after string, limit int) ([]instance.Instance, error) {
-			return s.Queries.Instances(ctx, principalOf(ctx), instance.Filter{
-				ProjectID: r.ProjectID, Status: lifecycle.Status(r.Params.Status), AppSlug: r.Params.AppSlug,
-				After: after, Limit: limit,
-			})
-		}, func(v instance.Instance) string { return v.ID })
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]instance.Instance, error) {
+		return s.Queries.Instances(ctx, principalOf(ctx), instance.Filter{
+			ProjectID: r.ProjectID, Status: lifecycle.Status(r.Params.Status), AppSlug: r.Params.AppSlug,
+			After: p.After, Limit: p.Limit,
+		})
+	}, func(v instance.Instance) string { return v.ID })
 	if err != nil {
 		return nil, err
 	}
@@ -136,8 +136,8 @@ func (s *Server) ListAppInstanceEvents(ctx context.Context,
 	r ListAppInstanceEventsRequestObject,
 ) (ListAppInstanceEventsResponseObject, error) {
 	items, next, err := page(r.Params.Cursor, min(r.Params.Limit, event.MaxPage-1),
-		func(after string, limit int) ([]event.Event, error) {
-			return s.Queries.InstanceEvents(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID, after, limit)
+		func(p db.Page) ([]event.Event, error) {
+			return s.Queries.InstanceEvents(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID, p)
 		}, event.Event.Cursor)
 	if err != nil {
 		return nil, err

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -16,9 +17,9 @@ import (
 // ListNodes lists the nodes of the mesh.
 func (s *Server) ListNodes(ctx context.Context, r ListNodesRequestObject) (ListNodesResponseObject, error) {
 	now := metaFrom(ctx).Now
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]query.Node, error) {
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]query.Node, error) {
 		return s.Queries.Nodes(ctx, principalOf(ctx), query.NodeFilter{
-			Status: string(r.Params.Status), After: after, Limit: limit, Now: now,
+			Status: string(r.Params.Status), After: p.After, Limit: p.Limit, Now: now,
 		})
 	}, func(v query.Node) string { return v.ID })
 	return ListNodes200JSONResponse{
@@ -118,10 +119,9 @@ func (s *Server) ListJoinTokens(ctx context.Context,
 	r ListJoinTokensRequestObject,
 ) (ListJoinTokensResponseObject, error) {
 	now := metaFrom(ctx).Now
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
-		func(after string, limit int) ([]fleet.JoinToken, error) {
-			return s.Queries.JoinTokens(ctx, principalOf(ctx), after, limit)
-		}, func(v fleet.JoinToken) string { return v.ID })
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]fleet.JoinToken, error) {
+		return s.Queries.JoinTokens(ctx, principalOf(ctx), p)
+	}, func(v fleet.JoinToken) string { return v.ID })
 	return ListJoinTokens200JSONResponse{Items: views(items, func(t fleet.JoinToken) JoinToken {
 		return s.joinTokenView(t, now)
 	}), NextCursor: next}, err

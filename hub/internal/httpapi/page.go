@@ -15,10 +15,10 @@ const (
 )
 
 // page reads one page of a listing and the cursor of the next: one item more than asked for tells whether there is one.
-func page[T any](after Cursor, limit Limit, read func(after string, limit int) ([]T, error), cursorOf func(T) string,
+func page[T any](after Cursor, limit Limit, read func(db.Page) ([]T, error), cursorOf func(T) string,
 ) (items []T, next string, err error) {
 	n := limitOf(limit)
-	items, err = read(after, n+1)
+	items, err = read(db.Page{After: after, Limit: n + 1})
 	if len(items) > n {
 		items, next = items[:n], cursorOf(items[n-1])
 	}
@@ -26,7 +26,7 @@ func page[T any](after Cursor, limit Limit, read func(after string, limit int) (
 }
 
 // pageByID is page for a listing in order of ids.
-func pageByID[T any](after Cursor, limit Limit, read func(after string, limit int) ([]T, error),
+func pageByID[T any](after Cursor, limit Limit, read func(db.Page) ([]T, error),
 	idOf func(T) string,
 ) (items []T, next string, err error) {
 	if _, err := cursorID(after); err != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
@@ -44,8 +45,8 @@ func (s *Server) orgQuota(ctx context.Context, orgID string) (OrgQuota, error) {
 
 // ListAppSlugs lists the app slugs that belong to an org.
 func (s *Server) ListAppSlugs(ctx context.Context, r ListAppSlugsRequestObject) (ListAppSlugsResponseObject, error) {
-	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]catalog.Slug, error) {
-		return s.Queries.AppSlugs(ctx, principalOf(ctx), r.OrgID, after, limit)
+	items, next, err := page(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]catalog.Slug, error) {
+		return s.Queries.AppSlugs(ctx, principalOf(ctx), r.OrgID, p)
 	}, func(v catalog.Slug) string { return v.Slug })
 	return ListAppSlugs200JSONResponse{Items: views(items, slugView), NextCursor: next}, err
 }

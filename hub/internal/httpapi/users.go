@@ -3,13 +3,14 @@ package httpapi
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
 // ListOrgUsers lists the users of an org.
 func (s *Server) ListOrgUsers(ctx context.Context, r ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.User, error) {
-		return s.Queries.OrgUsers(ctx, principalOf(ctx), r.OrgID, iam.Page{After: after, Limit: limit})
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.User, error) {
+		return s.Queries.OrgUsers(ctx, principalOf(ctx), r.OrgID, p)
 	}, func(v iam.User) string { return v.ID })
 	return ListOrgUsers200JSONResponse{Items: views(items, userView), NextCursor: next}, err
 }
@@ -47,8 +48,8 @@ func (s *Server) EnableUser(ctx context.Context, r EnableUserRequestObject) (Ena
 func (s *Server) ListUserTokens(ctx context.Context,
 	r ListUserTokensRequestObject,
 ) (ListUserTokensResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(after string, limit int) ([]iam.UserToken, error) {
-		return s.Queries.UserTokens(ctx, principalOf(ctx), r.UserID, metaFrom(ctx).Now, iam.Page{After: after, Limit: limit})
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.UserToken, error) {
+		return s.Queries.UserTokens(ctx, principalOf(ctx), r.UserID, metaFrom(ctx).Now, p)
 	}, func(v iam.UserToken) string { return v.ID })
 	return ListUserTokens200JSONResponse{Items: views(items, tokenView), NextCursor: next}, err
 }
@@ -71,10 +72,9 @@ func (s *Server) RevokeUserToken(ctx context.Context,
 func (s *Server) ListProjectRoles(ctx context.Context,
 	r ListProjectRolesRequestObject,
 ) (ListProjectRolesResponseObject, error) {
-	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit,
-		func(after string, limit int) ([]iam.ProjectRoles, error) {
-			return s.Queries.ProjectRoles(ctx, principalOf(ctx), r.ProjectID, iam.Page{After: after, Limit: limit})
-		}, func(v iam.ProjectRoles) string { return v.UserID })
+	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.ProjectRoles, error) {
+		return s.Queries.ProjectRoles(ctx, principalOf(ctx), r.ProjectID, p)
+	}, func(v iam.ProjectRoles) string { return v.UserID })
 	return ListProjectRoles200JSONResponse{Items: views(items, projectRolesView), NextCursor: next}, err
 }
 

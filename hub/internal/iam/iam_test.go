@@ -449,7 +449,7 @@ func TestListsShowWhatTheCallerMaySee(t *testing.T) {
 		"nobody":                 {iam.Principal{}, "", nil},
 	} {
 		projects := must(t, w.d, func(tx db.Tx) ([]iam.Project, error) {
-			return iam.ListProjects(t.Context(), tx, c.p, c.org, iam.Page{})
+			return iam.ListProjects(t.Context(), tx, c.p, c.org, db.Page{})
 		})
 		var ids []string
 		for _, p := range projects {
@@ -458,11 +458,11 @@ func TestListsShowWhatTheCallerMaySee(t *testing.T) {
 		require.ElementsMatch(t, c.want, ids, name)
 	}
 	for p, want := range map[*iam.Principal]int{&admin: 2, &member: 1, {}: 0} {
-		orgs := must(t, w.d, func(tx db.Tx) ([]iam.Org, error) { return iam.ListOrgs(t.Context(), tx, *p, iam.Page{}) })
+		orgs := must(t, w.d, func(tx db.Tx) ([]iam.Org, error) { return iam.ListOrgs(t.Context(), tx, *p, db.Page{}) })
 		require.Len(t, orgs, want)
 	}
 	_, err := run(t, w.d, func(tx db.Tx) ([]iam.Org, error) {
-		return iam.ListOrgs(t.Context(), tx, admin, iam.Page{After: "x"})
+		return iam.ListOrgs(t.Context(), tx, admin, db.Page{After: "x"})
 	})
 	require.True(t, fault.Is(err, fault.Malformed), "%v", err)
 }

@@ -151,7 +151,7 @@ func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID stri
 }
 
 // ListProjectRoles lists the users who hold roles in this project only.
-func ListProjectRoles(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ProjectRoles, error) {
+func ListProjectRoles(ctx context.Context, tx db.Tx, projectID string, page db.Page) ([]ProjectRoles, error) {
 	return selectPage[ProjectRoles](ctx, tx, page, `
 		SELECT u.id, u.email, u.name, array_agg(b.role ORDER BY b.role)
 		FROM role_bindings b JOIN users u ON u.id = b.user_id

@@ -35,17 +35,10 @@ type Project struct {
 	CreatedAt                             time.Time
 }
 
-// Page is a piece of a listing in order of id.
-type Page struct {
-	// After is the id of the last item already seen; empty starts at the first.
-	After string
-	// Limit is at most MaxPage+1 (one more than a page tells whether there is a next); 0 means MaxPage.
-	Limit int
-}
-
-// selectPage returns a page of a query. Its last two parameters, after args, are the id after which the page begins,
-// NULL for the first one, and the limit.
-func selectPage[T any](ctx context.Context, tx db.Tx, p Page, sql string, args ...any) ([]T, error) {
+// selectPage returns a page of a query, in order of id and of at most MaxPage+1 rows; limit 0 means MaxPage. The
+// query's last two parameters, after args, are the id after which the page begins, NULL for the first one, and the
+// limit.
+func selectPage[T any](ctx context.Context, tx db.Tx, p db.Page, sql string, args ...any) ([]T, error) {
 	if p.After != "" && !db.IsID(p.After) {
 		return nil, fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
 			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
@@ -90,7 +83,7 @@ func GetOrgBySlug(ctx context.Context, tx db.Tx, slug string) (Org, error) {
 }
 
 // ListOrgs lists what p may see: every org for a platform admin, otherwise the own one.
-func ListOrgs(ctx context.Context, tx db.Tx, p Principal, page Page) ([]Org, error) {
+func ListOrgs(ctx context.Context, tx db.Tx, p Principal, page db.Page) ([]Org, error) {
 	if !p.PlatformAdmin && p.OrgID == "" {
 		return nil, nil
 	}
@@ -141,7 +134,7 @@ func InProject(ctx context.Context, tx db.Tx, p Principal, permission Permission
 }
 
 // ListProjects lists what p may see, of one org where orgID is not empty.
-func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page Page) ([]Project, error) {
+func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page db.Page) ([]Project, error) {
 	var some bool // only those in ids
 	var ids []string
 	switch {

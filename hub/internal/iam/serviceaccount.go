@@ -107,7 +107,7 @@ func GetServiceAccount(ctx context.Context, tx db.Tx, projectID, id string) (Ser
 }
 
 // ListServiceAccounts lists the accounts of a project.
-func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page Page) ([]ServiceAccount, error) {
+func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page db.Page) ([]ServiceAccount, error) {
 	return selectPage[ServiceAccount](ctx, tx, page, `
 		SELECT `+serviceAccountColumns+` FROM service_accounts s
 		WHERE s.project_id = $1 AND s.deleted_at IS NULL AND ($2::UUID IS NULL OR s.id > $2::UUID)

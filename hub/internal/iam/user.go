@@ -103,7 +103,7 @@ func GetUser(ctx context.Context, tx db.Tx, id string) (User, error) {
 }
 
 // ListUsers lists users, of one org where orgID is not empty.
-func ListUsers(ctx context.Context, tx db.Tx, orgID string, page Page) ([]User, error) {
+func ListUsers(ctx context.Context, tx db.Tx, orgID string, page db.Page) ([]User, error) {
 	if orgID != "" && !db.IsID(orgID) {
 		return nil, nil
 	}
@@ -138,7 +138,7 @@ func CreateUserToken(ctx context.Context, tx db.Tx, t UserToken, text string) er
 }
 
 // ListUserTokens lists the tokens of the user that count.
-func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page Page) ([]UserToken, error) {
+func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page db.Page) ([]UserToken, error) {
 	return selectPage[UserToken](ctx, tx, page, `
 		SELECT id, user_id, description, expires_at, created_at FROM user_tokens
 		WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL AND ($3::UUID IS NULL OR id > $3::UUID)

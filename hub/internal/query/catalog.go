@@ -17,10 +17,8 @@ type AppVersion struct {
 }
 
 // Apps lists the catalogue as the caller sees it, or, with a project, what the project may launch.
-func (s *Service) Apps(ctx context.Context, p iam.Principal, projectID, after string,
-	limit int,
-) ([]catalog.App, error) {
-	f := catalog.AppFilter{OrgID: p.OrgID, All: p.PlatformAdmin, After: after, Limit: limit}
+func (s *Service) Apps(ctx context.Context, p iam.Principal, projectID string, page db.Page) ([]catalog.App, error) {
+	f := catalog.AppFilter{OrgID: p.OrgID, All: p.PlatformAdmin, After: page.After, Limit: page.Limit}
 	if projectID == "" {
 		check := access.Platform(p, iam.CatalogRead)
 		return read(ctx, s, check, func(tx db.Tx, _ access.Nothing) ([]catalog.App, error) {
@@ -35,8 +33,8 @@ func (s *Service) Apps(ctx context.Context, p iam.Principal, projectID, after st
 }
 
 // AppVersions lists an app's versions, the newest first; drafts only to the owner and to platform admins.
-func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug, after string,
-	limit int,
+func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug string,
+	page db.Page,
 ) ([]AppVersion, error) {
 	return read(ctx, s, access.Platform(p, iam.CatalogRead), func(tx db.Tx, _ access.Nothing) ([]AppVersion, error) {
 		app, err := catalog.GetApp(ctx, tx, slug)
@@ -49,8 +47,8 @@ func (s *Service) AppVersions(ctx context.Context, p iam.Principal, slug, after 
 		versions, err := catalog.Versions(ctx, tx, catalog.VersionFilter{
 			AppSlug: app.Slug,
 			Drafts:  seesDrafts(p, app),
-			After:   after,
-			Limit:   limit,
+			After:   page.After,
+			Limit:   page.Limit,
 		})
 		if err != nil {
 			return nil, err
@@ -89,23 +87,15 @@ func seesDrafts(p iam.Principal, app catalog.App) bool {
 }
 
 // Publishers lists delegations.
-func (s *Service) Publishers(ctx context.Context, p iam.Principal, after string,
-	limit int,
-) ([]catalog.Publisher, error) {
-	return read(ctx, s, access.Platform(p, iam.PublisherRead),
-		func(tx db.Tx, _ access.Nothing) ([]catalog.Publisher, error) {
-			return catalog.Publishers(ctx, tx, after, limit)
-		})
+func (s *Service) Publishers(ctx context.Context, p iam.Principal, page db.Page) ([]catalog.Publisher, error) {
+	return list(ctx, s, access.Platform(p, iam.PublisherRead), catalog.Publishers, page)
 }
 
 // Entitlements lists what a project may launch.
-func (s *Service) Entitlements(ctx context.Context, p iam.Principal, projectID, after string,
-	limit int,
+func (s *Service) Entitlements(ctx context.Context, p iam.Principal, projectID string,
+	page db.Page,
 ) ([]catalog.Entitlement, error) {
-	return read(ctx, s, access.Project(p, iam.EntitlementRead, projectID),
-		func(tx db.Tx, project iam.Project) ([]catalog.Entitlement, error) {
-			return catalog.Entitlements(ctx, tx, project.ID, after, limit)
-		})
+	return listIn(ctx, s, access.Project(p, iam.EntitlementRead, projectID), catalog.Entitlements, projectID, page)
 }
 
 // Entitlement reads a project's entitlement to one app.

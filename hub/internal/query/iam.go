@@ -10,14 +10,14 @@ import (
 )
 
 // Orgs lists the orgs that the caller may see.
-func (s *Service) Orgs(ctx context.Context, p iam.Principal, page iam.Page) ([]iam.Org, error) {
+func (s *Service) Orgs(ctx context.Context, p iam.Principal, page db.Page) ([]iam.Org, error) {
 	return read(ctx, s, access.Platform(p, iam.OrgRead), func(tx db.Tx, _ access.Nothing) ([]iam.Org, error) {
 		return iam.ListOrgs(ctx, tx, p, page)
 	})
 }
 
 // Projects lists the projects that the caller may see; an empty org is any.
-func (s *Service) Projects(ctx context.Context, p iam.Principal, orgID string, page iam.Page) ([]iam.Project, error) {
+func (s *Service) Projects(ctx context.Context, p iam.Principal, orgID string, page db.Page) ([]iam.Project, error) {
 	return read(ctx, s, access.Platform(p, iam.ProjectRead), func(tx db.Tx, _ access.Nothing) ([]iam.Project, error) {
 		return iam.ListProjects(ctx, tx, p, orgID, page)
 	})
@@ -29,12 +29,12 @@ func (s *Service) Project(ctx context.Context, p iam.Principal, id string) (iam.
 }
 
 // Users lists users for a platform admin; an empty org is any.
-func (s *Service) Users(ctx context.Context, p iam.Principal, orgID string, page iam.Page) ([]iam.User, error) {
+func (s *Service) Users(ctx context.Context, p iam.Principal, orgID string, page db.Page) ([]iam.User, error) {
 	return listIn(ctx, s, access.Platform(p, iam.UserWrite), iam.ListUsers, orgID, page)
 }
 
 // OrgUsers lists the users of an org.
-func (s *Service) OrgUsers(ctx context.Context, p iam.Principal, orgID string, page iam.Page) ([]iam.User, error) {
+func (s *Service) OrgUsers(ctx context.Context, p iam.Principal, orgID string, page db.Page) ([]iam.User, error) {
 	return listIn(ctx, s, access.Org(p, iam.UserRead, orgID), iam.ListUsers, orgID, page)
 }
 
@@ -45,7 +45,7 @@ func (s *Service) User(ctx context.Context, p iam.Principal, id string) (iam.Use
 
 // UserTokens lists a user's valid tokens, without their text.
 func (s *Service) UserTokens(ctx context.Context, p iam.Principal, userID string, now time.Time,
-	page iam.Page,
+	page db.Page,
 ) ([]iam.UserToken, error) {
 	return read(ctx, s, access.UserOrSelf(p, iam.UserRead, userID),
 		func(tx db.Tx, user iam.User) ([]iam.UserToken, error) {
@@ -55,7 +55,7 @@ func (s *Service) UserTokens(ctx context.Context, p iam.Principal, userID string
 
 // ServiceAccounts lists a project's service accounts, without keys.
 func (s *Service) ServiceAccounts(ctx context.Context, p iam.Principal, projectID string,
-	page iam.Page,
+	page db.Page,
 ) ([]iam.ServiceAccount, error) {
 	check := access.Project(p, iam.ServiceAccountRead, projectID)
 	return listIn(ctx, s, check, iam.ListServiceAccounts, projectID, page)
@@ -63,7 +63,7 @@ func (s *Service) ServiceAccounts(ctx context.Context, p iam.Principal, projectI
 
 // ProjectRoles lists who holds roles in this project only.
 func (s *Service) ProjectRoles(ctx context.Context, p iam.Principal, projectID string,
-	page iam.Page,
+	page db.Page,
 ) ([]iam.ProjectRoles, error) {
 	return listIn(ctx, s, access.Project(p, iam.RoleRead, projectID), iam.ListProjectRoles, projectID, page)
 }

@@ -55,12 +55,14 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 }
 
 // InstanceEvents lists the events of an app instance, the oldest first.
-func (s *Service) InstanceEvents(ctx context.Context, p iam.Principal, projectID, id, after string,
-	limit int,
+func (s *Service) InstanceEvents(ctx context.Context, p iam.Principal, projectID, id string,
+	page db.Page,
 ) ([]event.Event, error) {
 	check := instanceIn(p, iam.InstanceRead, projectID, id)
 	return read(ctx, s, check, func(tx db.Tx, i instance.Instance) ([]event.Event, error) {
-		return event.BySubject(ctx, tx, event.SubjectQuery{OrgID: i.OrgID, Subject: i.ID, After: after, Limit: limit})
+		return event.BySubject(ctx, tx, event.SubjectQuery{
+			OrgID: i.OrgID, Subject: i.ID, After: page.After, Limit: page.Limit,
+		})
 	})
 }
 

@@ -89,9 +89,6 @@ func (s *Service) withFacts(ctx context.Context, tx db.Tx, nodes ...fleet.Node) 
 }
 
 // JoinTokens lists join tokens without their secrets.
-func (s *Service) JoinTokens(ctx context.Context, p iam.Principal, after string, limit int) ([]fleet.JoinToken, error) {
-	return read(ctx, s, access.Platform(p, iam.JoinTokenRead),
-		func(tx db.Tx, _ access.Nothing) ([]fleet.JoinToken, error) {
-			return fleet.ListTokens(ctx, tx, after, limit)
-		})
+func (s *Service) JoinTokens(ctx context.Context, p iam.Principal, page db.Page) ([]fleet.JoinToken, error) {
+	return list(ctx, s, access.Platform(p, iam.JoinTokenRead), fleet.ListTokens, page)
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 )
 
 // Service answers the reads of the API, one method each.
@@ -47,7 +46,7 @@ func list[G, F, T any](ctx context.Context, s *Service, check access.Check[G],
 
 // listIn is list for a page of what belongs to one org, project or user.
 func listIn[G, T any](ctx context.Context, s *Service, check access.Check[G],
-	from func(ctx context.Context, tx db.Tx, ownerID string, page iam.Page) ([]T, error), ownerID string, page iam.Page,
+	from func(ctx context.Context, tx db.Tx, ownerID string, page db.Page) ([]T, error), ownerID string, page db.Page,
 ) ([]T, error) {
 	return read(ctx, s, check, func(tx db.Tx, _ G) ([]T, error) { return from(ctx, tx, ownerID, page) })
 }

@@ -34,10 +34,8 @@ func (s *Service) OrgQuota(ctx context.Context, p iam.Principal, orgID string, n
 }
 
 // AppSlugs lists the app slugs that belong to an org.
-func (s *Service) AppSlugs(ctx context.Context, p iam.Principal, orgID, after string,
-	limit int,
+func (s *Service) AppSlugs(ctx context.Context, p iam.Principal, orgID string,
+	page db.Page,
 ) ([]catalog.Slug, error) {
-	return read(ctx, s, access.Org(p, iam.ArtifactRead, orgID), func(tx db.Tx, org iam.Org) ([]catalog.Slug, error) {
-		return catalog.Slugs(ctx, tx, org.ID, after, limit)
-	})
+	return listIn(ctx, s, access.Org(p, iam.ArtifactRead, orgID), catalog.Slugs, orgID, page)
 }
