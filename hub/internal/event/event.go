@@ -109,15 +109,6 @@ func BySubject(ctx context.Context, tx db.Tx, q SubjectQuery) ([]Event, error) {
 		LIMIT $5`, q.Subject, db.OrNull(q.OrgID), afterVersion, db.OrNull(afterID), page(q.Limit))
 }
 
-// After lists sequenced events with a position above pos, in order. orgID empty means all orgs.
-func After(ctx context.Context, tx db.Tx, orgID string, pos int64, limit int) ([]Event, error) {
-	return db.Select(ctx, tx, scanEvent, `
-		SELECT `+eventColumns+` FROM events
-		WHERE pos > $1 AND ($2::UUID IS NULL OR org_id = $2::UUID)
-		ORDER BY pos
-		LIMIT $3`, pos, db.OrNull(orgID), page(limit))
-}
-
 func page(limit int) int {
 	if limit <= 0 || limit > MaxPage {
 		return MaxPage
