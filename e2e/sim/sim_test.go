@@ -51,7 +51,12 @@ func TestSimulation(t *testing.T) {
 		require.NoError(t, err)
 		return
 	}
+	// Seed 58 once found that usage from before a restore was left out of the next lease's cap.
+	all := []uint64{58}
 	for s := uint64(1); s <= *seeds; s++ {
+		all = append(all, s)
+	}
+	for _, s := range all {
 		t.Run(fmt.Sprintf("seed-%d", s), func(t *testing.T) {
 			_, err := sim.Run(worldOf(s))
 			require.NoError(t, err)

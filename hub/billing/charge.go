@@ -15,8 +15,8 @@ import (
 // one in thirty.
 const maxRecordsPerHour = 3600
 
-// maxSuspended bounds a total, so that two of them can be added.
-const maxSuspended = math.MaxInt64 / 2
+// maxSuspended bounds a sum, so that two totals of two sums each can be added.
+const maxSuspended = math.MaxInt64 / 4
 
 // Batch is what charging records changes in a book. Charge makes it.
 type Batch struct {
@@ -252,28 +252,51 @@ func (k SuspendedKey) Compare(o SuspendedKey) int {
 	return cmp.Or(strings.Compare(k.MemberID, o.MemberID), strings.Compare(k.Meter, o.Meter))
 }
 
+// SuspendedSum is what a batch adds to suspense, of one member and meter.
+type SuspendedSum struct {
+	Quantity int64
+	// Since is the most that the node can have measured from OpenedAt until now. Before is the same of the time before
+	// OpenedAt from which the batch has usage: a restored hub may have forgotten when it opened a member.
+	Since, Before int64
+}
+
+// SuspendedTotal is what is in suspense of one member and meter, over all batches.
+type SuspendedTotal struct {
+	Quantity int64
+	// Before is the largest Before of a batch: of segments that tell of the time before OpenedAt one after the other,
+	// each counts.
+	Before int64
+}
+
+// Add returns the total with a batch's addition: no more than the node can have measured. It never falls.
+func (t SuspendedTotal) Add(s SuspendedSum) SuspendedTotal {
+	t.Before = max(t.Before, s.Before)
+	t.Quantity = max(t.Quantity, min(t.Quantity+s.Quantity, s.Since+t.Before))
+	return t
+}
+
 // SuspendedTotals sums what the batch adds to suspense, for the members whose lease it counts against: the node has
-// counted it there. Usage that was billed before, and what another node reports, is not part of it. A sum is bounded by
-// most: what the node can have measured.
-func (b *Batch) SuspendedTotals() (added, most map[SuspendedKey]int64) {
-	added, most = map[SuspendedKey]int64{}, map[SuspendedKey]int64{}
+// counted it there. Usage that was billed before, and what another node reports, is not part of it.
+func (b *Batch) SuspendedTotals() map[SuspendedKey]SuspendedSum {
+	sums := map[SuspendedKey]SuspendedSum{}
 	for _, row := range b.Suspended {
 		m, reason := b.book.memberOf(row.Record)
 		if reason != "" || row.Piece.Reason == SuspenseAlreadyBilled || row.Piece.Quantity <= 0 {
 			continue
 		}
 		k := SuspendedKey{m.ID, row.Meter}
-		most[k] = max(most[k], m.measurable(row.Meter, row.Piece.Span.From, b.now))
-		added[k] = min(added[k]+min(row.Piece.Quantity, most[k]), most[k])
+		s, from := sums[k], latest(row.Piece.Span.From, m.OpenedAt.Add(-StaleAfter))
+		s.Since = m.measurable(row.Meter, b.now.Add(maxClockSkew).Sub(m.OpenedAt))
+		s.Before = max(s.Before, m.measurable(row.Meter, m.OpenedAt.Sub(from)))
+		s.Quantity = min(s.Quantity+min(row.Piece.Quantity, maxSuspended), s.Since+s.Before)
+		sums[k] = s
 	}
-	return added, most
+	return sums
 }
 
-// measurable is the most of a meter that the member's node can have measured by now. A restored hub may have forgotten
-// when it opened a member that a node reported to it: then usage from before OpenedAt counts, too.
-func (m *Member) measurable(meter string, from, now time.Time) int64 {
-	since := earliest(m.OpenedAt, latest(from, m.OpenedAt.Add(-StaleAfter)))
-	most, ok := m.MaxUse(meter, max(now.Add(maxClockSkew).Sub(since).Microseconds(), 0))
+// measurable is the most of a meter that the member's node can measure in so long.
+func (m *Member) measurable(meter string, in time.Duration) int64 {
+	most, ok := m.MaxUse(meter, max(in.Microseconds(), 0))
 	if !ok {
 		return maxSuspended
 	}

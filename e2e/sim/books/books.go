@@ -50,7 +50,7 @@ type Account struct {
 	Settled bool
 	// Suspended is the usage in suspense that counts against the lease, by meter; AtLease is the running time in it when
 	// the newest lease was issued.
-	Suspended map[string]int64
+	Suspended map[string]billing.SuspendedTotal
 	AtLease   int64
 }
 
@@ -95,7 +95,7 @@ func (b *Books) Grant(org string, nanos int64) error {
 // Open starts billing of a member.
 func (b *Books) Open(org string, m billing.Member) {
 	b.Book.Members[m.ID] = &m
-	b.Members[m.ID] = &Account{Org: org, Suspended: map[string]int64{}}
+	b.Members[m.ID] = &Account{Org: org, Suspended: map[string]billing.SuspendedTotal{}}
 }
 
 // Discard forgets a member that was opened and got no lease.
@@ -143,7 +143,11 @@ func (b *Books) past(memberID string, now time.Time) billing.Past {
 	}
 	p.UnreportedMicros, p.LeasedUntil = billing.Unreported(*m, since, now, windows)
 	if !b.Faults.NoSuspendedCost {
-		p.SuspendedNanos = billing.SuspendedCost(b.Prices, b.Members[memberID].Suspended)
+		quantities := map[string]int64{}
+		for meter, total := range b.Members[memberID].Suspended {
+			quantities[meter] = total.Quantity
+		}
+		p.SuspendedNanos = billing.SuspendedCost(b.Prices, quantities)
 	}
 	return p
 }
@@ -151,7 +155,7 @@ func (b *Books) past(memberID string, now time.Time) billing.Past {
 func (b *Books) keepLease(l billing.Lease, lacks int64) error {
 	a := b.Members[l.MemberID]
 	b.Book.Leases[l.MemberID] = billing.NewLeases(append(slices.Clone(b.Book.Leases[l.MemberID].All()), l))
-	a.AtLease = a.Suspended[protocol.MeterSessionSeconds]
+	a.AtLease = a.Suspended[protocol.MeterSessionSeconds].Quantity
 	if lacks == 0 {
 		return nil
 	}
@@ -203,10 +207,9 @@ func (b *Books) Post(nodeID, incarnation string, seg *protocol.UsageSegment, now
 	for id, f := range charged.Finals {
 		b.Members[id].Final = f
 	}
-	added, most := charged.SuspendedTotals()
-	for k, quantity := range added {
+	for k, s := range charged.SuspendedTotals() {
 		total := b.Members[k.MemberID].Suspended
-		total[k.Meter] = max(total[k.Meter], min(total[k.Meter]+quantity, most[k]))
+		total[k.Meter] = total[k.Meter].Add(s)
 	}
 	for _, c := range charged.Charges {
 		if err := b.postCharge(c); err != nil {
@@ -253,7 +256,7 @@ func (b *Books) postCharge(c billing.Charge) error {
 // RenewNow reports whether usage in suspense uses up a member's newest lease, so that the next one is due at once.
 func (b *Books) RenewNow(memberID string) bool {
 	a := b.Members[memberID]
-	return billing.DueNow(a.Suspended[protocol.MeterSessionSeconds], a.AtLease)
+	return billing.DueNow(a.Suspended[protocol.MeterSessionSeconds].Quantity, a.AtLease)
 }
 
 // Close ends a member's claim. The rest of the hold goes back with the node's final record, or at once where the member

@@ -142,8 +142,8 @@ func (b *batch) charge(ctx context.Context, tx db.Tx, records []*billing.Record)
 	if err := insertSuspense(ctx, tx, charged.Suspended, b.now); err != nil {
 		return err
 	}
-	if added, most := charged.SuspendedTotals(); len(added) > 0 {
-		if err := addSuspended(ctx, tx, b.subjects, added, most); err != nil {
+	if added := charged.SuspendedTotals(); len(added) > 0 {
+		if err := addSuspended(ctx, tx, b.subjects, added); err != nil {
 			return err
 		}
 		if err := hastenRenewals(ctx, tx, added, b.now); err != nil {

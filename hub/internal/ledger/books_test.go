@@ -205,11 +205,12 @@ func (w *twin) compareHours() {
 
 func (w *twin) compareSuspense() {
 	w.t.Helper()
-	stored := query(w.world, `SELECT subject_id::text || meter, quantity::text FROM suspense_totals`, scanPair)
+	stored := query(w.world, `SELECT subject_id::text || meter, quantity::text || ' ' || before_opening
+		FROM suspense_totals`, scanPair)
 	var kept [][2]string
 	for id, a := range w.books.Members {
-		for meter, quantity := range a.Suspended {
-			kept = append(kept, [2]string{id + meter, fmt.Sprint(quantity)})
+		for meter, total := range a.Suspended {
+			kept = append(kept, [2]string{id + meter, fmt.Sprint(total.Quantity, total.Before)})
 		}
 	}
 	require.ElementsMatch(w.t, stored, kept)

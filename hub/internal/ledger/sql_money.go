@@ -155,26 +155,33 @@ func suspendedOf(ctx context.Context, tx db.Tx, s subject) (map[string]int64, er
 
 // addSuspended keeps the totals of what is in suspense, each at most what can have been measured by now.
 func addSuspended(ctx context.Context, tx db.Tx, of map[string]*subject,
-	added, most map[billing.SuspendedKey]int64,
+	added map[billing.SuspendedKey]billing.SuspendedSum,
 ) error {
 	keys := slices.SortedFunc(maps.Keys(added), billing.SuspendedKey.Compare)
 	columns := columnsOf(keys, func(k billing.SuspendedKey) []any {
-		return []any{id(of[k.MemberID].NodeID), id(k.MemberID), k.Meter, added[k], most[k]}
+		s := added[k]
+		return []any{id(of[k.MemberID].NodeID), id(k.MemberID), k.Meter, s.Quantity, s.Since, s.Before}
 	})
-	if err := tx.Queue(ctx, `INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, leased_quantity)
-		SELECT x.node, x.id, x.meter, 0, 0 FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS x(node, id, meter)
+	if err := tx.Queue(ctx,
+		`INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, before_opening, leased_quantity)
+		SELECT x.node, x.id, x.meter, 0, 0, 0 FROM unnest($1::uuid[], $2::uuid[], $3::text[]) AS x(node, id, meter)
 		ON CONFLICT (node_id, subject_id, meter) DO NOTHING`, columns[:3]...); err != nil {
 		return err
 	}
-	return tx.Queue(ctx, `UPDATE suspense_totals SET quantity = greatest(quantity, least(quantity + x.added, x.most))
-		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::int8[]) AS x(node, id, name, added, most)
+	// As billing.SuspendedTotal.Add.
+	return tx.Queue(ctx, `UPDATE suspense_totals SET before_opening = greatest(before_opening, x.before),
+			quantity = greatest(quantity, least(quantity + x.added, x.since + greatest(before_opening, x.before)))
+		FROM unnest($1::uuid[], $2::uuid[], $3::text[], $4::int8[], $5::int8[], $6::int8[])
+			AS x(node, id, name, added, since, before)
 		WHERE suspense_totals.node_id = x.node AND suspense_totals.subject_id = x.id AND suspense_totals.meter = x.name`,
 		columns...)
 }
 
 // hastenRenewals makes the next lease of members due at once of whose running time more than billing.HoldMargin went
 // into suspense since their latest lease: the node has counted it against that lease.
-func hastenRenewals(ctx context.Context, tx db.Tx, added map[billing.SuspendedKey]int64, now time.Time) error {
+func hastenRenewals(ctx context.Context, tx db.Tx, added map[billing.SuspendedKey]billing.SuspendedSum,
+	now time.Time,
+) error {
 	var ids []pgtype.UUID
 	for k := range added {
 		if k.Meter == protocol.MeterSessionSeconds {

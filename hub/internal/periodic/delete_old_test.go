@@ -359,8 +359,8 @@ func TestTheSumsOfSuspenseOutliveItsRecords(t *testing.T) {
 			VALUES ($1, $2, 'i1', $3, $4, 'session_seconds', 5, $5, $5, 'lease_unknown', $5)`, idAt(at), w.Node, n, member, at)
 	}
 	w.Exec(
-		`INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, leased_quantity)
-		SELECT node_id, id, 'session_seconds', 15, 0 FROM subjects WHERE id = $1`, member)
+		`INSERT INTO suspense_totals (node_id, subject_id, meter, quantity, before_opening, leased_quantity)
+		SELECT node_id, id, 'session_seconds', 15, 0, 0 FROM subjects WHERE id = $1`, member)
 	w.deleteOld(retention(func(r *periodic.Retention) { r.Suspense = 10 * day }))
 	require.Zero(t, w.Count(`SELECT count(*) FROM suspense_records`))
 	require.Equal(t, 15, w.Count(`SELECT quantity FROM suspense_totals WHERE subject_id = $1`, member))

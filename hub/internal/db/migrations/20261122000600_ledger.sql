@@ -229,12 +229,14 @@ CREATE TABLE IF NOT EXISTS pending_postings (
 CREATE INDEX IF NOT EXISTS pending_postings_by_time ON pending_postings (since, subject_id);
 
 -- What of a member's usage is in suspense by its own node's measurement, without what was billed before. quantity is
--- bounded by what can have been measured; leased_quantity is what the latest lease's cap makes up for.
+-- bounded by what can have been measured, before_opening is that bound for the time before the member was opened here;
+-- leased_quantity is what the latest lease's cap makes up for.
 CREATE TABLE IF NOT EXISTS suspense_totals (
   node_id UUID NOT NULL,
   subject_id UUID NOT NULL,
   meter TEXT NOT NULL,
   quantity INT8 NOT NULL,
+  before_opening INT8 NOT NULL,
   leased_quantity INT8 NOT NULL,
   PRIMARY KEY (node_id, subject_id, meter)
 );
