@@ -244,7 +244,7 @@ func (s *Testbed) Baseline(ctx context.Context, e *Env, instanceID string) (*bas
 		return nil, err
 	}
 	bench, err := baseline.New(ctx, baseline.Config{
-		Address: c.ContainerdAddress, Namespace: c.ContainerdNamespace, ContainerID: container,
+		Address: c.ContainerdAddress, Namespace: c.ContainerdNamespace, ContainerID: container, Image: s.image,
 		Bridge: c.Bridge, CIDR: c.PodCIDR, PluginDir: pluginDir(), Dir: dir, ContainerPort: 8080,
 	})
 	if err != nil {

@@ -313,6 +313,11 @@ type testRegistry struct {
 	// holdBlob is the digest of the one blob that waits.
 	holdBlob atomic.Pointer[string]
 	holding  chan struct{} // told once when one waits
+
+	// cutAfter cuts the answers with blobs that have more bytes; cut counts them. ranges says what
+	// happens with a Range. alter changes the answers.
+	cutAfter, cut, ranges atomic.Int64
+	alter                 atomic.Pointer[func(body []byte) []byte]
 }
 
 const (
@@ -381,7 +386,9 @@ func (r *testRegistry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		_, _ = w.Write(body)
 		return
 	}
-	r.open.ServeHTTP(w, req)
+	if !r.cutAnswer(w, req) {
+		r.open.ServeHTTP(w, req)
+	}
 }
 
 // push stores an image and returns <repository>@<digest>.

@@ -30,7 +30,6 @@ const (
 	pullTimeout       = 60 * time.Minute
 	pullDialTimeout   = 15 * time.Second
 	pullHeaderTimeout = 30 * time.Second
-	parallelDownloads = 3
 	// leaseDuration ends the lease of a pull that a crash of the agent interrupted.
 	leaseDuration = 2 * pullTimeout
 	// unpackedFactor is how much larger than its compressed layers an image is assumed to be, twice over with the copy for

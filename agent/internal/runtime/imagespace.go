@@ -13,8 +13,10 @@ import (
 	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
 
@@ -55,6 +57,9 @@ type unpacking struct {
 	// compressed is set before a layer is fetched.
 	compressed atomic.Int64
 	before     unix.Statfs_t
+	// layers are those of the manifest; fetcher fetches them.
+	layers  []ocispec.Descriptor
+	fetcher remotes.Fetcher
 }
 
 func (u *unpacking) limit() int64 {

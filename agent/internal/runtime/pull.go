@@ -52,13 +52,21 @@ func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Cr
 ) (client.Image, error) {
 	resolver, transport := newResolver(ctx, ref, creds, tlsConf)
 	defer transport.CloseIdleConnections()
-	return r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(),
-		client.WithResolver(resolver),
-		client.WithPullUnpack,
-		client.WithPullSnapshotter(r.cfg.Snapshotter),
-		client.WithMaxConcurrentDownloads(parallelDownloads),
-		client.WithImageHandlerWrapper(u.sizeGuard),
-	)
+	opts := []client.RemoteOpt{client.WithResolver(resolver)}
+	if r.cfg.Snapshotter == DefaultSnapshotter {
+		var err error
+		if u.fetcher, err = resolver.Fetcher(ctx, ref.name()); err != nil {
+			return nil, err
+		}
+		opts = append(opts, client.WithImageHandlerWrapper(func(next images.Handler) images.Handler {
+			return u.streamLayers(u.sizeGuard(next))
+		}))
+	} else {
+		// Only what overlayfs keeps can be unpacked aside and moved to its place.
+		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(r.cfg.Snapshotter),
+			client.WithMaxConcurrentDownloads(parallelLayers), client.WithImageHandlerWrapper(u.sizeGuard))
+	}
+	return r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(), opts...)
 }
 
 // sizeGuard checks the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer
@@ -68,6 +76,9 @@ func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
 		children, err := next.Handle(ctx, desc)
 		if err != nil || !images.IsManifestType(desc.MediaType) {
 			return children, err
+		}
+		if len(children) > maxLayers {
+			return nil, errImageTooLarge
 		}
 		var total int64
 		for _, c := range children {
@@ -118,7 +129,7 @@ func newResolver(ctx context.Context, ref ImageRef, creds Credentials,
 		TLSHandshakeTimeout:   pullDialTimeout,
 		ResponseHeaderTimeout: pullHeaderTimeout,
 		IdleConnTimeout:       pullHeaderTimeout,
-		MaxIdleConnsPerHost:   parallelDownloads,
+		MaxIdleConnsPerHost:   parallelLayers,
 		ForceAttemptHTTP2:     true,
 		Proxy:                 http.ProxyFromEnvironment,
 	}
@@ -165,7 +176,10 @@ func pullFault(ref ImageRef, err error) error {
 	case SpaceMissing(err) > 0, errors.Is(err, unix.ENOSPC), strings.Contains(text, "no space left on device"):
 		return say(fault.Unavailable, codeImagePullFailed, "does not fit on this node's disk: free space where containerd "+
 			"keeps its data.")
-	case strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
+	case errors.Is(err, errBadImage):
+		return say(fault.Unprocessable, codeImagePullFailed, "is not a container image.").Permanent()
+	case errors.Is(err, errWrongContent),
+		strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
 		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, codeImageDigestMismatch, "is not what its digest says.").Permanent()
 	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
