@@ -31,3 +31,9 @@ const (
 	// CodeRepositoryMalformed: the name of an image repository is not valid.
 	CodeRepositoryMalformed Code = "repository_malformed"
 )
+
+// CursorInvalid is the fault of a listing that is to go on from a cursor that it did not give.
+func CursorInvalid() error {
+	return New(Malformed, CodeCursorInvalid, "The cursor is not one that this listing gave.", nil).
+		WithHint("query/cursor", "not a cursor of this listing", "leave it out to start at the beginning").Permanent()
+}

@@ -274,8 +274,7 @@ type Filter struct {
 // List returns a project's artifacts in the order of their registration.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Artifact, error) {
 	if f.After != "" && !db.IsID(f.After) {
-		return nil, fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.", nil).
-			WithField("query/cursor", "not a cursor of this listing").Permanent()
+		return nil, fault.CursorInvalid()
 	}
 	if f.Limit <= 0 || f.Limit > MaxPage {
 		f.Limit = MaxPage

@@ -144,11 +144,6 @@ func conflict(code fault.Code, public string) *fault.Error {
 	return fault.New(fault.Conflict, code, public, nil).Permanent()
 }
 
-func cursorInvalid() error {
-	return fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.", nil).
-		WithField("query/cursor", "not a cursor of this listing").Permanent()
-}
-
 func pageOf(limit int) int {
 	if limit <= 0 || limit > MaxPage {
 		return MaxPage

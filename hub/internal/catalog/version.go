@@ -157,7 +157,7 @@ type VersionFilter struct {
 // Versions lists an app's versions, newest first.
 func Versions(ctx context.Context, tx db.Tx, f VersionFilter) ([]Version, error) {
 	if f.After != "" && !db.IsID(f.After) {
-		return nil, cursorInvalid()
+		return nil, fault.CursorInvalid()
 	}
 	return db.Select(ctx, tx, scanVersion, `
 		SELECT `+versionColumns+` FROM app_versions

@@ -123,8 +123,7 @@ func parseCursor(s string) (version int64, id string, err error) {
 	text, id, _ := strings.Cut(s, ".")
 	version, err = strconv.ParseInt(text, 10, 64)
 	if err != nil || version < 0 || !db.IsID(id) {
-		return 0, "", fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
-			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
+		return 0, "", fault.CursorInvalid()
 	}
 	return version, id, nil
 }

@@ -65,8 +65,7 @@ func limitOf(limit Limit) int {
 // cursorID reads the cursor of a listing that goes by id.
 func cursorID(cursor string) (after string, err error) {
 	if cursor != "" && !db.IsID(cursor) {
-		return "", fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
-			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
+		return "", fault.CursorInvalid()
 	}
 	return cursor, nil
 }

@@ -40,8 +40,7 @@ type Project struct {
 // limit.
 func selectPage[T any](ctx context.Context, tx db.Tx, p db.Page, sql string, args ...any) ([]T, error) {
 	if p.After != "" && !db.IsID(p.After) {
-		return nil, fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.",
-			nil).WithField("query/cursor", "not a cursor of this listing").Permanent()
+		return nil, fault.CursorInvalid()
 	}
 	limit := MaxPage
 	if p.Limit > 0 {

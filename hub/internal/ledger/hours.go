@@ -51,14 +51,9 @@ func parseHourCursor(text string) (c hourCursor, err error) {
 		err = json.Unmarshal(raw, &c)
 	}
 	if err != nil || !db.IsID(c.SubjectID) || !db.IsID(c.PriceID) {
-		return c, cursorInvalid()
+		return c, fault.CursorInvalid()
 	}
 	return c, nil
-}
-
-func cursorInvalid() *fault.Error {
-	return fault.New(fault.Malformed, fault.CodeCursorInvalid, "The cursor is not one that this listing gave.", nil).
-		WithHint("cursor", "is not a cursor", "leave it out to start at the newest")
 }
 
 // endOfTime is after all hours.
@@ -87,7 +82,8 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 	if f.Meter != "" {
 		meter = " AND u.meter = " + w.Arg(f.Meter)
 	}
-	limit := w.Arg(f.limit() + 1)
+	limit, last := w.Arg(f.limit()+1), "("+w.Arg(before.Hour)+"::timestamptz, "+w.Arg(before.SubjectID)+"::uuid, "+
+		w.Arg(before.Meter)+"::text, "+w.Arg(before.PriceID)+"::uuid)"
 	rows, err := db.Select(ctx, tx, scanHour,
 		`SELECT s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug, coalesce(s.allocation_id::text,
 			''),
@@ -96,8 +92,7 @@ func ListHours(ctx context.Context, tx db.Tx, f Filter) ([]UsageHour, string, er
 		FROM subjects s CROSS JOIN LATERAL (SELECT u.* FROM usage_hours u WHERE u.node_id = s.node_id
 			AND u.subject_id = s.id AND u.hour >= `+from+
 			` AND u.hour < `+to+meter+`
-			AND (u.hour, u.subject_id, u.meter, u.price_id) < (`+w.Arg(before.Hour)+`::timestamptz, `+w.Arg(before.SubjectID)+
-			`::uuid, `+w.Arg(before.Meter)+`::text, `+w.Arg(before.PriceID)+`::uuid)
+			AND (u.hour, u.subject_id, u.meter, u.price_id) < `+last+`
 			ORDER BY u.hour DESC, u.meter DESC, u.price_id DESC LIMIT `+limit+`) AS h
 		LEFT JOIN prices p ON p.id = h.price_id`+w.SQL()+
 			` ORDER BY h.hour DESC, s.id DESC, h.meter DESC, h.price_id DESC LIMIT `+limit, w.Args...)

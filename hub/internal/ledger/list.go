@@ -45,12 +45,13 @@ func ListPostings(ctx context.Context, tx db.Tx, f Filter) ([]Posting, string, e
 	f.narrow(&w, "")
 	w.Compare("kind =", f.Kind)
 	w.Between("created_at", f.From, f.To)
+	limit := w.Arg(f.limit() + 1) // before w.Args is read
 	rows, err := db.Select(ctx, tx, scanPosting,
 		`SELECT id, key, kind, subject_kind, subject_id, org_id, coalesce(project_id::text, ''),
 			coalesce(app_instance_id::text, ''), meter, coalesce(price_id::text, ''), period_from, period_to,
 			coalesce(corrects::text, ''),
 			description, correlation_id, created_at
-		FROM postings`+w.SQL()+` ORDER BY id DESC LIMIT `+w.Arg(f.limit()+1), w.Args...)
+		FROM postings`+w.SQL()+` ORDER BY id DESC LIMIT `+limit, w.Args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -67,6 +68,7 @@ func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) 
 	var w db.Where
 	w.Compare("meter =", meter)
 	f.narrow(&w, "p.")
+	most := w.Arg(f.limit() + 1)
 	rows, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (p Price, err error) {
 		err = row.Scan(&p.ID, &p.Meter, &p.AppSlug, &p.SKU, &p.Currency, &p.Nanos, &p.Per, &p.PerQuantity, &p.HostBasisPoints,
 			&p.From, &p.CreatedAt, (*zeronull.Timestamptz)(&p.To))
@@ -74,7 +76,7 @@ func ListPrices(ctx context.Context, tx db.Tx, meter, before string, limit int) 
 	}, `SELECT `+priceColumns+
 		`, (SELECT min(n.from_at) FROM prices n WHERE n.meter = p.meter AND n.app_slug = p.app_slug AND n.sku = p.sku
 			AND n.currency = p.currency AND n.from_at > p.from_at)
-		FROM prices p`+w.SQL()+` ORDER BY p.id DESC LIMIT `+w.Arg(f.limit()+1), w.Args...)
+		FROM prices p`+w.SQL()+` ORDER BY p.id DESC LIMIT `+most, w.Args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -104,7 +106,7 @@ func (f Filter) check() error {
 		}
 	}
 	if f.Before != "" && !db.IsID(f.Before) {
-		return cursorInvalid()
+		return fault.CursorInvalid()
 	}
 	return nil
 }

@@ -47,14 +47,14 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 	if err != nil {
 		return nil, "", err
 	}
-	arms := "(" + u.slots(usageColumns, f.limit()+1, f.limit()+1) + ")"
+	arms, limit := "("+u.slots(usageColumns, f.limit()+1, f.limit()+1)+")", u.Arg(f.limit()+1)
 	rows, err := db.Select(ctx, tx, pgx.RowToStructByPos[UsageRecord],
 		`SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
 			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+
 			`' ELSE '`+SourceAppRuntime+`' END,
 			u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
 			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
-		FROM `+arms+` AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+u.Arg(f.limit()+1), u.Args...)
+		FROM `+arms+` AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+limit, u.Args...)
 	if err != nil {
 		return nil, "", err
 	}
@@ -116,9 +116,9 @@ func (u *usageQuery) startAt(ctx context.Context, tx db.Tx, subjects, limit int)
 		return nil
 	}
 	bound := *u
-	newest := "(" + bound.slots("id", 1, limit) + ")"
+	newest, offset := "("+bound.slots("id", 1, limit)+")", bound.Arg(limit-1)
 	ids, err := db.Select(ctx, tx, pgx.RowTo[pgtype.UUID], `SELECT n.id FROM `+newest+` AS n ORDER BY n.id DESC OFFSET `+
-		bound.Arg(limit-1)+` LIMIT 1`, bound.Args...)
+		offset+` LIMIT 1`, bound.Args...)
 	if err == nil && len(ids) > 0 {
 		u.And("id >= " + u.Arg(ids[0]))
 	}
