@@ -40,6 +40,8 @@ const (
 
 	// ConditionContainerdUnavailable: no containerd answers at the configured socket.
 	ConditionContainerdUnavailable = "containerd_unavailable"
+	// ConditionNVIDIAUnresponsive: NVIDIA's driver does not answer; its accelerators are shown as it named them last.
+	ConditionNVIDIAUnresponsive = "nvidia_driver_unresponsive"
 	// ConditionPolicyInvalid: the owner's policy has an error; the last valid one is in force.
 	ConditionPolicyInvalid = "policy_invalid"
 	// ConditionBundleExpired: the trust bundle is past its end; it stays valid until a newer one arrives.

@@ -37,6 +37,8 @@ const (
 	MaxElements = 1 << 16
 	// MaxAccelerators limits the accelerators of one node; those beyond it are left out.
 	MaxAccelerators = 256
+	// MaxAcceleratorParts limits the links, and the partitions, of one accelerator; those beyond it are left out.
+	MaxAcceleratorParts = 64
 	// MaxConditions limits the conditions, and the features, of one node; those beyond it are left out.
 	MaxConditions = 64
 	// MaxSignatures limits the signatures of one envelope.
