@@ -308,7 +308,7 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -383,7 +383,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -479,7 +479,7 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40, 1}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -2923,15 +2923,30 @@ func (x *NodeFacts) GetBootTime() *timestamppb.Timestamp {
 	return nil
 }
 
+// Accelerator is one GPU as its node finds it.
 type Accelerator struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	Vendor        string                 `protobuf:"bytes,2,opt,name=vendor,proto3" json:"vendor,omitempty"`
-	Model         string                 `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
-	MemoryBytes   uint64                 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	Health        string                 `protobuf:"bytes,5,opt,name=health,proto3" json:"health,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The same after a reboot and in another slot: NVIDIA's UUID, AMD's unique id (GPU-<hex>), else the PCI address.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// nvidia or amd.
+	Vendor      string `protobuf:"bytes,2,opt,name=vendor,proto3" json:"vendor,omitempty"`
+	Model       string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
+	MemoryBytes uint64 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// ok, degraded (it works, with errors) or faulty (it does not work). A hub adds missing.
+	Health string `protobuf:"bytes,5,opt,name=health,proto3" json:"health,omitempty"`
+	// Domain, bus, device and function, like 0000:0c:00.0.
+	PciAddress string `protobuf:"bytes,6,opt,name=pci_address,json=pciAddress,proto3" json:"pci_address,omitempty"`
+	// Absent where the machine does not say.
+	NumaNode *uint32 `protobuf:"varint,7,opt,name=numa_node,json=numaNode,proto3,oneof" json:"numa_node,omitempty"`
+	// CUDA cores, or AMD's compute units; 0 where the driver does not say.
+	Cores         uint32 `protobuf:"varint,8,opt,name=cores,proto3" json:"cores,omitempty"`
+	DriverVersion string `protobuf:"bytes,9,opt,name=driver_version,json=driverVersion,proto3" json:"driver_version,omitempty"`
+	// The newest CUDA that the driver serves, or the installed ROCm; empty where there is none.
+	RuntimeVersion string                  `protobuf:"bytes,10,opt,name=runtime_version,json=runtimeVersion,proto3" json:"runtime_version,omitempty"`
+	Links          []*AcceleratorLink      `protobuf:"bytes,11,rep,name=links,proto3" json:"links,omitempty"`
+	Partitions     []*AcceleratorPartition `protobuf:"bytes,12,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	unknownFields  protoimpl.UnknownFields
+	sizeCache      protoimpl.SizeCache
 }
 
 func (x *Accelerator) Reset() {
@@ -2999,6 +3014,182 @@ func (x *Accelerator) GetHealth() string {
 	return ""
 }
 
+func (x *Accelerator) GetPciAddress() string {
+	if x != nil {
+		return x.PciAddress
+	}
+	return ""
+}
+
+func (x *Accelerator) GetNumaNode() uint32 {
+	if x != nil && x.NumaNode != nil {
+		return *x.NumaNode
+	}
+	return 0
+}
+
+func (x *Accelerator) GetCores() uint32 {
+	if x != nil {
+		return x.Cores
+	}
+	return 0
+}
+
+func (x *Accelerator) GetDriverVersion() string {
+	if x != nil {
+		return x.DriverVersion
+	}
+	return ""
+}
+
+func (x *Accelerator) GetRuntimeVersion() string {
+	if x != nil {
+		return x.RuntimeVersion
+	}
+	return ""
+}
+
+func (x *Accelerator) GetLinks() []*AcceleratorLink {
+	if x != nil {
+		return x.Links
+	}
+	return nil
+}
+
+func (x *Accelerator) GetPartitions() []*AcceleratorPartition {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+// AcceleratorLink connects two accelerators of a node without the processor.
+type AcceleratorLink struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Id of the other accelerator; empty for a switch, which connects all that have links to it.
+	PeerId string `protobuf:"bytes,1,opt,name=peer_id,json=peerId,proto3" json:"peer_id,omitempty"`
+	// nvlink, nvswitch or xgmi.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// How many links the driver counts.
+	Count         uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceleratorLink) Reset() {
+	*x = AcceleratorLink{}
+	mi := &file_protocol_messages_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceleratorLink) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceleratorLink) ProtoMessage() {}
+
+func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceleratorLink.ProtoReflect.Descriptor instead.
+func (*AcceleratorLink) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *AcceleratorLink) GetPeerId() string {
+	if x != nil {
+		return x.PeerId
+	}
+	return ""
+}
+
+func (x *AcceleratorLink) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *AcceleratorLink) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// AcceleratorPartition is a part of the accelerator that lists it, and a device of its own for the driver.
+type AcceleratorPartition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// MIG UUID, or <id of the accelerator>-<number that the hardware gives the part>.
+	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// 1g.10gb, or CPX/NPS4: AMD's modes of compute and memory.
+	Profile       string `protobuf:"bytes,2,opt,name=profile,proto3" json:"profile,omitempty"`
+	MemoryBytes   uint64 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AcceleratorPartition) Reset() {
+	*x = AcceleratorPartition{}
+	mi := &file_protocol_messages_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AcceleratorPartition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AcceleratorPartition) ProtoMessage() {}
+
+func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AcceleratorPartition.ProtoReflect.Descriptor instead.
+func (*AcceleratorPartition) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *AcceleratorPartition) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *AcceleratorPartition) GetProfile() string {
+	if x != nil {
+		return x.Profile
+	}
+	return ""
+}
+
+func (x *AcceleratorPartition) GetMemoryBytes() uint64 {
+	if x != nil {
+		return x.MemoryBytes
+	}
+	return 0
+}
+
 type Welcome struct {
 	state           protoimpl.MessageState `protogen:"open.v1"`
 	ProtocolVersion uint32                 `protobuf:"varint,1,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
@@ -3024,7 +3215,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3036,7 +3227,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3049,7 +3240,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -3126,7 +3317,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3138,7 +3329,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3151,7 +3342,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -3177,7 +3368,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3189,7 +3380,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3202,7 +3393,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -3221,7 +3412,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3424,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3437,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -3265,7 +3456,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3277,7 +3468,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3290,7 +3481,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -3310,7 +3501,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3322,7 +3513,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3335,7 +3526,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GoAway) GetReason() string {
@@ -3357,7 +3548,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3369,7 +3560,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3382,7 +3573,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -3420,7 +3611,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3432,7 +3623,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3445,7 +3636,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -3503,7 +3694,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3515,7 +3706,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3528,7 +3719,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -3582,7 +3773,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3594,7 +3785,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3607,7 +3798,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -3689,7 +3880,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3701,7 +3892,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3714,7 +3905,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -3852,7 +4043,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3864,7 +4055,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3877,7 +4068,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -3927,7 +4118,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3939,7 +4130,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3952,7 +4143,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -3996,7 +4187,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4008,7 +4199,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4021,7 +4212,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -4062,7 +4253,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4074,7 +4265,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4087,7 +4278,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -4112,7 +4303,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4124,7 +4315,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4137,7 +4328,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -4193,7 +4384,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4205,7 +4396,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4218,7 +4409,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -4299,7 +4490,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4311,7 +4502,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4324,7 +4515,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -4364,7 +4555,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4376,7 +4567,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4389,7 +4580,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -4412,7 +4603,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4424,7 +4615,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4437,7 +4628,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -4481,7 +4672,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4493,7 +4684,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4506,7 +4697,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -4547,7 +4738,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4559,7 +4750,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4572,7 +4763,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -4613,7 +4804,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4625,7 +4816,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4638,7 +4829,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -4900,13 +5091,34 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"conditions\x18\n" +
 	" \x03(\tR\n" +
 	"conditions\x127\n" +
-	"\tboot_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\"\x86\x01\n" +
+	"\tboot_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\"\xb0\x03\n" +
 	"\vAccelerator\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06vendor\x18\x02 \x01(\tR\x06vendor\x12\x14\n" +
 	"\x05model\x18\x03 \x01(\tR\x05model\x12!\n" +
 	"\fmemory_bytes\x18\x04 \x01(\x04R\vmemoryBytes\x12\x16\n" +
-	"\x06health\x18\x05 \x01(\tR\x06health\"\x89\x03\n" +
+	"\x06health\x18\x05 \x01(\tR\x06health\x12\x1f\n" +
+	"\vpci_address\x18\x06 \x01(\tR\n" +
+	"pciAddress\x12 \n" +
+	"\tnuma_node\x18\a \x01(\rH\x00R\bnumaNode\x88\x01\x01\x12\x14\n" +
+	"\x05cores\x18\b \x01(\rR\x05cores\x12%\n" +
+	"\x0edriver_version\x18\t \x01(\tR\rdriverVersion\x12'\n" +
+	"\x0fruntime_version\x18\n" +
+	" \x01(\tR\x0eruntimeVersion\x120\n" +
+	"\x05links\x18\v \x03(\v2\x1a.gpuaas.v1.AcceleratorLinkR\x05links\x12?\n" +
+	"\n" +
+	"partitions\x18\f \x03(\v2\x1f.gpuaas.v1.AcceleratorPartitionR\n" +
+	"partitionsB\f\n" +
+	"\n" +
+	"_numa_node\"T\n" +
+	"\x0fAcceleratorLink\x12\x17\n" +
+	"\apeer_id\x18\x01 \x01(\tR\x06peerId\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\"c\n" +
+	"\x14AcceleratorPartition\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\aprofile\x18\x02 \x01(\tR\aprofile\x12!\n" +
+	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\"\x89\x03\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x125\n" +
 	"\bhub_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\ahubTime\x12\x1d\n" +
@@ -5112,7 +5324,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
 	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
@@ -5148,48 +5360,50 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*Hello)(nil),                 // 31: gpuaas.v1.Hello
 	(*NodeFacts)(nil),             // 32: gpuaas.v1.NodeFacts
 	(*Accelerator)(nil),           // 33: gpuaas.v1.Accelerator
-	(*Welcome)(nil),               // 34: gpuaas.v1.Welcome
-	(*PushState)(nil),             // 35: gpuaas.v1.PushState
-	(*PushLeases)(nil),            // 36: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),            // 37: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),             // 38: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                // 39: gpuaas.v1.GoAway
-	(*Ack)(nil),                   // 40: gpuaas.v1.Ack
-	(*Nack)(nil),                  // 41: gpuaas.v1.Nack
-	(*StateUpload)(nil),           // 42: gpuaas.v1.StateUpload
-	(*Report)(nil),                // 43: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 44: gpuaas.v1.WorkloadStatus
-	(*OwnerRefusal)(nil),          // 45: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),     // 46: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 47: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 48: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 49: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 50: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 51: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 52: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 53: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 54: gpuaas.v1.TunnelRequest
-	(*LogsRequest)(nil),           // 55: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 56: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 57: google.protobuf.Timestamp
+	(*AcceleratorLink)(nil),       // 34: gpuaas.v1.AcceleratorLink
+	(*AcceleratorPartition)(nil),  // 35: gpuaas.v1.AcceleratorPartition
+	(*Welcome)(nil),               // 36: gpuaas.v1.Welcome
+	(*PushState)(nil),             // 37: gpuaas.v1.PushState
+	(*PushLeases)(nil),            // 38: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),            // 39: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),             // 40: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                // 41: gpuaas.v1.GoAway
+	(*Ack)(nil),                   // 42: gpuaas.v1.Ack
+	(*Nack)(nil),                  // 43: gpuaas.v1.Nack
+	(*StateUpload)(nil),           // 44: gpuaas.v1.StateUpload
+	(*Report)(nil),                // 45: gpuaas.v1.Report
+	(*WorkloadStatus)(nil),        // 46: gpuaas.v1.WorkloadStatus
+	(*OwnerRefusal)(nil),          // 47: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),     // 48: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 49: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 50: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 51: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 52: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 53: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 54: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 55: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 56: gpuaas.v1.TunnelRequest
+	(*LogsRequest)(nil),           // 57: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 58: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 59: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	7,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	10, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	57, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	57, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	59, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	59, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	11, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	11, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	57, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	57, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	57, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	59, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	59, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	59, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	14, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	6,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	6,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
 	16, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
 	15, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	57, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	59, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
 	18, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
 	19, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
 	20, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
@@ -5197,65 +5411,67 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	22, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
 	17, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
 	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	57, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	59, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
 	24, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	25, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	57, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	57, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	59, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	59, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
 	27, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	57, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	57, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	59, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	59, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	31, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	40, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	41, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	43, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	42, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	34, // 37: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	35, // 38: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	36, // 39: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	37, // 40: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	38, // 41: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	39, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	42, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	43, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	45, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	44, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	36, // 37: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	37, // 38: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	38, // 39: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	39, // 40: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	40, // 41: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	41, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
 	32, // 43: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
 	33, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	57, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	57, // 46: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	6,  // 47: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	6,  // 48: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	6,  // 49: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,  // 50: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,  // 51: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	3,  // 52: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	6,  // 53: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	6,  // 54: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	6,  // 55: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	57, // 56: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	44, // 57: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	33, // 58: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	4,  // 59: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	5,  // 60: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	57, // 61: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	57, // 62: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	57, // 63: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	46, // 64: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	47, // 65: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	6,  // 66: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	57, // 67: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	6,  // 68: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	3,  // 69: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	52, // 70: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	3,  // 71: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	53, // 72: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	6,  // 73: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	57, // 74: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	55, // 75: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	3,  // 76: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	77, // [77:77] is the sub-list for method output_type
-	77, // [77:77] is the sub-list for method input_type
-	77, // [77:77] is the sub-list for extension type_name
-	77, // [77:77] is the sub-list for extension extendee
-	0,  // [0:77] is the sub-list for field type_name
+	59, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	34, // 46: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	35, // 47: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	59, // 48: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	6,  // 49: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	6,  // 50: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	6,  // 51: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,  // 52: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,  // 53: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	3,  // 54: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	6,  // 55: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	6,  // 56: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	6,  // 57: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	59, // 58: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	46, // 59: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	33, // 60: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	4,  // 61: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	5,  // 62: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	59, // 63: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	59, // 64: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	59, // 65: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	48, // 66: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	49, // 67: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	6,  // 68: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	59, // 69: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	6,  // 70: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	3,  // 71: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	54, // 72: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	3,  // 73: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	55, // 74: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	6,  // 75: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	59, // 76: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	57, // 77: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	3,  // 78: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	79, // [79:79] is the sub-list for method output_type
+	79, // [79:79] is the sub-list for method input_type
+	79, // [79:79] is the sub-list for extension type_name
+	79, // [79:79] is the sub-list for extension extendee
+	0,  // [0:79] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -5278,12 +5494,13 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[44].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[27].OneofWrappers = []any{}
+	file_protocol_messages_proto_msgTypes[46].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[48].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[50].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 	}
 	type x struct{}
@@ -5292,7 +5509,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   51,
+			NumMessages:   53,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

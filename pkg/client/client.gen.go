@@ -1113,6 +1113,26 @@ func (e WhoamiType) Valid() bool {
 	}
 }
 
+// AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
+type AcceleratorLink struct {
+	Count int64 `json:"count"`
+
+	// Kind nvlink, nvswitch or xgmi
+	Kind string `json:"kind"`
+
+	// PeerID Absent for a switch, which connects all that have links to it
+	PeerID string `json:"peer_id,omitempty,omitzero"`
+}
+
+// AcceleratorPartition A part of the accelerator that is a device of its own for the driver: a MIG instance, or a partition of an AMD GPU.
+type AcceleratorPartition struct {
+	ID        string `json:"id"`
+	MemoryMib int64  `json:"memory_mib"`
+
+	// Profile Like 1g.10gb, or CPX/NPS4
+	Profile string `json:"profile"`
+}
+
 // Allocation defines model for Allocation.
 type Allocation struct {
 	AcceleratorCount int32         `json:"accelerator_count"`
@@ -1769,11 +1789,29 @@ type Node struct {
 
 // NodeAccelerator defines model for NodeAccelerator.
 type NodeAccelerator struct {
-	Health    string `json:"health"`
-	ID        string `json:"id"`
-	MemoryMib int64  `json:"memory_mib"`
-	Model     string `json:"model"`
-	Vendor    string `json:"vendor"`
+	// Cores CUDA cores, or AMD's compute units; absent where the driver does not say
+	Cores         int64  `json:"cores,omitempty,omitzero"`
+	DriverVersion string `json:"driver_version,omitempty,omitzero"`
+
+	// Health ok; degraded: works, with errors; faulty: does not work; missing: the node does not name it any more. Only one that is ok is allocated.
+	Health string `json:"health"`
+
+	// ID The same after a reboot and in another slot: NVIDIA's UUID, AMD's unique id, else the PCI address
+	ID        string            `json:"id"`
+	Links     []AcceleratorLink `json:"links"`
+	MemoryMib int64             `json:"memory_mib"`
+	Model     string            `json:"model"`
+
+	// NumaNode -1 where the machine does not say
+	NumaNode   int64                  `json:"numa_node"`
+	Partitions []AcceleratorPartition `json:"partitions"`
+	PciAddress string                 `json:"pci_address,omitempty,omitzero"`
+
+	// RuntimeVersion The newest CUDA that the driver serves, or the installed ROCm
+	RuntimeVersion string `json:"runtime_version,omitempty,omitzero"`
+
+	// Vendor nvidia or amd
+	Vendor string `json:"vendor"`
 }
 
 // NodeBan defines model for NodeBan.
