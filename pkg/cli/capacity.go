@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 
@@ -131,10 +132,7 @@ func (a *app) nodesCommand() *cobra.Command {
 		})
 	remove.Flags().BoolVar(&removal.Lost, "lost", false, "the node is gone for good: what it ran ends as node_lost")
 	remove.Flags().StringVar(&removal.Reason, "reason", "", "why")
-	return group("nodes", "Nodes of the mesh (platform admin)", list, ban, remove,
-		one("get", "One node", func(ctx context.Context, s *session, id string) (*http.Response, error) {
-			return s.hub.GetNode(ctx, id, s.editors()...)
-		}),
+	return group("nodes", "Nodes of the mesh (platform admin)", list, ban, remove, a.getNodeCommand(columns),
 		one("release", "Let a quarantined node go on, once one machine only has its key", func(ctx context.Context,
 			s *session, id string,
 		) (*http.Response, error) {
@@ -148,6 +146,59 @@ func (a *app) nodesCommand() *cobra.Command {
 		) (*http.Response, error) {
 			return s.hub.UndrainNode(ctx, id, s.editors()...)
 		}))
+}
+
+func (a *app) getNodeCommand(columns []column[client.Node]) *cobra.Command {
+	return a.action("get NODE", "One node, with its accelerators", cobra.ExactArgs(1), func(ctx context.Context,
+		s *session, args []string,
+	) error {
+		id, err := s.nodeID(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		n, err := client.Read[client.Node](s.hub.GetNode(ctx, id, s.editors()...))
+		if err != nil {
+			return err
+		}
+		return showNode(s, n, columns)
+	})
+}
+
+// showNode writes a node, and below its table one of its accelerators.
+func showNode(s *session, n client.Node, columns []column[client.Node]) error {
+	if err := show(s, n, columns); err != nil || s.output != "table" || len(n.Accelerators) == 0 {
+		return err
+	}
+	fmt.Fprintln(s.env.Stdout)
+	return table(s.env.Stdout, n.Accelerators, []column[client.NodeAccelerator]{
+		{"ACCELERATOR", func(g client.NodeAccelerator) string { return g.ID }},
+		{"MODEL", func(g client.NodeAccelerator) string { return g.Model }},
+		{"MEMORY MIB", func(g client.NodeAccelerator) string { return strconv.FormatInt(g.MemoryMib, 10) }},
+		{"HEALTH", func(g client.NodeAccelerator) string { return g.Health }},
+		{"PCI ADDRESS", func(g client.NodeAccelerator) string { return g.PciAddress }},
+		{"NUMA", func(g client.NodeAccelerator) string {
+			if g.NumaNode < 0 {
+				return ""
+			}
+			return strconv.FormatInt(g.NumaNode, 10)
+		}},
+		{"DRIVER", func(g client.NodeAccelerator) string { return g.DriverVersion }},
+		{"RUNTIME", func(g client.NodeAccelerator) string { return g.RuntimeVersion }},
+		{"LINKS", func(g client.NodeAccelerator) string {
+			var links []string
+			for _, l := range g.Links {
+				links = append(links, strings.TrimSpace(fmt.Sprintf("%d %s %s", l.Count, l.Kind, l.PeerID)))
+			}
+			return strings.Join(links, ", ")
+		}},
+		{"PARTITIONS", func(g client.NodeAccelerator) string {
+			var parts []string
+			for _, p := range g.Partitions {
+				parts = append(parts, p.Profile+" "+p.ID)
+			}
+			return strings.Join(parts, ", ")
+		}},
+	})
 }
 
 func (a *app) joinTokensCommand() *cobra.Command {

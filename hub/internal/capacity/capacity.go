@@ -32,12 +32,6 @@ const (
 	NodeLost  Status = "node_lost"
 )
 
-// HealthOK is the health of an accelerator that may be claimed, HealthMissing of one that the last report did not name.
-const (
-	HealthOK      = "ok"
-	HealthMissing = "missing"
-)
-
 const (
 	millisPerCore = 1000
 	mebibyte      = 1 << 20

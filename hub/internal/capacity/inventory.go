@@ -1,11 +1,17 @@
 package capacity
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
 	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/plan"
@@ -67,11 +73,10 @@ func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[stri
 		}
 	}
 	for id, gone := range known {
-		if named[id] || gone.Health == HealthMissing {
+		if named[id] || gone.Health == protocol.HealthMissing {
 			continue
 		}
-		gone.Health, gone.at = HealthMissing, now
-		if err := upsertAccelerator(ctx, tx, nodeID, gone); err != nil {
+		if err := setMissing(ctx, tx, nodeID, id, now); err != nil {
 			return err
 		}
 	}
@@ -80,15 +85,55 @@ func applyInventory(ctx context.Context, tx db.Tx, nodeID string, known map[stri
 
 // reportedAs is an accelerator as its node reports it, truncated to the bounds.
 func reportedAs(r *protocol.Accelerator, now time.Time) accelerator {
-	a := accelerator{
-		ID: cut(r.GetId()), Vendor: cut(r.GetVendor()), Model: cut(r.GetModel()),
-		MemoryBytes: int64(min(r.GetMemoryBytes(), maxMemoryBytes)),
-		Health:      cut(r.GetHealth()), at: now,
+	description := bounded(r)
+	// An error is one of texts that are not UTF-8, and those are cut.
+	raw, _ := proto.MarshalOptions{Deterministic: true}.Marshal(description)
+	digest := sha256.Sum256(raw)
+	return accelerator{
+		ID: description.GetId(), Vendor: description.GetVendor(), Model: description.GetModel(),
+		MemoryBytes: int64(description.GetMemoryBytes()), Health: description.GetHealth(),
+		digest: string(digest[:]), description: description, at: now,
 	}
-	if a.Health == "" {
-		a.Health = HealthOK
+}
+
+// bounded copies the known fields of an accelerator, each within its bound.
+func bounded(r *protocol.Accelerator) *protocol.Accelerator {
+	out := &protocol.Accelerator{
+		Id: cut(r.GetId()), Vendor: cut(r.GetVendor()), Model: cut(r.GetModel()),
+		MemoryBytes: min(r.GetMemoryBytes(), maxMemoryBytes), Health: cmp.Or(cut(r.GetHealth()), protocol.HealthOK),
+		PciAddress: cut(r.GetPciAddress()), NumaNode: r.NumaNode, Cores: r.GetCores(),
+		DriverVersion: cut(r.GetDriverVersion()), RuntimeVersion: cut(r.GetRuntimeVersion()),
 	}
-	return a
+	for _, l := range r.GetLinks()[:min(len(r.GetLinks()), protocol.MaxAcceleratorParts)] {
+		out.Links = append(out.Links, &protocol.AcceleratorLink{
+			PeerId: cut(l.GetPeerId()), Kind: cut(l.GetKind()), Count: l.GetCount(),
+		})
+	}
+	for _, p := range r.GetPartitions()[:min(len(r.GetPartitions()), protocol.MaxAcceleratorParts)] {
+		out.Partitions = append(out.Partitions, &protocol.AcceleratorPartition{
+			Id: cut(p.GetId()), Profile: cut(p.GetProfile()), MemoryBytes: min(p.GetMemoryBytes(), maxMemoryBytes),
+		})
+	}
+	return out
+}
+
+// Accelerators returns the accelerators of nodes, by node and sorted by their ids, with those that are missing.
+func Accelerators(ctx context.Context, tx db.Tx, nodeIDs ...string) (map[string][]*protocol.Accelerator, error) {
+	var (
+		node, health string
+		description  []byte
+		invalid      error
+	)
+	out := map[string][]*protocol.Accelerator{}
+	err := db.ForEach(ctx, tx, []any{&node, &description, &health}, func() {
+		a := &protocol.Accelerator{}
+		// Another release may have written a field that this one does not know.
+		err := protojson.UnmarshalOptions{DiscardUnknown: true}.Unmarshal(description, a)
+		invalid, a.Health = errors.Join(invalid, err), health
+		out[node] = append(out[node], a)
+	}, `SELECT node_id, description, health FROM accelerators WHERE node_id = ANY($1::uuid[]) ORDER BY node_id, id`,
+		nodeIDs)
+	return out, errors.Join(err, invalid)
 }
 
 // cut truncates a text from a node, and drops what the database cannot store as text.
@@ -102,16 +147,17 @@ type accelerator struct {
 	Model       string
 	MemoryBytes int64
 	Health      string
+	// digest is the SHA-256 of the description: it detects a change without reading the stored one.
+	digest string
+	// description and at are set of a reported one only.
+	description *protocol.Accelerator
 	at          time.Time
 }
 
-func (a accelerator) same(b accelerator) bool {
-	b.at = a.at
-	return a == b
-}
+func (a accelerator) same(b accelerator) bool { return a.digest == b.digest && a.Health == b.Health }
 
 func (a accelerator) free() plan.Accelerator {
-	return plan.Accelerator{ID: a.ID, Vendor: a.Vendor, Model: a.Model, Healthy: a.Health == HealthOK}
+	return plan.Accelerator{ID: a.ID, Vendor: a.Vendor, Model: a.Model, Healthy: a.Health == protocol.HealthOK}
 }
 
 // nodeCandidates returns the capacity of nodes that no allocation holds.

@@ -6,10 +6,12 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype/zeronull"
+	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
@@ -161,30 +163,44 @@ func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (
 		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs, orgID)
 }
 
-// selectAccelerators returns the accelerators of nodes, by node and id.
+// selectAccelerators returns the accelerators of nodes, by node and id, with what detects a change.
 func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]map[string]accelerator, error) {
 	var (
-		node string
-		a    accelerator
+		node   string
+		a      accelerator
+		digest []byte
 	)
 	out := map[string]map[string]accelerator{}
-	return out, db.ForEach(ctx, tx, []any{&node, &a.ID, &a.Vendor, &a.Model, &a.MemoryBytes, &a.Health}, func() {
+	return out, db.ForEach(ctx, tx, []any{&node, &a.ID, &a.Health, &digest}, func() {
 		if out[node] == nil {
 			out[node] = map[string]accelerator{}
 		}
+		a.digest = string(digest)
 		out[node][a.ID] = a
-	}, `SELECT node_id, id, vendor, model, memory_bytes, health FROM accelerators WHERE node_id = ANY($1::uuid[])`,
-		nodeIDs)
+	}, `SELECT node_id, id, health, description_sha256 FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
 }
 
 func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerator) error {
-	_, err := tx.Exec(ctx,
-		`INSERT INTO accelerators (node_id, id, vendor, model, memory_bytes, health, first_seen_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $7)
+	description, err := protojson.Marshal(a.description)
+	if err != nil {
+		return err
+	}
+	_, err = tx.Exec(ctx,
+		`INSERT INTO accelerators (node_id, id, vendor, model, memory_bytes, health, first_seen_at, updated_at, description,
+			description_sha256)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9)
 		ON CONFLICT (node_id, id) DO UPDATE SET vendor = excluded.vendor, model = excluded.model, memory_bytes =
 		excluded.memory_bytes,
-			health = excluded.health, updated_at = excluded.updated_at`,
-		nodeID, a.ID, a.Vendor, a.Model, a.MemoryBytes, a.Health, a.at)
+			health = excluded.health, updated_at = excluded.updated_at, description = excluded.description,
+			description_sha256 = excluded.description_sha256`,
+		nodeID, a.ID, a.Vendor, a.Model, a.MemoryBytes, a.Health, a.at, description, []byte(a.digest))
+	return err
+}
+
+// setMissing keeps the description: the accelerator may come back.
+func setMissing(ctx context.Context, tx db.Tx, nodeID, id string, now time.Time) error {
+	_, err := tx.Exec(ctx, `UPDATE accelerators SET health = $3, updated_at = $4 WHERE node_id = $1 AND id = $2`,
+		nodeID, id, protocol.HealthMissing, now)
 	return err
 }
 

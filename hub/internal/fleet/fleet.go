@@ -285,7 +285,7 @@ func bounded(list []string) []string {
 	return out
 }
 
-// boundedFacts copies the known fields of the facts, each within its bound.
+// boundedFacts copies the known fields of the facts, each within its bound. The accelerators are capacity's.
 func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
 	fact := func(s string) string { return truncateTo(s, maxFactBytes) }
 	out := &protocol.NodeFacts{
@@ -296,12 +296,6 @@ func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
 	}
 	if f.GetBootTime().IsValid() { // or it could not be encoded
 		out.BootTime = timestamppb.New(f.GetBootTime().AsTime())
-	}
-	for _, a := range f.GetAccelerators()[:min(len(f.GetAccelerators()), protocol.MaxAccelerators)] {
-		out.Accelerators = append(out.Accelerators, &protocol.Accelerator{
-			Id: fact(a.GetId()), Vendor: fact(a.GetVendor()), Model: fact(a.GetModel()), Health: fact(a.GetHealth()),
-			MemoryBytes: min(a.GetMemoryBytes(), maxQuantity),
-		})
 	}
 	return out
 }

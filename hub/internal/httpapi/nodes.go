@@ -95,12 +95,7 @@ func nodeView(n query.Node, now time.Time) Node {
 		// The hub's own, beside what the node says of itself.
 		out.Conditions = append(slices.Clone(n.Conditions), n.QuarantineReason)
 	}
-	for _, a := range facts.GetAccelerators() {
-		out.Accelerators = append(out.Accelerators, NodeAccelerator{
-			ID: a.GetId(), Vendor: a.GetVendor(), Model: a.GetModel(), MemoryMib: int64(a.GetMemoryBytes() >> 20),
-			Health: a.GetHealth(),
-		})
-	}
+	out.Accelerators = append(out.Accelerators, views(n.Accelerators, acceleratorView)...)
 	out.OneOrgBecause = n.SingleOrgConditions()
 	for _, r := range n.Refusals {
 		out.Refusals = append(out.Refusals, Refusal{
@@ -111,6 +106,24 @@ func nodeView(n query.Node, now time.Time) Node {
 	if len(out.Refusals) > 0 {
 		out.LastRefusal = out.Refusals[0]
 	}
+	return out
+}
+
+func acceleratorView(a *protocol.Accelerator) NodeAccelerator {
+	out := NodeAccelerator{
+		ID: a.GetId(), Vendor: a.GetVendor(), Model: a.GetModel(), MemoryMib: int64(a.GetMemoryBytes() >> 20),
+		Health: a.GetHealth(), PciAddress: a.GetPciAddress(), NumaNode: -1, Cores: int64(a.GetCores()),
+		DriverVersion: a.GetDriverVersion(), RuntimeVersion: a.GetRuntimeVersion(),
+	}
+	if a.NumaNode != nil {
+		out.NumaNode = int64(a.GetNumaNode())
+	}
+	out.Links = views(a.GetLinks(), func(l *protocol.AcceleratorLink) AcceleratorLink {
+		return AcceleratorLink{PeerID: l.GetPeerId(), Kind: l.GetKind(), Count: int64(l.GetCount())}
+	})
+	out.Partitions = views(a.GetPartitions(), func(p *protocol.AcceleratorPartition) AcceleratorPartition {
+		return AcceleratorPartition{ID: p.GetId(), Profile: p.GetProfile(), MemoryMib: int64(p.GetMemoryBytes() >> 20)}
+	})
 	return out
 }
 

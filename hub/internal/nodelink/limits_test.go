@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
@@ -48,9 +49,36 @@ func TestHelloWithManyAcceleratorsIsCutOrRefused(t *testing.T) {
 	many.Facts.Accelerators = accelerators(900, "")
 	n.Connect(many)
 	require.Equal(t, protocol.MaxAccelerators, hubtest.Count(h, `SELECT count(*) FROM accelerators`))
-	got := h.NodeRow(n.ID)
-	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (int, error) { return 0, fleet.LoadFacts(ctx, tx, &got) })
-	require.Len(t, got.Facts.GetAccelerators(), protocol.MaxAccelerators)
+	require.Len(t, shown(h, n), protocol.MaxAccelerators)
+}
+
+// shown are the accelerators of a node in the read model.
+func shown(h *hubtest.Hub, n *hubtest.Node) []*protocol.Accelerator {
+	return hubtest.Tx(h, func(ctx context.Context, tx db.Tx) ([]*protocol.Accelerator, error) {
+		of, err := capacity.Accelerators(ctx, tx, n.ID)
+		return of[n.ID], err
+	})
+}
+
+func TestAcceleratorsOfAReportAreShownAtOnce(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	report := func(list ...*protocol.Accelerator) {
+		l.Counter++
+		l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: &protocol.Report{
+			Counter: l.Counter, Accelerators: list,
+		}}})
+		hubtest.Next(l, func(m *protocol.HubMessage) (bool, bool) {
+			return true, m.GetReportAck().GetCounter() == l.Counter
+		})
+	}
+	gpu := &protocol.Accelerator{Id: "GPU-1", Vendor: "nvidia", Model: "H100", Health: "ok", PciAddress: "0000:1b:00.0"}
+	report(gpu)
+	require.True(t, proto.Equal(gpu, shown(h, n)[0]))
+	gpu.Health = "faulty"
+	report(gpu)
+	require.Equal(t, "faulty", shown(h, n)[0].GetHealth())
+	report()
+	require.Equal(t, "missing", shown(h, n)[0].GetHealth())
 }
 
 // A node whose every hello names other accelerators fills no table.

@@ -5,9 +5,11 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Node is a node with its facts, the newest generation made for it, and what it refused last.
@@ -15,6 +17,8 @@ type Node struct {
 	fleet.Node
 	Generation uint64
 	Refusals   []fleet.Refusal
+	// Accelerators has the missing ones too.
+	Accelerators []*protocol.Accelerator
 }
 
 // NodeFilter asks for a page of nodes; an empty status is any.
@@ -81,9 +85,13 @@ func (s *Service) withFacts(ctx context.Context, tx db.Tx, nodes ...fleet.Node) 
 	if err != nil {
 		return nil, err
 	}
+	accelerators, err := capacity.Accelerators(ctx, tx, ids...)
+	if err != nil {
+		return nil, err
+	}
 	refusals, err := fleet.Refusals(ctx, tx, ids...)
 	for i, id := range ids {
-		out[i].Generation, out[i].Refusals = generations[id], refusals[id]
+		out[i].Generation, out[i].Accelerators, out[i].Refusals = generations[id], accelerators[id], refusals[id]
 	}
 	return out, err
 }
