@@ -31,7 +31,7 @@ deps: ## install only the binaries that are missing (root; Debian 12)
 	@deploy/deps.sh run
 
 .PHONY: build
-build: $(addprefix $(BIN)/,$(BINARIES)) ## build the three programs into bin/
+build: $(addprefix $(BIN)/,$(BINARIES)) $(BIN)/gpuaas-nvml ## build the programs into bin/
 
 $(BIN)/gpuaas-hub: FORCE
 	@$(GO) build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./hub/cmd/gpuaas-hub
@@ -39,6 +39,11 @@ $(BIN)/gpuaas-agent: FORCE
 	@$(GO) build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./agent/cmd/gpuaas-agent
 $(BIN)/gpuaas: FORCE
 	@$(GO) build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./pkg/cmd/gpuaas
+# The one program with cgo: without gcc it is left out, and a node that has NVIDIA's driver says that nothing asks it.
+$(BIN)/gpuaas-nvml: FORCE
+	@if command -v gcc >/dev/null; then \
+		CGO_ENABLED=1 $(GO) build -buildvcs=auto -ldflags '$(LDFLAGS)' -o $@ ./agent/cmd/gpuaas-nvml; \
+	else echo 'no gcc: gpuaas-nvml, which a node with NVIDIA GPUs needs, is not built (make deps)'; fi
 FORCE:
 
 .PHONY: build-failpoint
@@ -61,6 +66,7 @@ demo-down: ## take the demo down; nothing is left but the build cache
 check: tools generate-check ## format, linters, generated files, rules of the tree
 	@wrong=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$wrong" || { echo "gofmt would change: $$wrong"; exit 1; }
 	@golangci-lint run ./...
+	@! command -v gcc >/dev/null || CGO_ENABLED=1 golangci-lint run ./agent/cmd/gpuaas-nvml
 	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law
 	@$(GO) mod tidy -diff && cd e2e/sqlcheck && $(GO) mod tidy -diff
 	@$(GO) run ./deploy/treecheck # large files, keys, words, long files and functions

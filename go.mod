@@ -4,6 +4,7 @@ go 1.26.8
 
 require (
 	filippo.io/age v1.3.2
+	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/cockroachdb/cockroach-go/v2 v2.4.2
 	github.com/containerd/cgroups/v3 v3.1.3
 	github.com/containerd/containerd/api v1.12.0
