@@ -1,0 +1,197 @@
+// Package accelerator takes the inventory of the machine's accelerators and notices when it changes. It gives them to
+// no container, and never waits for a driver: NVIDIA's is asked by a child process, AMD's through sysfs.
+package accelerator
+
+import (
+	"cmp"
+	"context"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/pkg/notify"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// DefaultInterval is the pause between two scans.
+	DefaultInterval = 5 * time.Second
+	// DefaultTimeout bounds one answer of NVIDIA's driver: without its persistence mode it starts every GPU first.
+	DefaultTimeout = 20 * time.Second
+	// maxPause bounds the pause between scans that fail; it doubles from the interval on.
+	maxPause = time.Minute
+	// firstScanMax bounds how long AwaitFirstScan waits.
+	firstScanMax = 10 * time.Second
+)
+
+// Config says where the inventory is taken and how often. Zero values take the defaults.
+type Config struct {
+	// Root is a directory with the machine's /sys, /proc and /opt; empty means /.
+	Root string
+	// NVML is the path of the program gpuaas-nvml.
+	NVML string
+	// Interval is the pause between two scans.
+	Interval time.Duration
+	// Timeout bounds one answer of NVIDIA's driver.
+	Timeout time.Duration
+	Log     *slog.Logger
+}
+
+// Inventory holds the accelerators that the last scans found. Make one with New, then call Run once.
+type Inventory struct {
+	cfg     Config
+	sources []*source
+	changes notify.Broadcast
+	mu      sync.Mutex
+}
+
+// source is one vendor's driver.
+type source struct {
+	scan func(ctx context.Context) ([]*protocol.Accelerator, error)
+	// condition is reported while scans fail.
+	condition string
+	// scanned is closed after the first scan.
+	scanned chan struct{}
+
+	// found is the result of the last scan that succeeded, err that of the last one. Inventory.mu guards both.
+	found []*protocol.Accelerator
+	err   error
+}
+
+// New makes an inventory, empty until Run has scanned.
+func New(cfg Config) *Inventory {
+	cfg.Interval = cmp.Or(max(cfg.Interval, 0), DefaultInterval)
+	cfg.Timeout = cmp.Or(max(cfg.Timeout, 0), DefaultTimeout)
+	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
+	nvidia := &nvidia{machine: machine{cfg.Root}, program: cfg.NVML, timeout: cfg.Timeout}
+	amd := &amd{machine: machine{cfg.Root}}
+	return &Inventory{cfg: cfg, sources: []*source{
+		{scan: nvidia.scan, condition: protocol.ConditionNVIDIAUnresponsive, scanned: make(chan struct{})},
+		{scan: amd.scan, scanned: make(chan struct{})},
+	}}
+}
+
+// Run scans until ctx ends. The vendors do not wait for each other.
+func (i *Inventory) Run(ctx context.Context) error {
+	var running sync.WaitGroup
+	for _, s := range i.sources {
+		running.Go(func() { i.watch(ctx, s) })
+	}
+	running.Wait()
+	return nil
+}
+
+func (i *Inventory) watch(ctx context.Context, s *source) {
+	first := sync.OnceFunc(func() { close(s.scanned) })
+	wait := i.cfg.Interval
+	for {
+		found, err := s.scan(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		i.apply(ctx, s, found, err)
+		first()
+		if err == nil {
+			wait = i.cfg.Interval
+		} else {
+			wait = min(2*wait, max(maxPause, i.cfg.Interval))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(wait):
+		}
+	}
+}
+
+// apply takes over the result of a scan. A driver that does not answer says nothing about its accelerators, so those
+// that it named last stay.
+func (i *Inventory) apply(ctx context.Context, s *source, found []*protocol.Accelerator, err error) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	before, failedBefore := s.found, s.err != nil
+	if s.err = err; err == nil {
+		s.found = found
+	}
+	same := slices.EqualFunc(before, s.found, func(a, b *protocol.Accelerator) bool { return proto.Equal(a, b) })
+	if same && failedBefore == (err != nil) {
+		return
+	}
+	if err != nil {
+		i.cfg.Log.WarnContext(ctx, "a driver does not answer for its accelerators", slog.Any("error", err))
+	} else {
+		i.cfg.Log.InfoContext(ctx, "the accelerators of this machine have changed", slog.Int("before", len(before)),
+			slog.Int("now", len(found)))
+	}
+	i.changes.Send()
+}
+
+// AwaitFirstScan waits until each driver has answered once, but not for one that hangs.
+func (i *Inventory) AwaitFirstScan(ctx context.Context) {
+	limit := time.NewTimer(firstScanMax)
+	defer limit.Stop()
+	for _, s := range i.sources {
+		select {
+		case <-ctx.Done():
+			return
+		case <-limit.C:
+			return
+		case <-s.scanned:
+		}
+	}
+}
+
+// List returns the accelerators, sorted by their ids. Callers do not change them.
+func (i *Inventory) List() []*protocol.Accelerator {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var all []*protocol.Accelerator
+	for _, s := range i.sources {
+		all = append(all, s.found...)
+	}
+	slices.SortFunc(all, func(a, b *protocol.Accelerator) int { return cmp.Compare(a.GetId(), b.GetId()) })
+	return all[:min(len(all), protocol.MaxAccelerators)]
+}
+
+// Conditions names the drivers that do not answer.
+func (i *Inventory) Conditions() []string {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	var failing []string
+	for _, s := range i.sources {
+		if s.err != nil {
+			failing = append(failing, s.condition)
+		}
+	}
+	return failing
+}
+
+// Subscribe returns a channel that is signalled when accelerators or conditions have changed.
+func (i *Inventory) Subscribe() <-chan struct{} { return i.changes.Subscribe() }
+
+// machine reads files below a root.
+type machine struct{ root string }
+
+func (m machine) path(path string) string { return filepath.Join("/", m.root, path) }
+
+// text is the content of a file without surrounding space, empty where it cannot be read.
+func (m machine) text(path string) string {
+	raw, _ := os.ReadFile(m.path(path))
+	return strings.TrimSpace(string(raw))
+}
+
+// numaNode is the NUMA node of a PCI device, nil where the kernel does not say.
+func (m machine) numaNode(pciAddress string) *uint32 {
+	n, err := strconv.ParseUint(m.text("sys/bus/pci/devices/"+pciAddress+"/numa_node"), 10, 32)
+	if err != nil {
+		return nil // -1 is none
+	}
+	return new(uint32(n))
+}
