@@ -14,6 +14,8 @@ type Report struct {
 	Generation uint64
 	Workloads  []*protocol.WorkloadStatus
 	Conditions []string
+	// Accelerators are those of the machine, which may have changed since the pass.
+	Accelerators []*protocol.Accelerator
 }
 
 // SessionStatus is the state of the session to the hub, for the owner of the machine.

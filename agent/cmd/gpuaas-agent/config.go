@@ -13,6 +13,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/local"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
@@ -46,6 +47,7 @@ type config struct {
 	network   network.Config
 	reconcile reconcile.Config
 	uplink    uplink.Config
+	inventory accelerator.Config
 }
 
 // machineFlags say where on the machine everything is; uninstall needs them too.
@@ -106,6 +108,10 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 		"collects unused ones only when less than a seventh of the disk is free")
 	f.StringVar(&c.policyFile, "policy", local.DefaultPolicyFile, "file with the owner's policy (YAML), read again at "+
 		"each resync; the default file may be missing")
+	f.StringVar(&c.inventory.NVML, "nvml", "", "program that asks NVIDIA's driver for the machine's accelerators "+
+		"(default: gpuaas-nvml beside this program)")
+	f.StringVar(&c.inventory.Root, "accelerator-root", "/", "directory with the /sys, /proc and /opt in which the "+
+		"machine's accelerators are found")
 	f.BoolVar(&c.reconcile.AllowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without "+
 		"pay when it ends")
 }

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/host"
 	"github.com/gpuaas/gpuaas/agent/internal/local"
@@ -240,10 +241,16 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 		},
 		Log: n.log,
 	})
-	c.uplink.AgentVersion, c.uplink.Facts, c.uplink.Logs, c.uplink.Log = daemon.Version(), facts(rt, n.log), rt.Logs, n.log
+	if self, err := os.Executable(); c.inventory.NVML == "" && err == nil {
+		c.inventory.NVML = filepath.Join(filepath.Dir(self), "gpuaas-nvml")
+	}
+	c.inventory.Log = n.log
+	inventory := accelerator.New(c.inventory)
+	c.uplink.AgentVersion, c.uplink.Logs, c.uplink.Log = daemon.Version(), rt.Logs, n.log
+	c.uplink.Facts = facts(rt, inventory, n.log)
 	up = uplink.New(c.uplink, n.creds, n.store, n.clock, acceptor)
 	machine := reconcile.Machine{
-		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw,
+		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw, Accelerators: inventory,
 	}
 	re := reconcile.New(c.reconcile, n.store, n.clock, machine, up)
 	server := &local.Server{
@@ -255,7 +262,11 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 	}
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return re.Run(ctx) })
-	group.Go(func() error { return up.Run(ctx, re) })
+	group.Go(func() error { return inventory.Run(ctx) })
+	group.Go(func() error {
+		inventory.AwaitFirstScan(ctx) // or the first session would call all accelerators missing
+		return up.Run(ctx, re)
+	})
 	group.Go(func() error { return server.Serve(ctx, socket) })
 	return group.Wait()
 }
@@ -285,7 +296,8 @@ func weakIsolation(oldRunc bool, conditions []string) []string {
 }
 
 // facts returns the function that describes the machine for each hello: it may change while the agent runs.
-func facts(rt *runtime.Runtime, log *slog.Logger) func(context.Context) *protocol.NodeFacts {
+func facts(rt *runtime.Runtime, inventory *accelerator.Inventory, log *slog.Logger,
+) func(context.Context) *protocol.NodeFacts {
 	return func(ctx context.Context) *protocol.NodeFacts {
 		facts, err := host.Facts(ctx, host.Config{})
 		if err != nil {
@@ -298,7 +310,8 @@ func facts(rt *runtime.Runtime, log *slog.Logger) func(context.Context) *protoco
 			facts.ContainerdVersion, facts.RuncVersion = v.Containerd, v.Runc
 			facts.Conditions = append(facts.Conditions, host.RuncConditions(v.Runc)...)
 		}
-		facts.Conditions = append(facts.Conditions, rt.Conditions()...)
+		facts.Conditions = slices.Concat(facts.Conditions, rt.Conditions(), inventory.Conditions())
+		facts.Accelerators = inventory.List()
 		return facts
 	}
 }

@@ -29,6 +29,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
@@ -154,6 +155,7 @@ func (f *fixture) start() {
 	require.NoError(f.t, err)
 	machine := reconcile.Machine{
 		Containers: f.rt, Images: f.rt, Stats: f.rt, Logs: f.rt, Disk: f.rt, Exec: f.rt, Host: f.rt, Network: f.nw,
+		Accelerators: accelerator.New(accelerator.Config{}),
 	}
 	if f.wrapRuntime != nil {
 		machine.Containers = f.wrapRuntime(f.rt)

@@ -10,16 +10,18 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Machine is the machine of a Reconciler. agent/internal/network implements Network, agent/internal/runtime the others.
+// Machine is the machine of a Reconciler. agent/internal/network implements Network, agent/internal/accelerator
+// Accelerators, agent/internal/runtime the others.
 type Machine struct {
-	Containers Containers
-	Images     Images
-	Stats      Stats
-	Logs       Logs
-	Disk       Disk
-	Exec       Exec
-	Host       Host
-	Network    Network
+	Containers   Containers
+	Images       Images
+	Stats        Stats
+	Logs         Logs
+	Disk         Disk
+	Exec         Exec
+	Host         Host
+	Network      Network
+	Accelerators Accelerators
 }
 
 // Containers lists, makes, stops and removes containers.
@@ -81,6 +83,13 @@ type Network interface {
 	EnsureRules(ctx context.Context) (restored bool, err error)
 	PortFree(memberID string, port uint16) bool
 	Conditions() []string
+}
+
+// Accelerators is the inventory of the machine, which changes while the agent runs.
+type Accelerators interface {
+	List() []*protocol.Accelerator
+	Conditions() []string
+	Subscribe() <-chan struct{}
 }
 
 // Hub is what only a hub can give. Without a session every call fails with a fault of kind Unavailable; nothing waits

@@ -20,6 +20,14 @@ func (r *Reconciler) publishConditions() {
 	r.replaceReport(r.report)
 }
 
+// publishInventory tells the subscribers that the accelerators, or the conditions of their drivers, have changed.
+func (r *Reconciler) publishInventory() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.report.Conditions = r.currentConditions()
+	r.notifySubscribers()
+}
+
 // publish makes report the current one.
 func (r *Reconciler) publish(report agent.Report) {
 	r.mu.Lock()
@@ -83,7 +91,8 @@ func (r *Reconciler) currentConditions() []string {
 	for c := range r.conditions {
 		found[c] = true
 	}
-	for _, c := range slices.Concat(r.machine.Host.Conditions(), r.machine.Network.Conditions(), r.cfg.WeakIsolation) {
+	for _, c := range slices.Concat(r.machine.Host.Conditions(), r.machine.Network.Conditions(),
+		r.machine.Accelerators.Conditions(), r.cfg.WeakIsolation) {
 		found[c] = true
 	}
 	if owner, _ := r.cfg.Policy(); owner.ShareWeakIsolation && len(r.cfg.WeakIsolation) > 0 {

@@ -145,16 +145,19 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 // Subscribe returns a channel that is signalled when the report has changed.
 func (r *Reconciler) Subscribe() <-chan struct{} { return r.subscribers.Subscribe() }
 
-// Report returns the report of the last pass. Callers do not change it.
+// Report returns the report of the last pass, with the accelerators as they are now. Callers do not change it.
 func (r *Reconciler) Report() agent.Report {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.report
+	report := r.report
+	report.Accelerators = r.machine.Accelerators.List()
+	return report
 }
 
 // Run works until ctx ends, then waits for the running actions to stop. Containers go on running.
 func (r *Reconciler) Run(ctx context.Context) error {
 	changed, events := r.store.Subscribe(), r.machine.Containers.Events(ctx)
+	inventory := r.machine.Accelerators.Subscribe()
 	r.running.Go(func() {
 		for {
 			select {
@@ -162,6 +165,8 @@ func (r *Reconciler) Run(ctx context.Context) error {
 				return
 			case <-changed:
 			case <-events:
+			case <-inventory:
+				r.publishInventory()
 			}
 			r.Wake()
 		}

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/accept/accepttest"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
@@ -257,6 +258,7 @@ func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) agent.Report {
 		PortTo:   40099,
 	}, s, state.NewClock(s, source, time.Time{}), reconcile.Machine{
 		Containers: m, Images: m, Stats: m, Logs: m, Disk: m, Exec: m, Host: m, Network: networks{m},
+		Accelerators: accelerator.New(accelerator.Config{}),
 	}, m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)

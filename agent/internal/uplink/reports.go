@@ -70,7 +70,7 @@ func (s *session) sendReport(r agent.Report) error {
 	s.mu.Unlock()
 	out := &protocol.Report{
 		Counter: counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation, Conditions: r.Conditions,
-		Workloads: workloads,
+		Workloads: workloads, Accelerators: r.Accelerators,
 	}
 	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
 	failpoint.Hit("agent/report/sent")
