@@ -2,8 +2,10 @@ package chaos_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -98,6 +100,9 @@ func (k *killTest) round() instanceHistory {
 		k.step(failedUpgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "3.0.0"), "upgrade_requested", "failed",
 			"rolled_back")
 	}
+	if k.isDue(reconfigure) {
+		k.step(reconfigure, api.AppInstanceStatusRunning, &l, k.reconfigure(&l), "changed")
+	}
 	if k.isDue(stop) || k.isDue(start) {
 		k.step(stop, api.AppInstanceStatusStopped, &l, func(ctx context.Context, once api.RequestEditorFn) error {
 			_, err := api.Read[api.AppInstance](k.Operator.StopAppInstance(ctx, k.Tenant.Project.ID, l.id, once))
@@ -121,6 +126,20 @@ func (k *killTest) upgradeTo(l *instanceHistory, version string) func(context.Co
 	return func(ctx context.Context, once api.RequestEditorFn) error {
 		_, err := api.Read[api.AppInstance](k.Operator.UpgradeAppInstance(ctx, k.Tenant.Project.ID, l.id,
 			api.AppInstanceUpgrade{TargetVersion: version}, once))
+		return err
+	}
+}
+
+// reconfigure changes the config once, however often it is asked: the operation takes no idempotency key.
+func (k *killTest) reconfigure(l *instanceHistory) func(context.Context, api.RequestEditorFn) error {
+	want := map[string]any{"motto": "after a crash"}
+	return func(ctx context.Context, _ api.RequestEditorFn) error {
+		i, err := api.Read[api.AppInstance](k.Operator.GetAppInstance(ctx, k.Tenant.Project.ID, l.id))
+		if err != nil || maps.Equal(i.Config, want) {
+			return err
+		}
+		_, err = api.Read[api.AppInstance](k.Operator.ChangeAppInstance(ctx, k.Tenant.Project.ID, l.id,
+			api.AppInstanceChange{Config: want}))
 		return err
 	}
 }
@@ -226,7 +245,8 @@ func (k *killTest) collectCrashes(chosen []string) {
 	}
 }
 
-// checkArrived returns an error until the instance has the wanted status; a running one must be healthy and answer.
+// checkArrived returns an error until the instance has the wanted status; a running one must be healthy, answer, and
+// have its config.
 func (k *killTest) checkArrived(ctx context.Context, id string, want api.AppInstanceStatus) error {
 	i, err := api.Read[api.AppInstance](k.Operator.GetAppInstance(ctx, k.Tenant.Project.ID, id))
 	switch {
@@ -238,8 +258,14 @@ func (k *killTest) checkArrived(ctx context.Context, id string, want api.AppInst
 	case want != api.AppInstanceStatusRunning:
 		return nil
 	}
-	_, err = scenario.Get(ctx, i.Endpoints[0].URL+"/")
-	return err
+	body, err := scenario.Get(ctx, i.Endpoints[0].URL+"/config")
+	if err != nil {
+		return err
+	}
+	var shown struct{ Loaded, File string }
+	config, err := json.Marshal(i.Config)
+	err = errors.Join(err, json.Unmarshal([]byte(body), &shown))
+	return harness.Pending(err, i.Members[0].ConfigCurrent && shown.File == string(config) && shown.Loaded == shown.File)
 }
 
 // retryUntilAnswered repeats a request with one idempotency key until the hub answers.

@@ -28,6 +28,7 @@ const (
 	hubRestart    = "restart of the hub"
 	upgrade       = "upgrade"
 	failedUpgrade = "failed upgrade"
+	reconfigure   = "change of the config"
 	stop          = "stop"
 	start         = "start"
 	decommission  = "decommission"
@@ -67,6 +68,7 @@ func passedIn(point string) []string {
 		{"agent/ready/", starts},
 		{"agent/confirm/", []string{upgrade}},
 		{"agent/fallback/", []string{failedUpgrade}},
+		{"agent/config/", []string{reconfigure}},
 		{"agent/stop/", ends},
 		{"agent/exit/", ends},
 		{"agent/remove/", ends},

@@ -74,9 +74,12 @@ func makeVar(dir string) error {
 	return nil
 }
 
-// copyEtc copies /etc; resolv.conf often is a link into /run, whose content is not there any more.
+// copyEtc copies /etc; resolv.conf often is a link into /run, whose content is not there any more. A file that is
+// removed meanwhile is left out: tar says so with the status 1, where cp fails.
 func copyEtc(dir string) error {
-	if out, err := exec.Command("cp", "-a", "/etc/.", dir).CombinedOutput(); err != nil {
+	const script = `tar -C /etc -cf - . | tar -C "$1" -xpf -
+		status=("${PIPESTATUS[@]}"); [ "${status[0]}" -le 1 ] && [ "${status[1]}" = 0 ]`
+	if out, err := exec.Command("bash", "-c", script, "bash", dir).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy /etc: %w: %s", err, out)
 	}
 	resolv, err := os.ReadFile("/etc/resolv.conf")

@@ -50,6 +50,7 @@ agent/sample/saved
 agent/upload/sent
 agent/upload/answered
 agent/upload/acknowledged
+agent/config/delivered
 agent/stop/requested
 agent/stop/signalled
 agent/exit/measured
