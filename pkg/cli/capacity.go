@@ -62,8 +62,9 @@ func (a *app) createAllocation() *cobra.Command {
 	var (
 		body        client.AllocationCreate
 		node, shape string
+		create      *cobra.Command
 	)
-	create := a.projectAction("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session,
+	create = a.projectAction("create", "Hold capacity on a node", cobra.NoArgs, func(ctx context.Context, s *session,
 		project string, _ []string,
 	) (err error) {
 		if node != "" {
@@ -72,17 +73,77 @@ func (a *app) createAllocation() *cobra.Command {
 			}
 		}
 		body.CapacityShape = client.CapacityShape(shape)
+		if f := create.Flags(); body.Sku != "" && !f.Changed("shape") && !f.Changed("accelerators") && !f.Changed("cpu") &&
+			!f.Changed("memory-mib") {
+			sku, err := client.Read[client.SKU](s.hub.GetSKU(ctx, body.Sku))
+			if err != nil {
+				return err
+			}
+			body.CapacityShape, body.AcceleratorCount, body.CPUCores, body.MemoryMib = sku.CapacityShape, sku.AcceleratorCount,
+				sku.CPUCores, sku.MemoryMib
+		}
 		return showAnswer(s, allocationColumns())(s.hub.CreateAllocation(ctx, project, body, s.editors()...))
 	})
 	f := create.Flags()
 	f.StringVar(&node, "node", "", "node, by id or host name (default: the hub chooses one)")
-	f.StringVar(&body.Sku, "sku", "", "SKU of the price book")
+	f.StringVar(&body.Sku, "sku", "", "SKU, which gives the sizes")
 	f.StringVar(&shape, "shape", string(client.CapacityShapeGpuSlice), "gpu_slice or baremetal")
 	f.Int32Var(&body.AcceleratorCount, "accelerators", 0, "how many accelerators")
 	f.StringVar(&body.AcceleratorModel, "accelerator-model", "", "only accelerators of this model")
 	f.Int32Var(&body.CPUCores, "cpu", 1, "CPU cores")
 	f.Int64Var(&body.MemoryMib, "memory-mib", 512, "memory in MiB")
 	return create
+}
+
+func (a *app) skusCommand() *cobra.Command {
+	columns := []column[client.SKU]{
+		{"SKU", func(k client.SKU) string { return k.Slug }},
+		{"SHAPE", func(k client.SKU) string { return string(k.CapacityShape) }},
+		{"ACCELERATORS", func(k client.SKU) string {
+			return fmt.Sprintf("%d %s", k.AcceleratorCount, k.AcceleratorModel)
+		}},
+		{"CPU", func(k client.SKU) string { return strconv.Itoa(int(k.CPUCores)) }},
+		{"MEMORY MIB", func(k client.SKU) string { return strconv.FormatInt(k.MemoryMib, 10) }},
+		{"RETIRED", func(k client.SKU) string { return stamp(k.RetiredAt) }},
+	}
+	suggested := []column[client.SKUCreate]{
+		{"SKU", func(k client.SKUCreate) string { return k.Slug }},
+		{"SHAPE", func(k client.SKUCreate) string { return string(k.CapacityShape) }},
+		{"ACCELERATORS", func(k client.SKUCreate) string {
+			return fmt.Sprintf("%d %s", k.AcceleratorCount, k.AcceleratorModel)
+		}},
+		{"CPU", func(k client.SKUCreate) string { return strconv.Itoa(int(k.CPUCores)) }},
+		{"MEMORY MIB", func(k client.SKUCreate) string { return strconv.FormatInt(k.MemoryMib, 10) }},
+	}
+	var (
+		body  client.SKUCreate
+		shape string
+	)
+	create := a.action("create SKU", "Sell a size of allocations (platform admin)", cobra.ExactArgs(1),
+		func(ctx context.Context, s *session, args []string) error {
+			body.Slug, body.CapacityShape = args[0], client.CapacityShape(shape)
+			return showAnswer(s, columns)(s.hub.CreateSKU(ctx, body, s.editors()...))
+		})
+	f := create.Flags()
+	f.StringVar(&shape, "shape", string(client.CapacityShapeGpuSlice), "gpu_slice or baremetal")
+	f.Int32Var(&body.AcceleratorCount, "accelerators", 0, "how many accelerators")
+	f.StringVar(&body.AcceleratorModel, "accelerator-model", "", "their model, as nodes report it")
+	f.Int32Var(&body.CPUCores, "cpu", 1, "CPU cores")
+	f.Int64Var(&body.MemoryMib, "memory-mib", 512, "memory in MiB")
+	return group("skus", "Named sizes of allocations", create,
+		a.action("retire SKU", "End the sale of a size; allocations stay (platform admin)", cobra.ExactArgs(1),
+			func(ctx context.Context, s *session, args []string) error {
+				return showAnswer(s, columns)(s.hub.RetireSKU(ctx, args[0], s.editors()...))
+			}),
+		listing(a, "suggest", "Sizes for accelerators that no SKU sells yet (platform admin)", cobra.NoArgs, suggested,
+			func(ctx context.Context, s *session, _ []string, _ string) (*http.Response, error) {
+				return s.hub.SuggestSKUs(ctx, s.editors()...)
+			}),
+		listing(a, "list", "SKUs", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
+			cursor string,
+		) (*http.Response, error) {
+			return s.hub.ListSKUs(ctx, &client.ListSKUsParams{Cursor: cursor, Limit: client.PageSize}, s.editors()...)
+		}))
 }
 
 func (a *app) nodesCommand() *cobra.Command {

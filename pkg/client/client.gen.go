@@ -2337,6 +2337,47 @@ type RequestedByType string
 // RuntimeBackend defines model for RuntimeBackend.
 type RuntimeBackend string
 
+// SKU defines model for SKU.
+type SKU struct {
+	AcceleratorCount int32         `json:"accelerator_count"`
+	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
+	CapacityShape    CapacityShape `json:"capacity_shape"`
+	CPUCores         int32         `json:"cpu_cores"`
+	CreatedAt        time.Time     `json:"created_at"`
+	MemoryMib        int64         `json:"memory_mib"`
+
+	// RetiredAt Absent while new allocations may name it
+	RetiredAt time.Time `json:"retired_at,omitempty,omitzero"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// SKUCreate defines model for SKUCreate.
+type SKUCreate struct {
+	AcceleratorCount int32 `json:"accelerator_count"`
+
+	// AcceleratorModel As nodes report it; needed with accelerators, refused without
+	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
+	CapacityShape    CapacityShape `json:"capacity_shape"`
+	CPUCores         int32         `json:"cpu_cores"`
+	MemoryMib        int64         `json:"memory_mib"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// SKUList defines model for SKUList.
+type SKUList struct {
+	Items      []SKU  `json:"items"`
+	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// SKUSuggestionList defines model for SKUSuggestionList.
+type SKUSuggestionList struct {
+	Items []SKUCreate `json:"items"`
+}
+
 // ServiceAccount defines model for ServiceAccount.
 type ServiceAccount struct {
 	CreatedAt   time.Time   `json:"created_at"`
@@ -2700,6 +2741,9 @@ type OrgID = ID
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
+// SKUSlug Lower-case letters, digits and inner hyphens.
+type SKUSlug = Slug
+
 // ServiceAccountID UUIDv7 in lower case.
 type ServiceAccountID = ID
 
@@ -3028,6 +3072,15 @@ type ListServiceAccountsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// ListSKUsParams defines parameters for ListSKUs.
+type ListSKUsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
 // ListUserTokensParams defines parameters for ListUserTokens.
 type ListUserTokensParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -3063,6 +3116,9 @@ type CreatePriceJSONRequestBody = PriceCreate
 
 // RegisterPublisherJSONRequestBody defines body for RegisterPublisher for application/json ContentType.
 type RegisterPublisherJSONRequestBody = PublisherRegister
+
+// CreateSKUJSONRequestBody defines body for CreateSKU for application/json ContentType.
+type CreateSKUJSONRequestBody = SKUCreate
 
 // CreateUserJSONRequestBody defines body for CreateUser for application/json ContentType.
 type CreateUserJSONRequestBody = UserCreate
@@ -3405,6 +3461,40 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
 	GetRecovery(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateSKUWithBody Add a named size of allocations; it never changes
+	//
+	// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+	// is taken by another size, or by a retired one.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+	CreateSKUWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateSKU Add a named size of allocations; it never changes
+	//
+	// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+	// is taken by another size, or by a retired one.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+	CreateSKU(ctx context.Context, body CreateSKUJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// SuggestSKUs SKUs for the accelerators that nodes report and no SKU sells yet
+	//
+	// For each model slices of 1, 2, 4 … accelerators, with the share of cores and memory that every connected node of
+	// the model can give, and each whole node. A node with several models is left out. Nothing is sold before
+	// `POST /admin/skus`.
+	//
+	// Corresponds with GET /admin/skus/suggestions (the `SuggestSKUs` operationId).
+	SuggestSKUs(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RetireSKU End the sale of a SKU; allocations of it stay
+	//
+	// Corresponds with POST /admin/skus/{sku}/retire (the `RetireSKU` operationId).
+	RetireSKU(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListUsers Users (platform admin)
 	//
@@ -3936,6 +4026,16 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListSKUs Named sizes of allocations, retired ones too
+	//
+	// Corresponds with GET /skus (the `ListSKUs` operationId).
+	ListSKUs(ctx context.Context, params *ListSKUsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetSKU One SKU
+	//
+	// Corresponds with GET /skus/{sku} (the `GetSKU` operationId).
+	GetSKU(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetTrustBundle The current trust bundle in its signed envelope
 	//
@@ -4491,6 +4591,80 @@ func (c *Client) RegisterPublisher(ctx context.Context, body RegisterPublisherJS
 // Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
 func (c *Client) GetRecovery(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetRecoveryRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateSKUWithBody Add a named size of allocations; it never changes
+//
+// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+// is taken by another size, or by a retired one.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+func (c *Client) CreateSKUWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateSKURequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateSKU Add a named size of allocations; it never changes
+//
+// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+// is taken by another size, or by a retired one.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+func (c *Client) CreateSKU(ctx context.Context, body CreateSKUJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateSKURequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// SuggestSKUs SKUs for the accelerators that nodes report and no SKU sells yet
+//
+// For each model slices of 1, 2, 4 … accelerators, with the share of cores and memory that every connected node of
+// the model can give, and each whole node. A node with several models is left out. Nothing is sold before
+// `POST /admin/skus`.
+//
+// Corresponds with GET /admin/skus/suggestions (the `SuggestSKUs` operationId).
+func (c *Client) SuggestSKUs(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewSuggestSKUsRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RetireSKU End the sale of a SKU; allocations of it stay
+//
+// Corresponds with POST /admin/skus/{sku}/retire (the `RetireSKU` operationId).
+func (c *Client) RetireSKU(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRetireSKURequest(c.Server, sku)
 	if err != nil {
 		return nil, err
 	}
@@ -5772,6 +5946,36 @@ func (c *Client) GetReadiness(ctx context.Context, reqEditors ...RequestEditorFn
 	return c.Client.Do(req)
 }
 
+// ListSKUs Named sizes of allocations, retired ones too
+//
+// Corresponds with GET /skus (the `ListSKUs` operationId).
+func (c *Client) ListSKUs(ctx context.Context, params *ListSKUsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListSKUsRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetSKU One SKU
+//
+// Corresponds with GET /skus/{sku} (the `GetSKU` operationId).
+func (c *Client) GetSKU(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetSKURequest(c.Server, sku)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // GetTrustBundle The current trust bundle in its signed envelope
 //
 // A node trusts it only if the pinned root signed it, which is the key with the given fingerprint or the root role with the given digest.
@@ -6826,6 +7030,107 @@ func NewGetRecoveryRequest(server string) (*http.Request, error) {
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateSKURequest calls the generic CreateSKU builder with application/json body
+func NewCreateSKURequest(server string, body CreateSKUJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateSKURequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewCreateSKURequestWithBody constructs an http.Request for the CreateSKU method, with any body, and a specified content type
+func NewCreateSKURequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/skus")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewSuggestSKUsRequest constructs an http.Request for the SuggestSKUs method
+func NewSuggestSKUsRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/skus/suggestions")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRetireSKURequest constructs an http.Request for the RetireSKU method
+func NewRetireSKURequest(server string, sku SKUSlug) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sku", sku, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/admin/skus/%s/retire", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -10000,6 +10305,98 @@ func NewGetReadinessRequest(server string) (*http.Request, error) {
 	return req, nil
 }
 
+// NewListSKUsRequest constructs an http.Request for the ListSKUs method
+func NewListSKUsRequest(server string, params *ListSKUsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/skus")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetSKURequest constructs an http.Request for the GetSKU method
+func NewGetSKURequest(server string, sku SKUSlug) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "sku", sku, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/skus/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewGetTrustBundleRequest constructs an http.Request for the GetTrustBundle method
 func NewGetTrustBundleRequest(server string) (*http.Request, error) {
 	var err error
@@ -10595,6 +10992,44 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /admin/recovery (the `GetRecovery` operationId).
 	GetRecoveryWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetRecoveryResponse, error)
+
+	// CreateSKUWithBodyWithResponse Add a named size of allocations; it never changes
+	//
+	// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+	// is taken by another size, or by a retired one.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+	CreateSKUWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateSKUResponse, error)
+
+	// CreateSKUWithResponse Add a named size of allocations; it never changes
+	//
+	// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+	// is taken by another size, or by a retired one.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+	CreateSKUWithResponse(ctx context.Context, body CreateSKUJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateSKUResponse, error)
+
+	// SuggestSKUsWithResponse SKUs for the accelerators that nodes report and no SKU sells yet
+	//
+	// For each model slices of 1, 2, 4 … accelerators, with the share of cores and memory that every connected node of
+	// the model can give, and each whole node. A node with several models is left out. Nothing is sold before
+	// `POST /admin/skus`.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /admin/skus/suggestions (the `SuggestSKUs` operationId).
+	SuggestSKUsWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*SuggestSKUsResponse, error)
+
+	// RetireSKUWithResponse End the sale of a SKU; allocations of it stay
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /admin/skus/{sku}/retire (the `RetireSKU` operationId).
+	RetireSKUWithResponse(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*RetireSKUResponse, error)
 
 	// ListUsersWithResponse Users (platform admin)
 	//
@@ -11206,6 +11641,20 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /readyz (the `GetReadiness` operationId).
 	GetReadinessWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*GetReadinessResponse, error)
+
+	// ListSKUsWithResponse Named sizes of allocations, retired ones too
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /skus (the `ListSKUs` operationId).
+	ListSKUsWithResponse(ctx context.Context, params *ListSKUsParams, reqEditors ...RequestEditorFn) (*ListSKUsResponse, error)
+
+	// GetSKUWithResponse One SKU
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /skus/{sku} (the `GetSKU` operationId).
+	GetSKUWithResponse(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*GetSKUResponse, error)
 
 	// GetTrustBundleWithResponse The current trust bundle in its signed envelope
 	//
@@ -12235,6 +12684,150 @@ func (r GetRecoveryResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetRecoveryResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateSKUResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *SKU
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateSKUResponse) GetJSON201() *SKU {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateSKUResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateSKUResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateSKUResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateSKUResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateSKUResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type SuggestSKUsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SKUSuggestionList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r SuggestSKUsResponse) GetJSON200() *SKUSuggestionList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r SuggestSKUsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r SuggestSKUsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r SuggestSKUsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r SuggestSKUsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r SuggestSKUsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RetireSKUResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SKU
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RetireSKUResponse) GetJSON200() *SKU {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RetireSKUResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RetireSKUResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RetireSKUResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RetireSKUResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RetireSKUResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -14949,6 +15542,102 @@ func (r GetReadinessResponse) ContentType() string {
 	return ""
 }
 
+type ListSKUsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SKUList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListSKUsResponse) GetJSON200() *SKUList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListSKUsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListSKUsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListSKUsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListSKUsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListSKUsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetSKUResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SKU
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetSKUResponse) GetJSON200() *SKU {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetSKUResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetSKUResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetSKUResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetSKUResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetSKUResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type GetTrustBundleResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -15727,6 +16416,68 @@ func (c *ClientWithResponses) GetRecoveryWithResponse(ctx context.Context, reqEd
 		return nil, err
 	}
 	return ParseGetRecoveryResponse(rsp)
+}
+
+// CreateSKUWithBodyWithResponse Add a named size of allocations; it never changes
+//
+// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+// is taken by another size, or by a retired one.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+func (c *ClientWithResponses) CreateSKUWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateSKUResponse, error) {
+	rsp, err := c.CreateSKUWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateSKUResponse(rsp)
+}
+
+// CreateSKUWithResponse Add a named size of allocations; it never changes
+//
+// A price of the price book may be for one SKU (`POST /admin/prices` with `sku`). 409 `sku_exists` where the name
+// is taken by another size, or by a retired one.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/skus (the `CreateSKU` operationId).
+func (c *ClientWithResponses) CreateSKUWithResponse(ctx context.Context, body CreateSKUJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateSKUResponse, error) {
+	rsp, err := c.CreateSKU(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateSKUResponse(rsp)
+}
+
+// SuggestSKUsWithResponse SKUs for the accelerators that nodes report and no SKU sells yet
+//
+// For each model slices of 1, 2, 4 … accelerators, with the share of cores and memory that every connected node of
+// the model can give, and each whole node. A node with several models is left out. Nothing is sold before
+// `POST /admin/skus`.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /admin/skus/suggestions (the `SuggestSKUs` operationId).
+func (c *ClientWithResponses) SuggestSKUsWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*SuggestSKUsResponse, error) {
+	rsp, err := c.SuggestSKUs(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseSuggestSKUsResponse(rsp)
+}
+
+// RetireSKUWithResponse End the sale of a SKU; allocations of it stay
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /admin/skus/{sku}/retire (the `RetireSKU` operationId).
+func (c *ClientWithResponses) RetireSKUWithResponse(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*RetireSKUResponse, error) {
+	rsp, err := c.RetireSKU(ctx, sku, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRetireSKUResponse(rsp)
 }
 
 // ListUsersWithResponse Users (platform admin)
@@ -16784,6 +17535,32 @@ func (c *ClientWithResponses) GetReadinessWithResponse(ctx context.Context, reqE
 	return ParseGetReadinessResponse(rsp)
 }
 
+// ListSKUsWithResponse Named sizes of allocations, retired ones too
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /skus (the `ListSKUs` operationId).
+func (c *ClientWithResponses) ListSKUsWithResponse(ctx context.Context, params *ListSKUsParams, reqEditors ...RequestEditorFn) (*ListSKUsResponse, error) {
+	rsp, err := c.ListSKUs(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListSKUsResponse(rsp)
+}
+
+// GetSKUWithResponse One SKU
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /skus/{sku} (the `GetSKU` operationId).
+func (c *ClientWithResponses) GetSKUWithResponse(ctx context.Context, sku SKUSlug, reqEditors ...RequestEditorFn) (*GetSKUResponse, error) {
+	rsp, err := c.GetSKU(ctx, sku, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetSKUResponse(rsp)
+}
+
 // GetTrustBundleWithResponse The current trust bundle in its signed envelope
 //
 // A node trusts it only if the pinned root signed it, which is the key with the given fingerprint or the root role with the given digest.
@@ -17554,6 +18331,105 @@ func ParseGetRecoveryResponse(rsp *http.Response) (*GetRecoveryResponse, error) 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Recovery
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateSKUResponse parses an HTTP response from a CreateSKUWithResponse call
+func ParseCreateSKUResponse(rsp *http.Response) (*CreateSKUResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateSKUResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest SKU
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseSuggestSKUsResponse parses an HTTP response from a SuggestSKUsWithResponse call
+func ParseSuggestSKUsResponse(rsp *http.Response) (*SuggestSKUsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &SuggestSKUsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SKUSuggestionList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRetireSKUResponse parses an HTTP response from a RetireSKUWithResponse call
+func ParseRetireSKUResponse(rsp *http.Response) (*RetireSKUResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RetireSKUResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SKU
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}
@@ -19416,6 +20292,72 @@ func ParseGetReadinessResponse(rsp *http.Response) (*GetReadinessResponse, error
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Health
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListSKUsResponse parses an HTTP response from a ListSKUsWithResponse call
+func ParseListSKUsResponse(rsp *http.Response) (*ListSKUsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListSKUsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SKUList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetSKUResponse parses an HTTP response from a GetSKUWithResponse call
+func ParseGetSKUResponse(rsp *http.Response) (*GetSKUResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetSKUResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SKU
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -61,22 +61,6 @@ func NodesFor(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, limi
 	return ids, nil
 }
 
-// readSKU checks n against its SKU, where it names one, and copies the SKU's accelerator model.
-func (n *NewAllocation) readSKU(ctx context.Context, tx db.Tx) error {
-	if n.SKU == "" {
-		return nil
-	}
-	sku, err := skuBySlug(ctx, tx, n.SKU)
-	if err != nil {
-		return err
-	}
-	if err := n.asSKU(sku); err != nil {
-		return err
-	}
-	n.AcceleratorModel = sku.AcceleratorModel
-	return nil
-}
-
 // Get returns an allocation of the project; one of another project answers as if it did not exist.
 func Get(ctx context.Context, tx db.Tx, projectID, id string) (Allocation, error) {
 	if !db.IsID(id) {

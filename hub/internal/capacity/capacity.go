@@ -3,7 +3,6 @@
 package capacity
 
 import (
-	"fmt"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
@@ -92,41 +91,6 @@ type Node struct {
 	Usable      bool
 	// OneOrg is true where the node isolates workloads too weakly to serve two orgs at a time.
 	OneOrg bool
-}
-
-// SKU is a named size of an allocation.
-type SKU struct {
-	Slug             string
-	Shape            Shape
-	AcceleratorModel string
-	AcceleratorCount int
-	CPUCores         int64
-	MemoryMiB        int64
-}
-
-// asSKU checks that the requested sizes are those of the SKU, for which the price is.
-func (n NewAllocation) asSKU(s SKU) error {
-	f := fault.New(fault.Unprocessable, codeSKUMismatch, "The shape asked for is not the one of the SKU; leave the SKU "+
-		"out or ask for its shape.", nil).Permanent()
-	for _, field := range []struct {
-		pointer string
-		same    bool
-		want    any
-	}{
-		{"/capacity_shape", n.Shape == s.Shape, s.Shape},
-		{"/accelerator_count", n.AcceleratorCount == s.AcceleratorCount, s.AcceleratorCount},
-		{"/accelerator_model", n.AcceleratorModel == "" || n.AcceleratorModel == s.AcceleratorModel, s.AcceleratorModel},
-		{"/cpu_cores", n.CPUCores == s.CPUCores, s.CPUCores},
-		{"/memory_mib", n.MemoryMiB == s.MemoryMiB, s.MemoryMiB},
-	} {
-		if !field.same {
-			f = f.WithHint(field.pointer, "differs from the SKU", fmt.Sprintf("the SKU has %v", field.want))
-		}
-	}
-	if len(f.Fields) > 0 {
-		return f
-	}
-	return nil
 }
 
 func (n NewAllocation) need() plan.Need {

@@ -24,8 +24,14 @@ const (
 	codePlacementRequired fault.Code = "placement_required"
 	// codePlacementUnsupported: the placement names more than one allocation.
 	codePlacementUnsupported fault.Code = "placement_unsupported"
+	// codeSKUExists: there is another SKU of this name.
+	codeSKUExists fault.Code = "sku_exists"
+	// codeSKUInvalid: the size of the SKU contradicts itself.
+	codeSKUInvalid fault.Code = "sku_invalid"
 	// codeSKUMismatch: the requested shape is not the one of the SKU.
 	codeSKUMismatch fault.Code = "sku_mismatch"
+	// codeSKURetired: the SKU is not sold any more.
+	codeSKURetired fault.Code = "sku_retired"
 	// codeSKUUnknown: the SKU does not exist.
 	codeSKUUnknown fault.Code = "sku_unknown"
 )

@@ -14,18 +14,6 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func skuBySlug(ctx context.Context, tx db.Tx, slug string) (SKU, error) {
-	s := SKU{Slug: slug}
-	err := tx.QueryRow(ctx,
-		`SELECT capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib FROM skus WHERE slug = $1`, slug).
-		Scan(&s.Shape, &s.AcceleratorModel, &s.AcceleratorCount, &s.CPUCores, &s.MemoryMiB)
-	if db.IsNoRows(err) {
-		return SKU{}, fault.New(fault.Unprocessable, codeSKUUnknown, "There is no such SKU; leave it out to ask for a shape.",
-			nil).WithField("/sku", "names no SKU").Permanent()
-	}
-	return s, err
-}
-
 func insertAllocation(ctx context.Context, tx db.Tx, a Allocation) error {
 	return tx.Queue(ctx,
 		`INSERT INTO allocations (id, org_id, project_id, node_id, sku, capacity_shape, accelerator_count, accelerator_model,

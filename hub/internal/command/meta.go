@@ -24,6 +24,7 @@ const (
 	resourcePublisher      = "publisher"
 	resourcePublishIntent  = "publish_intent"
 	resourceServiceAccount = "service_account"
+	resourceSKU            = "sku"
 	resourceUser           = "user"
 	resourceUserToken      = "user_token"
 )

@@ -44,8 +44,8 @@ func ListAudit(ctx context.Context, tx db.Tx, q AuditQuery) ([]AuditRow, error) 
 	if q.Limit > 0 {
 		rows = min(q.Limit, MaxPage+1)
 	}
-	limit := w.Arg(rows)
-	return selectAudit(ctx, tx, w.SQL()+" ORDER BY id DESC LIMIT "+limit, w.Args...)
+	newest := " ORDER BY id DESC LIMIT " + w.Arg(rows)
+	return selectAudit(ctx, tx, w.SQL()+newest, w.Args...)
 }
 
 func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]AuditRow, error) {

@@ -4,7 +4,7 @@ import "slices"
 
 // Types lists every type of event that the hub writes, as asyncapi.yaml describes them. Append refuses any other.
 func Types() []string {
-	return []string{
+	return append(fleetTypes(), []string{
 		"apps.instance.requested",
 		"apps.instance.deploying",
 		"apps.instance.running",
@@ -51,8 +51,16 @@ func Types() []string {
 		"capacity.allocation.releasing",
 		"capacity.allocation.released",
 		"capacity.allocation.node_lost",
+		"capacity.sku.created",
+		"capacity.sku.retired",
 		"billing.credit.granted",
 		"billing.price.created",
+	}...)
+}
+
+// fleetTypes are those of nodes and of the hub itself.
+func fleetTypes() []string {
+	return []string{
 		"fleet.join_token.created",
 		"fleet.node.enrolled",
 		"fleet.node.certificate_renewed",

@@ -2336,6 +2336,47 @@ type RequestedByType string
 // RuntimeBackend defines model for RuntimeBackend.
 type RuntimeBackend string
 
+// SKU defines model for SKU.
+type SKU struct {
+	AcceleratorCount int32         `json:"accelerator_count"`
+	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
+	CapacityShape    CapacityShape `json:"capacity_shape"`
+	CPUCores         int32         `json:"cpu_cores"`
+	CreatedAt        time.Time     `json:"created_at"`
+	MemoryMib        int64         `json:"memory_mib"`
+
+	// RetiredAt Absent while new allocations may name it
+	RetiredAt time.Time `json:"retired_at,omitempty,omitzero"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// SKUCreate defines model for SKUCreate.
+type SKUCreate struct {
+	AcceleratorCount int32 `json:"accelerator_count"`
+
+	// AcceleratorModel As nodes report it; needed with accelerators, refused without
+	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
+	CapacityShape    CapacityShape `json:"capacity_shape"`
+	CPUCores         int32         `json:"cpu_cores"`
+	MemoryMib        int64         `json:"memory_mib"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// SKUList defines model for SKUList.
+type SKUList struct {
+	Items      []SKU  `json:"items"`
+	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// SKUSuggestionList defines model for SKUSuggestionList.
+type SKUSuggestionList struct {
+	Items []SKUCreate `json:"items"`
+}
+
 // ServiceAccount defines model for ServiceAccount.
 type ServiceAccount struct {
 	CreatedAt   time.Time   `json:"created_at"`
@@ -2699,6 +2740,9 @@ type OrgID = ID
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
+// SKUSlug Lower-case letters, digits and inner hyphens.
+type SKUSlug = Slug
+
 // ServiceAccountID UUIDv7 in lower case.
 type ServiceAccountID = ID
 
@@ -3027,6 +3071,15 @@ type ListServiceAccountsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// ListSKUsParams defines parameters for ListSKUs.
+type ListSKUsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
 // ListUserTokensParams defines parameters for ListUserTokens.
 type ListUserTokensParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -3062,6 +3115,9 @@ type CreatePriceJSONRequestBody = PriceCreate
 
 // RegisterPublisherJSONRequestBody defines body for RegisterPublisher for application/json ContentType.
 type RegisterPublisherJSONRequestBody = PublisherRegister
+
+// CreateSKUJSONRequestBody defines body for CreateSKU for application/json ContentType.
+type CreateSKUJSONRequestBody = SKUCreate
 
 // CreateUserJSONRequestBody defines body for CreateUser for application/json ContentType.
 type CreateUserJSONRequestBody = UserCreate
@@ -3179,6 +3235,15 @@ type ServerInterface interface {
 	// GetRecovery The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 	// (GET /admin/recovery)
 	GetRecovery(c *gin.Context)
+	// CreateSKU Add a named size of allocations; it never changes
+	// (POST /admin/skus)
+	CreateSKU(c *gin.Context)
+	// SuggestSKUs SKUs for the accelerators that nodes report and no SKU sells yet
+	// (GET /admin/skus/suggestions)
+	SuggestSKUs(c *gin.Context)
+	// RetireSKU End the sale of a SKU; allocations of it stay
+	// (POST /admin/skus/{sku}/retire)
+	RetireSKU(c *gin.Context, sku SKUSlug)
 	// ListUsers Users (platform admin)
 	// (GET /admin/users)
 	ListUsers(c *gin.Context, params ListUsersParams)
@@ -3350,6 +3415,12 @@ type ServerInterface interface {
 	// GetReadiness Can this process serve requests now
 	// (GET /readyz)
 	GetReadiness(c *gin.Context)
+	// ListSKUs Named sizes of allocations, retired ones too
+	// (GET /skus)
+	ListSKUs(c *gin.Context, params ListSKUsParams)
+	// GetSKU One SKU
+	// (GET /skus/{sku})
+	GetSKU(c *gin.Context, sku SKUSlug)
 	// GetTrustBundle The current trust bundle in its signed envelope
 	// (GET /trust/bundle)
 	GetTrustBundle(c *gin.Context)
@@ -3904,6 +3975,57 @@ func (siw *ServerInterfaceWrapper) GetRecovery(c *gin.Context) {
 	}
 
 	siw.Handler.GetRecovery(c)
+}
+
+// CreateSKU operation middleware
+func (siw *ServerInterfaceWrapper) CreateSKU(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateSKU(c)
+}
+
+// SuggestSKUs operation middleware
+func (siw *ServerInterfaceWrapper) SuggestSKUs(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.SuggestSKUs(c)
+}
+
+// RetireSKU operation middleware
+func (siw *ServerInterfaceWrapper) RetireSKU(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "sku" -------------
+	var sku SKUSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "sku", c.Param("sku"), &sku, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter sku: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RetireSKU(c, sku)
 }
 
 // ListUsers operation middleware
@@ -6032,6 +6154,66 @@ func (siw *ServerInterfaceWrapper) GetReadiness(c *gin.Context) {
 	siw.Handler.GetReadiness(c)
 }
 
+// ListSKUs operation middleware
+func (siw *ServerInterfaceWrapper) ListSKUs(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListSKUsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListSKUs(c, params)
+}
+
+// GetSKU operation middleware
+func (siw *ServerInterfaceWrapper) GetSKU(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "sku" -------------
+	var sku SKUSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "sku", c.Param("sku"), &sku, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter sku: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetSKU(c, sku)
+}
+
 // GetTrustBundle operation middleware
 func (siw *ServerInterfaceWrapper) GetTrustBundle(c *gin.Context) {
 
@@ -6295,6 +6477,9 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/admin/publishers", wrapper.ListPublishers)
 	router.POST(options.BaseURL+"/admin/publishers", wrapper.RegisterPublisher)
 	router.GET(options.BaseURL+"/admin/recovery", wrapper.GetRecovery)
+	router.POST(options.BaseURL+"/admin/skus", wrapper.CreateSKU)
+	router.POST(options.BaseURL+"/admin/skus/:sku/retire", wrapper.RetireSKU)
+	router.GET(options.BaseURL+"/admin/skus/suggestions", wrapper.SuggestSKUs)
 	router.GET(options.BaseURL+"/admin/users", wrapper.ListUsers)
 	router.POST(options.BaseURL+"/admin/users", wrapper.CreateUser)
 	router.POST(options.BaseURL+"/admin/users/:user_id/tokens", wrapper.CreateUserToken)
@@ -6352,6 +6537,8 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id/disable", wrapper.DisableServiceAccount)
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id/rotate-key", wrapper.RotateServiceAccountKey)
 	router.GET(options.BaseURL+"/readyz", wrapper.GetReadiness)
+	router.GET(options.BaseURL+"/skus", wrapper.ListSKUs)
+	router.GET(options.BaseURL+"/skus/:sku", wrapper.GetSKU)
 	router.GET(options.BaseURL+"/trust/bundle", wrapper.GetTrustBundle)
 	router.GET(options.BaseURL+"/users/:user_id", wrapper.GetUser)
 	router.POST(options.BaseURL+"/users/:user_id/disable", wrapper.DisableUser)
@@ -7139,6 +7326,122 @@ type GetRecoverydefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetRecoverydefaultApplicationProblemPlusJSONResponse) VisitGetRecoveryResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSKURequestObject struct {
+	Body *CreateSKUJSONRequestBody
+}
+
+type CreateSKUResponseObject interface {
+	VisitCreateSKUResponse(w http.ResponseWriter) error
+}
+
+type CreateSKU201JSONResponse SKU
+
+func (response CreateSKU201JSONResponse) VisitCreateSKUResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSKUdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateSKUdefaultApplicationProblemPlusJSONResponse) VisitCreateSKUResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SuggestSKUsRequestObject struct {
+}
+
+type SuggestSKUsResponseObject interface {
+	VisitSuggestSKUsResponse(w http.ResponseWriter) error
+}
+
+type SuggestSKUs200JSONResponse SKUSuggestionList
+
+func (response SuggestSKUs200JSONResponse) VisitSuggestSKUsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type SuggestSKUsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response SuggestSKUsdefaultApplicationProblemPlusJSONResponse) VisitSuggestSKUsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RetireSKURequestObject struct {
+	Sku SKUSlug `json:"sku"`
+}
+
+type RetireSKUResponseObject interface {
+	VisitRetireSKUResponse(w http.ResponseWriter) error
+}
+
+type RetireSKU200JSONResponse SKU
+
+func (response RetireSKU200JSONResponse) VisitRetireSKUResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RetireSKUdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RetireSKUdefaultApplicationProblemPlusJSONResponse) VisitRetireSKUResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -9399,6 +9702,84 @@ func (response GetReadinessdefaultApplicationProblemPlusJSONResponse) VisitGetRe
 	return err
 }
 
+type ListSKUsRequestObject struct {
+	Params ListSKUsParams
+}
+
+type ListSKUsResponseObject interface {
+	VisitListSKUsResponse(w http.ResponseWriter) error
+}
+
+type ListSKUs200JSONResponse SKUList
+
+func (response ListSKUs200JSONResponse) VisitListSKUsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSKUsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListSKUsdefaultApplicationProblemPlusJSONResponse) VisitListSKUsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetSKURequestObject struct {
+	Sku SKUSlug `json:"sku"`
+}
+
+type GetSKUResponseObject interface {
+	VisitGetSKUResponse(w http.ResponseWriter) error
+}
+
+type GetSKU200JSONResponse SKU
+
+func (response GetSKU200JSONResponse) VisitGetSKUResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetSKUdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetSKUdefaultApplicationProblemPlusJSONResponse) VisitGetSKUResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type GetTrustBundleRequestObject struct {
 }
 
@@ -9763,6 +10144,15 @@ type StrictServerInterface interface {
 	// GetRecovery The last backup and restore of the hub, what a restored hub still waits for, and findings for an admin
 	// (GET /admin/recovery)
 	GetRecovery(ctx context.Context, request GetRecoveryRequestObject) (GetRecoveryResponseObject, error)
+	// CreateSKU Add a named size of allocations; it never changes
+	// (POST /admin/skus)
+	CreateSKU(ctx context.Context, request CreateSKURequestObject) (CreateSKUResponseObject, error)
+	// SuggestSKUs SKUs for the accelerators that nodes report and no SKU sells yet
+	// (GET /admin/skus/suggestions)
+	SuggestSKUs(ctx context.Context, request SuggestSKUsRequestObject) (SuggestSKUsResponseObject, error)
+	// RetireSKU End the sale of a SKU; allocations of it stay
+	// (POST /admin/skus/{sku}/retire)
+	RetireSKU(ctx context.Context, request RetireSKURequestObject) (RetireSKUResponseObject, error)
 	// ListUsers Users (platform admin)
 	// (GET /admin/users)
 	ListUsers(ctx context.Context, request ListUsersRequestObject) (ListUsersResponseObject, error)
@@ -9934,6 +10324,12 @@ type StrictServerInterface interface {
 	// GetReadiness Can this process serve requests now
 	// (GET /readyz)
 	GetReadiness(ctx context.Context, request GetReadinessRequestObject) (GetReadinessResponseObject, error)
+	// ListSKUs Named sizes of allocations, retired ones too
+	// (GET /skus)
+	ListSKUs(ctx context.Context, request ListSKUsRequestObject) (ListSKUsResponseObject, error)
+	// GetSKU One SKU
+	// (GET /skus/{sku})
+	GetSKU(ctx context.Context, request GetSKURequestObject) (GetSKUResponseObject, error)
 	// GetTrustBundle The current trust bundle in its signed envelope
 	// (GET /trust/bundle)
 	GetTrustBundle(ctx context.Context, request GetTrustBundleRequestObject) (GetTrustBundleResponseObject, error)
@@ -10686,6 +11082,98 @@ func (sh *strictHandler) GetRecovery(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetRecoveryResponseObject); ok {
 		if err := validResponse.VisitGetRecoveryResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateSKU operation middleware
+func (sh *strictHandler) CreateSKU(ctx *gin.Context) {
+	var request CreateSKURequestObject
+
+	var body CreateSKUJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateSKU(ctx, request.(CreateSKURequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateSKU")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateSKUResponseObject); ok {
+		if err := validResponse.VisitCreateSKUResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// SuggestSKUs operation middleware
+func (sh *strictHandler) SuggestSKUs(ctx *gin.Context) {
+	var request SuggestSKUsRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.SuggestSKUs(ctx, request.(SuggestSKUsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "SuggestSKUs")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(SuggestSKUsResponseObject); ok {
+		if err := validResponse.VisitSuggestSKUsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RetireSKU operation middleware
+func (sh *strictHandler) RetireSKU(ctx *gin.Context, sku SKUSlug) {
+	var request RetireSKURequestObject
+
+	request.Sku = sku
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RetireSKU(ctx, request.(RetireSKURequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RetireSKU")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RetireSKUResponseObject); ok {
+		if err := validResponse.VisitRetireSKUResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -12490,6 +12978,58 @@ func (sh *strictHandler) GetReadiness(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetReadinessResponseObject); ok {
 		if err := validResponse.VisitGetReadinessResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListSKUs operation middleware
+func (sh *strictHandler) ListSKUs(ctx *gin.Context, params ListSKUsParams) {
+	var request ListSKUsRequestObject
+
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListSKUs(ctx, request.(ListSKUsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListSKUs")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListSKUsResponseObject); ok {
+		if err := validResponse.VisitListSKUsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetSKU operation middleware
+func (sh *strictHandler) GetSKU(ctx *gin.Context, sku SKUSlug) {
+	var request GetSKURequestObject
+
+	request.Sku = sku
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetSKU(ctx, request.(GetSKURequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetSKU")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetSKUResponseObject); ok {
+		if err := validResponse.VisitGetSKUResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

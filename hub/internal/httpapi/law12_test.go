@@ -61,6 +61,8 @@ func samples() map[string]string {
 		"rollbackAppInstance": `{"target_version":"1"}`,
 		"changeAppInstance":   `{"display_name":"d","config":{}}`,
 		"grantCredit":         `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
+		"createSKU": `{"slug":"gpu-9","capacity_shape":"gpu_slice","accelerator_count":1,` +
+			`"accelerator_model":"H200","cpu_cores":9,"memory_mib":9216}`,
 		"createPrice": `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1",` +
 			`"per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
 		"banNode":           `{"reason":"r"}`,

@@ -33,6 +33,9 @@ const (
 	AllocationCreate  Permission = "capacity.allocation.create"
 	AllocationRelease Permission = "capacity.allocation.release"
 
+	SKURead  Permission = "capacity.sku.read"
+	SKUWrite Permission = "capacity.sku.write"
+
 	UsageRead   Permission = "billing.usage.read"
 	LedgerRead  Permission = "billing.ledger.read"
 	WalletRead  Permission = "billing.wallet.read"
@@ -120,8 +123,8 @@ func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPubl
 
 func viewer() []Permission {
 	return []Permission{
-		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, CatalogRead, AllocationRead, UsageRead, PriceRead, OrgRead,
-		ProjectRead,
+		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, CatalogRead, AllocationRead, SKURead, UsageRead, PriceRead,
+		OrgRead, ProjectRead,
 	}
 }
 
@@ -137,8 +140,8 @@ func projectAdmin() []Permission {
 }
 
 func allPermissions() []Permission {
-	out := append(Role(OrgAdmin).Permissions(), CatalogManage, PriceWrite, CreditGrant, OrgCreate, UserWrite, QuotaWrite,
-		NodeRead, NodeWrite, JoinTokenRead, JoinTokenWrite, PublisherRead, PublisherWrite)
+	out := append(Role(OrgAdmin).Permissions(), CatalogManage, SKUWrite, PriceWrite, CreditGrant, OrgCreate, UserWrite,
+		QuotaWrite, NodeRead, NodeWrite, JoinTokenRead, JoinTokenWrite, PublisherRead, PublisherWrite)
 	slices.Sort(out)
 	return slices.Compact(out)
 }

@@ -21,13 +21,16 @@ CREATE TABLE IF NOT EXISTS skus (
   accelerator_model TEXT NOT NULL,
   accelerator_count INT8 NOT NULL,
   cpu_cores INT8 NOT NULL,
-  memory_mib INT8 NOT NULL
+  memory_mib INT8 NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  -- Since when no new allocation may name it; NULL while one may.
+  retired_at TIMESTAMPTZ
 );
 
-INSERT INTO skus (slug, capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib) VALUES
-  ('cpu-1', 'gpu_slice', '', 0, 1, 1024),
-  ('cpu-2', 'gpu_slice', '', 0, 2, 4096),
-  ('cpu-4', 'gpu_slice', '', 0, 4, 8192)
+INSERT INTO skus (slug, capacity_shape, accelerator_model, accelerator_count, cpu_cores, memory_mib, created_at) VALUES
+  ('cpu-1', 'gpu_slice', '', 0, 1, 1024, now()),
+  ('cpu-2', 'gpu_slice', '', 0, 2, 4096, now()),
+  ('cpu-4', 'gpu_slice', '', 0, 4, 8192, now())
 ON CONFLICT (slug) DO NOTHING;
 
 CREATE TABLE IF NOT EXISTS allocations (
