@@ -2,6 +2,7 @@ package devcluster_test
 
 import (
 	"bufio"
+	"bytes"
 	"fmt"
 	"os"
 	"os/exec"
@@ -21,23 +22,35 @@ import (
 // holderEnv makes this program hold a lock on the named file while its first thread has ended.
 const holderEnv = "CLUSTER_TEST_HOLDER"
 
+// The first goroutine stays on the process's first thread only if an init function asks for it.
+//
+//nolint:gochecknoinits // nothing later is sure to run on the first thread
+func init() {
+	if os.Getenv(holderEnv) != "" {
+		runtime.LockOSThread()
+	}
+}
+
 func TestMain(m *testing.M) {
 	if name := os.Getenv(holderEnv); name != "" {
-		// The first goroutine runs on the process's first thread.
-		runtime.LockOSThread()
-		go holdLock(name)
+		// The first thread ends last of all: it takes its share of the scheduler along, and with it whatever waits there to
+		// run.
 		signal.Ignore(syscall.SIGTERM)
+		locked := make(chan struct{})
+		go holdLock(name, locked)
+		<-locked
 		_, _, _ = syscall.RawSyscall(syscall.SYS_EXIT, 0, 0, 0)
 	}
 	os.Exit(m.Run())
 }
 
-func holdLock(name string) {
+func holdLock(name string, locked chan<- struct{}) {
 	f, err := os.OpenFile(name, os.O_RDWR, 0)
 	if err != nil || unix.Flock(int(f.Fd()), unix.LOCK_EX) != nil {
 		os.Exit(1)
 	}
 	fmt.Println("locked")
+	close(locked)
 	select {}
 }
 
@@ -53,6 +66,10 @@ func TestAProcessHasEndedOnlyWhenItsLocksAreFree(t *testing.T) {
 	t.Cleanup(func() { _ = holder.Process.Kill(); _ = holder.Wait() })
 	_, err = bufio.NewReader(out).ReadString('\n')
 	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", holder.Process.Pid))
+		return err == nil && bytes.Contains(stat, []byte(") Z "))
+	}, time.Minute, time.Millisecond, "the first thread ends")
 	ticks, err := devcluster.StartTicks(holder.Process.Pid)
 	require.NoError(t, err)
 
