@@ -184,8 +184,7 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	return fmt.Errorf("reconcile: unknown action %T", a)
 }
 
-// deliverConfig stores that the container has the config after it has: a crash before that delivers, and signals, once
-// more.
+// deliverConfig replaces the file and signals, then stores the digest: after a crash in between it does both again.
 func (r *Reconciler) deliverConfig(ctx context.Context, a agent.DeliverConfig) error {
 	r.log.InfoContext(ctx, "delivering a config", slog.String("member_id", a.MemberID),
 		slog.String("container_id", a.ContainerID))

@@ -216,8 +216,14 @@ func suggest(hosts []host) []SKU {
 			})
 		}
 	}
-	slices.SortFunc(out, func(a, b SKU) int { return cmp.Compare(a.Slug, b.Slug) })
-	return slices.CompactFunc(out, SKU.sameSize)
+	// Nodes that differ by less than a GiB are one size: the smallest, which each of them has.
+	slices.SortFunc(out, func(a, b SKU) int {
+		return cmp.Or(cmp.Compare(a.Slug, b.Slug), cmp.Compare(a.AcceleratorModel, b.AcceleratorModel),
+			cmp.Compare(a.MemoryMiB, b.MemoryMiB))
+	})
+	return slices.CompactFunc(out, func(a, b SKU) bool {
+		return a.Slug == b.Slug && a.AcceleratorModel == b.AcceleratorModel
+	})
 }
 
 // maxSlugOfModel leaves room for what makes a slug of at most 63 characters of it.

@@ -94,7 +94,9 @@ func TestSKUsAreSuggestedForWhatNodesReport(t *testing.T) {
 	other[0].Id, other[0].Model = "GPU-9", "AMD Instinct MI300X (OAM)"
 	report(mixed, append(gpus(1), other...)...)
 
-	slugs, all := w.suggested(w.gpu, w.cpu, small, mixed)
+	twin := capacity.Node{ID: db.NewID(), CPUCores: 8, MemoryBytes: 48<<30 + 5<<20}
+	report(twin, gpus(2)...)
+	slugs, all := w.suggested(w.gpu, w.cpu, small, twin, mixed)
 	require.Equal(t, []string{"h200-node-x2-8c-48g", "h200-node-x4-16c-64g", "h200-x1", "h200-x2", "h200-x4"}, slugs)
 	require.Equal(t, capacity.SKU{
 		Slug: "h200-x2", Shape: capacity.GPUSlice, AcceleratorModel: "H200", AcceleratorCount: 2, CPUCores: 8,
@@ -105,6 +107,7 @@ func TestSKUsAreSuggestedForWhatNodesReport(t *testing.T) {
 		require.NoError(t, err)
 	}
 	slugs, _ = w.suggested(w.gpu, small)
+	require.Equal(t, int64(48<<10), all[0].MemoryMiB, "the smaller of two nodes that are almost the same")
 	require.Empty(t, slugs, "they are sold")
 
 	report(mixed, other...)
