@@ -170,10 +170,16 @@ func (d *differ) inDoubt(id string) bool {
 func (d *differ) keepsRunning(w Workload) bool {
 	return w.Refused != protocol.WorkloadStatus_OWNER_REFUSED && d.leases[w.MemberID].Covers(d.now) &&
 		slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
-			service, known := serviceNamed(w, c.Service)
-			return known && c.Revision == w.Revision && c.SpecDigest == service.SpecDigest &&
-				(c.Status == Running || c.Status == Unknown)
+			return isCurrent(w, c) && (c.Status == Running || c.Status == Unknown)
 		})
+}
+
+// isCurrent reports whether the container may go on under the workload: its service, revision and spec are the
+// workload's. A refused workload has no spec that the node could start, or that it surely understands, so its revision
+// goes on with the spec that it was started with.
+func isCurrent(w Workload, c Container) bool {
+	s, known := serviceNamed(w, c.Service)
+	return known && c.Revision == w.Revision && (c.SpecDigest == s.SpecDigest || w.Refused != 0)
 }
 
 // blockedBy says why nothing of the member may run now; empty when it may.
@@ -290,9 +296,8 @@ func (d *differ) releaseAll(id string, w Workload, why string) {
 func (d *differ) releaseOutdated(id string, w Workload) {
 	live := make(map[string]bool)
 	for _, c := range d.containers[id] {
-		service, known := serviceNamed(w, c.Service)
 		switch {
-		case !known || c.Revision != w.Revision || c.SpecDigest != service.SpecDigest:
+		case !isCurrent(w, c):
 			d.release(c, graceOf(w, c), "replaced")
 		case c.Status == Exited:
 			d.releaseExited(c, true)

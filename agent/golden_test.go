@@ -197,11 +197,14 @@ func refusalSituations() map[string]situation {
 	d, l := desired(refused(web(2))), week("web")
 	byOwner := web(2)
 	byOwner.Refused, byOwner.RefusedDetail = protocol.WorkloadStatus_OWNER_REFUSED, "closed"
+	otherSpec := web(2)
+	otherSpec.Services[0].SpecDigest = "of an agent that knows more of it"
 	return map[string]situation{
 		"refused":                           {d, l, observed(member(), 0)},
 		"refused while it runs":             {d, l, ready()},
 		"refused while it runs and it ends": {d, l, observed(member(), 2, exited(web(2), true))},
 		"refused while it runs unleased":    {d, nil, ready()},
+		"refused while another spec runs":   {d, l, observed(member(), 2, running(otherSpec))},
 		"refused by the owner":              {desired(byOwner), l, ready()},
 	}
 }

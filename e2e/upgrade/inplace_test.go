@@ -1,6 +1,7 @@
 package upgrade_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/sha256"
 	"encoding/json"
@@ -186,7 +187,8 @@ func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) 
 	}
 	require.NoError(t, old.Build(t.Context(), harness.Source(t)))
 	w := harness.NewPlatform(t)
-	kept, waiting := w.Launch("kept"), w.Launch("started under yesterday's agent")
+	shipRestarting(w, "1.0.1")
+	kept, waiting := launch(w, "1.0.1"), launch(w, "1.0.1")
 	pid := w.PidOf(kept)
 	_, err = w.Tenant.Stop(w.Ctx, w.Operator, waiting.ID)
 	require.NoError(t, err)
@@ -202,7 +204,7 @@ func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) 
 	require.Equal(t, pid, w.PidOf(kept), "what runs goes on")
 	w.RequireAnswer(kept)
 	_, err = api.Read[api.AppInstance](w.Operator.CreateAppInstance(w.Ctx, w.Tenant.Project.ID, api.AppInstanceCreate{
-		AppSlug: harness.AppSlug, Version: "1.0.0", DisplayName: "not placed",
+		AppSlug: harness.AppSlug, Version: "1.0.1", DisplayName: "not placed",
 	}))
 	problem, ok := errors.AsType[*api.Problem](err)
 	require.True(t, ok, "%v", err)
@@ -212,4 +214,26 @@ func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) 
 	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, waiting.ID, api.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 	require.Equal(t, pid, w.PidOf(kept))
+}
+
+// shipRestarting ships a version that a new config restarts: its containers' digests hold the config, as those of the
+// agent before schemas do, which stops a refused container of another digest.
+func shipRestarting(w *harness.Testbed, version string) {
+	w.T.Helper()
+	r := w.Release(version)
+	template := bytes.Replace(r.Template, []byte("{on_change: signal, signal: SIGHUP}"), []byte("{on_change: restart}"), 1)
+	require.NotEqual(w.T, r.Template, template)
+	r.Template = template
+	_, err := w.Tenant.Ship(w.Ctx, w.Publisher, r)
+	require.NoError(w.T, err)
+}
+
+func launch(w *harness.Testbed, version string) api.AppInstance {
+	w.T.Helper()
+	i, _, err := w.Tenant.Launch(w.Ctx, w.Operator, api.AppInstanceCreate{
+		AppSlug: harness.AppSlug, Version: version, DisplayName: "of " + version,
+		PlacementIntent: api.PlacementIntent{AllocationIds: []string{w.Allocation.ID}},
+	}, nil)
+	require.NoError(w.T, err)
+	return i
 }
