@@ -218,7 +218,7 @@ const (
 	Nack_PART_DIGEST_MISMATCH Nack_Reason = 10
 	// A part that the state does not name.
 	Nack_UNKNOWN_PART Nack_Reason = 11
-	// Something that no workload of the node needs, or a log that the node does not have.
+	// Something that no workload of the node needs, or a log or port that the node does not have.
 	Nack_NOT_ASSIGNED Nack_Reason = 12
 	// A publisher's delegation had ended when the revision was first named.
 	Nack_EXPIRED Nack_Reason = 13
@@ -4665,6 +4665,7 @@ type TunnelRequest struct {
 	// Types that are valid to be assigned to Request:
 	//
 	//	*TunnelRequest_Logs
+	//	*TunnelRequest_Connect
 	Request       isTunnelRequest_Request `protobuf_oneof:"request"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4716,6 +4717,15 @@ func (x *TunnelRequest) GetLogs() *LogsRequest {
 	return nil
 }
 
+func (x *TunnelRequest) GetConnect() *ConnectRequest {
+	if x != nil {
+		if x, ok := x.Request.(*TunnelRequest_Connect); ok {
+			return x.Connect
+		}
+	}
+	return nil
+}
+
 type isTunnelRequest_Request interface {
 	isTunnelRequest_Request()
 }
@@ -4724,7 +4734,68 @@ type TunnelRequest_Logs struct {
 	Logs *LogsRequest `protobuf:"bytes,1,opt,name=logs,proto3,oneof"`
 }
 
+type TunnelRequest_Connect struct {
+	Connect *ConnectRequest `protobuf:"bytes,2,opt,name=connect,proto3,oneof"`
+}
+
 func (*TunnelRequest_Logs) isTunnelRequest_Request() {}
+
+func (*TunnelRequest_Connect) isTunnelRequest_Request() {}
+
+// ConnectRequest asks for a TCP connection to a published port of a member. The end of each direction of the stream is
+// the end of the same direction of the connection; a reset is a reset.
+type ConnectRequest struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	MemberId string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	// Name of the port in the manifest.
+	Port          string `protobuf:"bytes,2,opt,name=port,proto3" json:"port,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConnectRequest) Reset() {
+	*x = ConnectRequest{}
+	mi := &file_protocol_messages_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConnectRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConnectRequest) ProtoMessage() {}
+
+func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
+func (*ConnectRequest) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ConnectRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *ConnectRequest) GetPort() string {
+	if x != nil {
+		return x.Port
+	}
+	return ""
+}
 
 type LogsRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -4738,7 +4809,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4750,7 +4821,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4763,7 +4834,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -4804,7 +4875,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4816,7 +4887,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4829,7 +4900,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -5298,10 +5369,14 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
 	"\bpassword\x18\x03 \x01(\tR\bpassword\x129\n" +
 	"\n" +
-	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"H\n" +
+	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\x7f\n" +
 	"\rTunnelRequest\x12,\n" +
-	"\x04logs\x18\x01 \x01(\v2\x16.gpuaas.v1.LogsRequestH\x00R\x04logsB\t\n" +
-	"\arequest\"{\n" +
+	"\x04logs\x18\x01 \x01(\v2\x16.gpuaas.v1.LogsRequestH\x00R\x04logs\x125\n" +
+	"\aconnect\x18\x02 \x01(\v2\x19.gpuaas.v1.ConnectRequestH\x00R\aconnectB\t\n" +
+	"\arequest\"A\n" +
+	"\x0eConnectRequest\x12\x1b\n" +
+	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x12\n" +
+	"\x04port\x18\x02 \x01(\tR\x04port\"{\n" +
 	"\vLogsRequest\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x1d\n" +
@@ -5324,7 +5399,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 53)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
 	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
@@ -5383,27 +5458,28 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*PullCredentialRequest)(nil), // 54: gpuaas.v1.PullCredentialRequest
 	(*PullCredential)(nil),        // 55: gpuaas.v1.PullCredential
 	(*TunnelRequest)(nil),         // 56: gpuaas.v1.TunnelRequest
-	(*LogsRequest)(nil),           // 57: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 58: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 59: google.protobuf.Timestamp
+	(*ConnectRequest)(nil),        // 57: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),           // 58: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 59: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 60: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	7,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	10, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	59, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	59, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	60, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	60, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	11, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	11, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	59, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	59, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	59, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	60, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	60, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	60, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	14, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	6,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	6,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
 	16, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
 	15, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	59, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	60, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
 	18, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
 	19, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
 	20, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
@@ -5411,14 +5487,14 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	22, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
 	17, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
 	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	59, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	60, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
 	24, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	25, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	59, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	59, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	60, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	60, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
 	27, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	59, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	59, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	60, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	60, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	31, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
 	42, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
@@ -5433,10 +5509,10 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	41, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
 	32, // 43: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
 	33, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	59, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	60, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
 	34, // 46: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
 	35, // 47: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	59, // 48: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	60, // 48: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
 	6,  // 49: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
 	6,  // 50: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
 	6,  // 51: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
@@ -5446,32 +5522,33 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	6,  // 55: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
 	6,  // 56: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
 	6,  // 57: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	59, // 58: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	60, // 58: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
 	46, // 59: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
 	33, // 60: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
 	4,  // 61: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
 	5,  // 62: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	59, // 63: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	59, // 64: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	59, // 65: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	60, // 63: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	60, // 64: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	60, // 65: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
 	48, // 66: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
 	49, // 67: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
 	6,  // 68: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	59, // 69: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	60, // 69: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
 	6,  // 70: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
 	3,  // 71: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
 	54, // 72: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
 	3,  // 73: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
 	55, // 74: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
 	6,  // 75: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	59, // 76: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	57, // 77: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	3,  // 78: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	79, // [79:79] is the sub-list for method output_type
-	79, // [79:79] is the sub-list for method input_type
-	79, // [79:79] is the sub-list for extension type_name
-	79, // [79:79] is the sub-list for extension extendee
-	0,  // [0:79] is the sub-list for field type_name
+	60, // 76: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	58, // 77: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	57, // 78: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	3,  // 79: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	80, // [80:80] is the sub-list for method output_type
+	80, // [80:80] is the sub-list for method input_type
+	80, // [80:80] is the sub-list for extension type_name
+	80, // [80:80] is the sub-list for extension extendee
+	0,  // [0:80] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -5502,6 +5579,7 @@ func file_protocol_messages_proto_init() {
 	}
 	file_protocol_messages_proto_msgTypes[50].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
+		(*TunnelRequest_Connect)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5509,7 +5587,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   53,
+			NumMessages:   54,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -11,6 +11,7 @@ package protocol
 //	1  2026-11-22  first version.
 //	1  2026-11-23  Service.config, WorkloadStatus.config_sha256; needs the manifest feature config.
 //	1  2026-11-23  Accelerator has address, NUMA node, cores, versions, links and partitions; reports name accelerators.
+//	1  2026-11-23  TunnelRequest.connect; an agent without it answers FEATURE_MISSING.
 const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).

@@ -39,7 +39,7 @@ const (
 	// HandshakeTimeout bounds a dial. Without an answer it ends after half of that.
 	HandshakeTimeout = 10 * time.Second
 	// MaxPeerStreams is how many streams the peer may have open; it waits in Open beyond that.
-	MaxPeerStreams = 32
+	MaxPeerStreams = 64
 	// StreamWindowBytes is what a stream may hold unread.
 	streamWindowInitialBytes = 64 << 10
 	StreamWindowBytes        = 256 << 10

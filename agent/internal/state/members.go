@@ -68,6 +68,14 @@ func (s *Store) Members() map[string]Member {
 	return view(s, func(d *data) map[string]Member { return maps.Clone(d.members) })
 }
 
+// Member returns one member; ok is false where the node remembers none of this id.
+func (s *Store) Member(id string) (m Member, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, ok = s.d.members[id]
+	return m, ok
+}
+
 // Runs returns the journal by run id.
 func (s *Store) Runs() map[string]Run {
 	return view(s, func(d *data) map[string]Run { return maps.Clone(d.runs) })

@@ -22,6 +22,8 @@ const (
 	codeHubUnreachable fault.Code = "hub_unreachable"
 	// codeIdentityUnusable: the files of the node's identity cannot be used.
 	codeIdentityUnusable fault.Code = "identity_unusable"
+	// codePortUnknown: the node publishes no such port of the workload.
+	codePortUnknown fault.Code = "port_unknown"
 	// codePullCredentialMissing: the hub gives no credential for an image.
 	codePullCredentialMissing fault.Code = "pull_credential_missing"
 	// codeRootFingerprintInvalid: the root fingerprint is not well-formed.

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
-	"sync"
 	"time"
 
 	"google.golang.org/protobuf/proto"
@@ -20,9 +18,6 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
-
-// maxLogLines bounds the lines of a log that a tunnel reads back.
-const maxLogLines = 10_000
 
 // upload sends the sealed segments in order and takes one acknowledgement for each. After a reconnect it starts from
 // the first segment that the hub has not posted; the hub bills each once.
@@ -201,85 +196,4 @@ func exchange(ctx context.Context, conn *link.Conn, request *protocol.FetchReque
 		return err
 	}
 	return stream.Receive(answer, protocol.MaxFetchBytes)
-}
-
-// serveTunnels takes the streams that the hub opens.
-func (s *session) serveTunnels(ctx context.Context) error {
-	var tunnels sync.WaitGroup
-	defer tunnels.Wait()
-	for {
-		stream, header, err := s.conn.Accept(ctx)
-		if err != nil {
-			return err
-		}
-		tunnels.Go(func() {
-			if header.GetKind() != protocol.StreamHeader_KIND_TUNNEL {
-				stream.Abort()
-				return
-			}
-			s.tunnel(ctx, stream)
-		})
-	}
-}
-
-func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(ctx, stream.Abort)()
-	_ = stream.SetDeadline(time.Now().Add(sendTimeout))
-	request := &protocol.TunnelRequest{}
-	if err := stream.Receive(request, protocol.MaxHeaderBytes); err != nil {
-		stream.Abort()
-		return
-	}
-	logs := request.GetLogs()
-	if logs == nil || s.u.cfg.Logs == nil {
-		refuseTunnel(stream, protocol.Nack_FEATURE_MISSING)
-		return
-	}
-	source, err := s.u.openLogs(ctx, logs)
-	if err != nil {
-		reason := protocol.Nack_UNAVAILABLE
-		if fault.Is(err, fault.NotFound) {
-			reason = protocol.Nack_NOT_ASSIGNED
-		}
-		refuseTunnel(stream, reason)
-		return
-	}
-	if err := stream.Send(&protocol.TunnelResponse{}); err != nil {
-		_ = source.Close()
-		stream.Abort()
-		return
-	}
-	_ = stream.SetDeadline(time.Time{})
-	// A followed log may be silent for hours after its reader has ended the stream.
-	go func() {
-		select {
-		case <-stream.Done():
-			cancel()
-		case <-ctx.Done():
-		}
-	}()
-	_, err = io.Copy(stream, source)
-	_ = source.Close()
-	if err != nil && !errors.Is(err, io.EOF) {
-		stream.Abort()
-		return
-	}
-	_ = stream.Close()
-}
-
-func refuseTunnel(stream *link.Stream, reason protocol.Nack_Reason) {
-	_ = stream.Send(&protocol.TunnelResponse{ErrorReason: reason})
-	_ = stream.Close()
-}
-
-// openLogs finds the newest run of the member's service.
-func (u *Uplink) openLogs(ctx context.Context, r *protocol.LogsRequest) (io.ReadCloser, error) {
-	run, err := u.store.NewestRun(r.GetMemberId(), r.GetService())
-	if err != nil {
-		return nil, err
-	}
-	lines := min(int(r.GetTailLines()), maxLogLines)
-	return u.cfg.Logs(ctx, run.ID, lines, r.GetFollow())
 }

@@ -1,10 +1,12 @@
 package uplink_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
 func TestHelloTellsWhereTheNodeStands(t *testing.T) {
@@ -165,4 +168,71 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, stream.Close())
 	<-closed
+}
+
+// portOf makes a member whose port leads to the listener.
+func (n *testNode) portOf(member string, l *net.TCPListener) {
+	n.t.Helper()
+	require.NoError(n.t, n.store.UpdateMember(member, func(m *state.Member) {
+		m.NetworkReady = true
+		m.Ports = []state.HostPort{{Name: "http", Protocol: "http", Host: uint16(l.Addr().(*net.TCPAddr).Port)}}
+	}))
+}
+
+func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
+	_, n, s := start(t)
+	app, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	n.portOf("m1", app)
+	connect := func(member, port string) (*link.Stream, protocol.Nack_Reason) {
+		stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Connect{
+			Connect: &protocol.ConnectRequest{MemberId: member, Port: port},
+		}}))
+		answer := &protocol.TunnelResponse{}
+		require.NoError(t, stream.Receive(answer, protocol.MaxHeaderBytes))
+		return stream, answer.GetErrorReason()
+	}
+	for _, unknown := range [][2]string{{"m2", "http"}, {"m1", "ssh"}, {"", ""}} {
+		_, refused := connect(unknown[0], unknown[1])
+		require.Equal(t, protocol.Nack_NOT_ASSIGNED, refused)
+	}
+
+	stream, refused := connect("m1", "http")
+	require.Empty(t, refused)
+	conn, err := app.AcceptTCP()
+	require.NoError(t, err)
+	question := bytes.Repeat([]byte("question"), 100_000)
+	go func() {
+		_, _ = stream.Write(question)
+		_ = stream.CloseWrite()
+	}()
+	got, err := io.ReadAll(conn)
+	require.NoError(t, err)
+	require.Equal(t, question, got)
+	_, err = conn.Write([]byte("answer"))
+	require.NoError(t, err, "the other direction is open still")
+	require.NoError(t, conn.Close())
+	got, err = io.ReadAll(stream)
+	require.NoError(t, err)
+	require.Equal(t, "answer", string(got))
+
+	// The member's network goes while a stream is open.
+	stream, refused = connect("m1", "http")
+	require.Empty(t, refused)
+	conn, err = app.AcceptTCP()
+	require.NoError(t, err)
+	require.NoError(t, n.store.UpdateMember("m1", func(m *state.Member) { m.NetworkReady = false }))
+	_, err = stream.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, io.EOF)
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "reset")
+
+	// Nobody listens.
+	n.portOf("m1", app)
+	require.NoError(t, app.Close())
+	_, refused = connect("m1", "http")
+	require.Equal(t, protocol.Nack_UNAVAILABLE, refused)
 }
