@@ -297,7 +297,8 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		Keys:         b.keys,
 		SessionAddr:  b.sessionAddr,
 		RegistryHost: registry.Host(),
-		Logs:         b.nodelink,
+		NodeStreams:  b.nodelink,
+		Log:          b.log,
 	}
 	handler, err := httpapi.NewHandler(server, httpapi.Config{ //nolint:contextcheck // each request has its own
 		Authenticator: httpapi.TokenAuthenticator{DB: b.db, Proofs: &iam.Proofs{}}, Auditor: commands,

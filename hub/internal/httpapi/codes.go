@@ -20,7 +20,7 @@ const (
 	codeEnvelopeMalformed fault.Code = "envelope_malformed"
 	// codeInvalidRequest: the request does not follow the contract; errors[] names the places.
 	codeInvalidRequest fault.Code = "invalid_request"
-	// codeMemberRemoved: the member's logs were removed with it.
+	// codeMemberRemoved: the member was removed from its node.
 	codeMemberRemoved fault.Code = "member_removed"
 	// codeMemberUnknown: the app instance has no such member.
 	codeMemberUnknown fault.Code = "member_unknown"
@@ -30,6 +30,8 @@ const (
 	codeNotReady fault.Code = "not_ready"
 	// codePeriodEmpty: the period ends before it begins.
 	codePeriodEmpty fault.Code = "period_empty"
+	// codePortUnknown: the member publishes no such port at present.
+	codePortUnknown fault.Code = "port_unknown"
 	// codeRateLimited: a budget of requests is used up.
 	codeRateLimited fault.Code = "rate_limited"
 	// codeRouteNotFound: the API has no such path.
@@ -38,4 +40,6 @@ const (
 	codeSignatureEncoding fault.Code = "signature_encoding"
 	// codeTooManyAtOnce: a budget of concurrent requests is used up.
 	codeTooManyAtOnce fault.Code = "too_many_at_once"
+	// codeUpgradeMissing: the request does not ask for the upgrade that the operation needs.
+	codeUpgradeMissing fault.Code = "upgrade_missing"
 )

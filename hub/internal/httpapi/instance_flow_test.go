@@ -25,6 +25,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/pkg/duplex"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -38,6 +39,16 @@ type theater struct {
 	// source is what a node answers with where it is not nil.
 	source        func() io.ReadCloser
 	logCheckEvery time.Duration
+	// ports are the apps that listen on the node; direct is the handler whose connections can be taken over.
+	ports  map[string]func(ctx context.Context) (duplex.Stream, error)
+	direct http.Handler
+}
+
+func (s *theater) Connect(ctx context.Context, nodeID, _ string, r *protocol.ConnectRequest) (duplex.Stream, error) {
+	if dial := s.ports[r.GetPort()]; dial != nil && nodeID == s.node {
+		return dial(ctx)
+	}
+	return nil, fault.New(fault.Unavailable, "node_unreachable", "The node is not connected.", nil)
 }
 
 func (s *theater) Logs(_ context.Context, nodeID, _ string, r *protocol.LogsRequest) (io.ReadCloser, error) {
@@ -79,12 +90,13 @@ func (s *theater) open(t *testing.T) {
 		return err
 	})
 	api := serverOn(s.d, nil, nil)
-	api.Logs, api.logCheckEvery = s, s.logCheckEvery
+	api.NodeStreams, api.logCheckEvery, api.rightCheckEvery = s, s.logCheckEvery, s.logCheckEvery
 	s.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
+	s.direct = s.Handler
 	s.Handler = conforms(t, s.Handler)
 }
 

@@ -150,11 +150,11 @@ func (s *Server) ListAppInstanceEvents(ctx context.Context,
 func (s *Server) GetAppInstanceLogs(ctx context.Context,
 	r GetAppInstanceLogsRequestObject,
 ) (GetAppInstanceLogsResponseObject, error) {
-	i, err := s.Queries.InstanceForLogs(ctx, principalOf(ctx), r.ProjectID, r.AppInstanceID)
+	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), iam.InstanceLogs, r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
 	}
-	member, err := memberOf(i, r.Params.MemberID)
+	member, err := memberOf(i, r.Params.MemberID, "query/member_id")
 	if err != nil {
 		return nil, err
 	}
@@ -162,7 +162,7 @@ func (s *Server) GetAppInstanceLogs(ctx context.Context,
 	if tail == 0 {
 		tail = defaultTailLines
 	}
-	source, err := s.Logs.Logs(ctx, member.NodeID, i.OrgID, &protocol.LogsRequest{
+	source, err := s.NodeStreams.Logs(ctx, member.NodeID, i.OrgID, &protocol.LogsRequest{
 		MemberId: member.ID, Service: r.Params.Service, TailLines: uint32(tail), Follow: r.Params.Follow,
 	})
 	if err != nil {
@@ -188,20 +188,21 @@ func (s *Server) mayReadLogs(ctx context.Context, again func(context.Context) (i
 	return s.Queries.CheckLogs(ctx, p, projectID)
 }
 
-// memberOf returns the named member, or the first one. A removed member has no logs.
-func memberOf(i instance.Instance, id string) (instance.Member, error) {
+// memberOf returns the named member, or the first one; pointer is where the request names it. A removed member has
+// nothing to show.
+func memberOf(i instance.Instance, id, pointer string) (instance.Member, error) {
 	for _, m := range i.Members {
 		if id != "" && m.ID != id {
 			continue
 		}
 		if m.Gone {
 			return instance.Member{}, fault.New(fault.Conflict, codeMemberRemoved, "The instance was removed from its node, "+
-				"its logs with it.", nil)
+				"and its logs with it.", nil)
 		}
 		return m, nil
 	}
 	return instance.Member{}, fault.New(fault.Unprocessable, codeMemberUnknown, "The instance has no such member.",
-		nil).WithField("query/member_id", "names no member of the instance")
+		nil).WithField(pointer, "names no member of the instance")
 }
 
 // commandedView views the instance that a command returned.

@@ -57,10 +57,11 @@ func samples() map[string]string {
 		"createAppInstance": `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated",` +
 			`"control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID +
 			`"]},"parameters":{"x":1},"config":{}}`,
-		"upgradeAppInstance":  `{"target_version":"2"}`,
-		"rollbackAppInstance": `{"target_version":"1"}`,
-		"changeAppInstance":   `{"display_name":"d","config":{}}`,
-		"grantCredit":         `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
+		"upgradeAppInstance":     `{"target_version":"2"}`,
+		"rollbackAppInstance":    `{"target_version":"1"}`,
+		"changeAppInstance":      `{"display_name":"d","config":{}}`,
+		"forwardAppInstancePort": `{"port":"http","member_id":"` + someID + `"}`,
+		"grantCredit":            `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
 		"createSKU": `{"slug":"gpu-9","capacity_shape":"gpu_slice","accelerator_count":1,` +
 			`"accelerator_model":"H200","cpu_cores":9,"memory_mib":9216}`,
 		"createPrice": `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1",` +

@@ -41,7 +41,7 @@ func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 	userID := s.must(t, s.admin, "POST", "/admin/users", "user", user, 201).text("id")
 	s.open(t)
 	api := serverOn(s.d, nil, nil)
-	api.Logs = s
+	api.NodeStreams = s
 	var err error
 	s.Handler, err = NewHandler(api, Config{
 		Authenticator: powerless{orgID, projectID}, Auditor: &command.Service{DB: s.d},

@@ -6,18 +6,21 @@ package httpapi
 import (
 	"context"
 	"io"
+	"log/slog"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/duplex"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// LogSource fetches what a member writes, from the node that runs it.
-type LogSource interface {
-	// orgID is whose share of the node's streams it takes.
+// NodeStreams opens streams to the nodes that run members. orgID is whose share of a node's streams it takes.
+type NodeStreams interface {
 	Logs(ctx context.Context, nodeID, orgID string, r *protocol.LogsRequest) (io.ReadCloser, error)
+	// Connect opens a stream to a published port; the end of ctx aborts it.
+	Connect(ctx context.Context, nodeID, orgID string, r *protocol.ConnectRequest) (duplex.Stream, error)
 }
 
 // Server answers the operations of the contract. Its methods are in one file for each resource. The program that wires
@@ -35,9 +38,11 @@ type Server struct {
 	Keys *trust.Keys
 	// SessionAddr is host:port of the QUIC listener and RegistryHost that of the registry, as nodes reach them.
 	SessionAddr, RegistryHost string
-	Logs                      LogSource
-	// logCheckEvery is the constant of this name where it is zero.
-	logCheckEvery time.Duration
+	NodeStreams               NodeStreams
+	// logCheckEvery and rightCheckEvery are the constants of these names where they are zero.
+	logCheckEvery, rightCheckEvery time.Duration
+	// Log gets what goes wrong after an answer has begun; nil discards it.
+	Log *slog.Logger
 }
 
 var _ StrictServerInterface = (*Server)(nil)

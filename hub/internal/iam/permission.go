@@ -16,6 +16,8 @@ const (
 	InstanceDelete   Permission = "apps.instance.delete"
 	InstanceLogs     Permission = "apps.instance.logs"
 	InstanceExec     Permission = "apps.instance.exec"
+	// InstanceConnect reaches the ports of a running app.
+	InstanceConnect Permission = "apps.instance.connect"
 
 	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies, revokes, retires.
 	ArtifactRead    Permission = "apps.artifact.read"
@@ -130,7 +132,7 @@ func viewer() []Permission {
 
 func operator() []Permission {
 	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
-		InstanceExec, ArtifactPublish)
+		InstanceExec, InstanceConnect, ArtifactPublish)
 }
 
 func projectAdmin() []Permission {

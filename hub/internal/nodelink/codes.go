@@ -4,6 +4,8 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 
 // Codes of the faults of this package.
 const (
+	// codeAppUnavailable: the app does not answer on its node.
+	codeAppUnavailable fault.Code = "app_unavailable"
 	// codeNodeRefused: the node refused the stream.
 	codeNodeRefused fault.Code = "node_refused"
 	// codeNodeUnreachable: the node is not connected at present.

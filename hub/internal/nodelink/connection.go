@@ -12,7 +12,6 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
-	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -303,68 +302,4 @@ func fetchErrorReason(err error) protocol.Nack_Reason {
 		return r.Reason
 	}
 	return protocol.Nack_UNAVAILABLE
-}
-
-func unreachable(cause error) error {
-	return fault.New(fault.Unavailable, codeNodeUnreachable, "The node is not connected now; try again later.",
-		cause).RetryAfter(10 * time.Second)
-}
-
-// Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.
-func (s *Server) Logs(ctx context.Context, nodeID, orgID string, logs *protocol.LogsRequest) (io.ReadCloser, error) {
-	c := s.find(nodeID)
-	if c == nil {
-		return nil, unreachable(nil)
-	}
-	free, err := c.tunnels.acquire(orgID)
-	if err != nil {
-		return nil, err
-	}
-	opening, cancel := context.WithTimeout(ctx, tunnelAnswerTimeout)
-	defer cancel()
-	stream, err := c.conn.Open(opening, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
-	if err != nil {
-		free()
-		return nil, unreachable(err)
-	}
-	// From here on the end of ctx aborts the stream.
-	stop := context.AfterFunc(ctx, stream.Abort)
-	t := &tunnel{stream: stream, release: func() { stop(); free() }}
-	answer := &protocol.TunnelResponse{}
-	_ = stream.SetDeadline(time.Now().Add(tunnelAnswerTimeout))
-	err = stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Logs{Logs: logs}})
-	if err == nil {
-		err = stream.Receive(answer, protocol.MaxHeaderBytes)
-	}
-	if err != nil {
-		_ = t.Close()
-		return nil, unreachable(err)
-	}
-	if answer.GetErrorReason() != 0 {
-		_ = t.Close()
-		return nil, fault.New(fault.Conflict, codeNodeRefused, "The node has nothing to show: "+
-			answer.GetErrorReason().Text()+".",
-			nil)
-	}
-	_ = stream.SetDeadline(time.Time{})
-	return t, nil
-}
-
-// tunnel is an open tunnel stream; Close releases its slot.
-type tunnel struct {
-	stream  *link.Stream
-	release func()
-	once    sync.Once
-}
-
-// Read implements io.Reader.
-func (t *tunnel) Read(p []byte) (int, error) { return t.stream.Read(p) }
-
-// Close implements io.Closer.
-func (t *tunnel) Close() error {
-	t.once.Do(func() {
-		t.stream.Abort()
-		t.release()
-	})
-	return nil
 }

@@ -39,8 +39,8 @@ const (
 	// are aborted, tunnels beyond refused.
 	maxUsageStreams = 2
 	maxFetches      = 16
-	maxTunnels      = 16
-	maxOrgTunnels   = 4
+	maxTunnels      = 40
+	maxOrgTunnels   = 20
 	// maxParallelPushes bounds concurrent pushes: unbounded, a push to thousands takes longer for all of them. A writer
 	// waits at most pushWait for its turn, so that nodes that do not read cannot delay the others.
 	maxParallelPushes = 64

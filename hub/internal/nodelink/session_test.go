@@ -255,9 +255,9 @@ func TestLogsComeThroughTheNodesOwnConnection(t *testing.T) {
 	require.EqualValues(t, "node_refused", fault.As(err).Code)
 	// One org's followed logs leave room for another's.
 	var followed []io.Closer
-	for range 8 {
+	for range 24 {
 		logs, err := h.Link.Logs(t.Context(), n.ID, "greedy", &protocol.LogsRequest{MemberId: "m1", Follow: true})
-		if len(followed) == 4 {
+		if len(followed) == 20 {
 			require.EqualValues(t, "tunnels_busy", fault.As(err).Code)
 			continue
 		}

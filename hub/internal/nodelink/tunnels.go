@@ -1,11 +1,16 @@
 package nodelink
 
 import (
+	"context"
 	"fmt"
+	"io"
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/pkg/duplex"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
 // tunnelRetryAfter is when a caller whose tunnel was refused may try again.
@@ -44,4 +49,107 @@ func (t *tunnels) acquire(orgID string) (free func(), err error) {
 			delete(t.open, orgID)
 		}
 	}), nil
+}
+
+func unreachable(cause error) error {
+	return fault.New(fault.Unavailable, codeNodeUnreachable, "The node is not connected now; try again later.",
+		cause).RetryAfter(10 * time.Second)
+}
+
+// Logs opens a stream of the log of an org's member on the node that runs it. The caller closes it.
+func (s *Server) Logs(ctx context.Context, nodeID, orgID string, logs *protocol.LogsRequest) (io.ReadCloser, error) {
+	t, err := s.openTunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{
+		Request: &protocol.TunnelRequest_Logs{Logs: logs},
+	})
+	if err != nil {
+		return nil, err
+	}
+	return logTunnel{t}, nil
+}
+
+// Connect opens a stream to a published port of an org's member on the node that runs it. The end of ctx aborts it.
+func (s *Server) Connect(ctx context.Context, nodeID, orgID string, r *protocol.ConnectRequest) (duplex.Stream, error) {
+	t, err := s.openTunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{
+		Request: &protocol.TunnelRequest_Connect{Connect: r},
+	})
+	if err != nil {
+		return nil, err // not a nil tunnel in an interface
+	}
+	return t, nil
+}
+
+// openTunnel opens a tunnel within the budgets of the node and of the org, and returns it once the node has accepted
+// the request. It fails at once where the node is not connected.
+func (s *Server) openTunnel(ctx context.Context, nodeID, orgID string, r *protocol.TunnelRequest) (*tunnel, error) {
+	c := s.find(nodeID)
+	if c == nil {
+		return nil, unreachable(nil)
+	}
+	free, err := c.tunnels.acquire(orgID)
+	if err != nil {
+		return nil, err
+	}
+	opening, cancel := context.WithTimeout(ctx, tunnelAnswerTimeout)
+	defer cancel()
+	stream, err := c.conn.Open(opening, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+	if err != nil {
+		free()
+		return nil, unreachable(err)
+	}
+	// From here on the end of ctx aborts the stream.
+	stop := context.AfterFunc(ctx, stream.Abort)
+	t := &tunnel{Stream: stream, release: func() { stop(); free() }}
+	answer := &protocol.TunnelResponse{}
+	_ = stream.SetDeadline(time.Now().Add(tunnelAnswerTimeout))
+	err = stream.Send(r)
+	if err == nil {
+		err = stream.Receive(answer, protocol.MaxHeaderBytes)
+	}
+	if err != nil {
+		t.Abort()
+		return nil, unreachable(err)
+	}
+	if reason := answer.GetErrorReason(); reason != 0 {
+		t.Abort()
+		return nil, refused(reason)
+	}
+	_ = stream.SetDeadline(time.Time{})
+	return t, nil
+}
+
+// refused is the fault of a tunnel that the node has refused.
+func refused(reason protocol.Nack_Reason) error {
+	if reason == protocol.Nack_UNAVAILABLE {
+		return fault.New(fault.Unavailable, codeAppUnavailable, "The app does not answer on its node; look at its status, "+
+			"and try again.", nil).RetryAfter(time.Second)
+	}
+	return fault.New(fault.Conflict, codeNodeRefused, "The node refuses the stream: "+reason.Text()+".", nil)
+}
+
+// tunnel is an open tunnel stream; Close and Abort release its slot.
+type tunnel struct {
+	*link.Stream
+
+	release func()
+}
+
+// Close implements duplex.Stream.
+func (t *tunnel) Close() error {
+	t.release()
+	return t.Stream.Close()
+}
+
+// Abort implements duplex.Stream.
+func (t *tunnel) Abort() {
+	t.release()
+	t.Stream.Abort()
+}
+
+// logTunnel is a tunnel that is only read: its reader may leave before its end.
+type logTunnel struct{ *tunnel }
+
+// Close implements io.Closer.
+func (t logTunnel) Close() error {
+	t.Abort()
+	return nil
 }

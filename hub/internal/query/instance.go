@@ -66,11 +66,11 @@ func (s *Service) InstanceEvents(ctx context.Context, p iam.Principal, projectID
 	})
 }
 
-// InstanceForLogs reads an app instance for a caller who may read its logs.
-func (s *Service) InstanceForLogs(ctx context.Context, p iam.Principal, projectID,
+// InstanceFor reads an app instance for a caller who has the permission in its project.
+func (s *Service) InstanceFor(ctx context.Context, p iam.Principal, permission iam.Permission, projectID,
 	id string,
 ) (instance.Instance, error) {
-	return read(ctx, s, instanceIn(p, iam.InstanceLogs, projectID, id), itself)
+	return read(ctx, s, instanceIn(p, permission, projectID, id), itself)
 }
 
 // CheckLogs reports as a fault that the caller may not read logs in the project.

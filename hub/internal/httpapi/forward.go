@@ -1,0 +1,213 @@
+package httpapi
+
+import (
+	"bufio"
+	"cmp"
+	"context"
+	"crypto/tls"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/duplex"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// streamProtocol is what a request asks to upgrade to.
+	streamProtocol = "gpuaas-stream"
+	// rightCheckEvery is how often it is checked whether the caller still has the right to a stream.
+	rightCheckEvery = 10 * time.Second
+	// actionDisconnect is audited at the end of a stream, with its bytes.
+	actionDisconnect = "apps.instance.disconnect"
+)
+
+// ForwardAppInstancePort opens a stream to a port that the app publishes.
+func (s *Server) ForwardAppInstancePort(ctx context.Context,
+	r ForwardAppInstancePortRequestObject,
+) (ForwardAppInstancePortResponseObject, error) {
+	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), iam.InstanceConnect, r.ProjectID, r.AppInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	request, err := upgradeOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	member, err := memberOf(i, r.Body.MemberID, "/member_id")
+	if err != nil {
+		return nil, err
+	}
+	if !slices.ContainsFunc(member.Endpoints, func(e instance.Endpoint) bool { return e.Name == r.Body.Port }) {
+		return nil, fault.New(fault.Conflict, codePortUnknown, "The app publishes no port of this name now; the "+
+			"instance's endpoints name them.", nil).WithField("/port", "names no endpoint of the instance")
+	}
+	// The server ends a request's context with the first direction of its connection.
+	node, err := s.NodeStreams.Connect(context.WithoutCancel(request.Context()), member.NodeID, i.OrgID,
+		&protocol.ConnectRequest{MemberId: member.ID, Port: r.Body.Port})
+	if err != nil {
+		return nil, err
+	}
+	stream := portStream{
+		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
+		port: r.Body.Port, node: node,
+	}
+	// Nothing flows before the row is there.
+	if err := s.Commands.AuditStream(ctx, stream.meta, iam.InstanceConnect, i, stream.detail()); err != nil {
+		node.Abort()
+		return nil, err
+	}
+	return stream, nil
+}
+
+// upgradeOf returns the request of an operation whose connection becomes a stream.
+func upgradeOf(ctx context.Context) (*http.Request, error) {
+	c, ok := ctx.(*gin.Context)
+	if ok && c.Request.ProtoMajor == 1 && strings.EqualFold(c.GetHeader("Upgrade"), streamProtocol) &&
+		strings.EqualFold(c.GetHeader("Connection"), "upgrade") {
+		return c.Request, nil
+	}
+	return nil, fault.New(fault.Malformed, codeUpgradeMissing, "This operation turns an HTTP/1.1 connection into a "+
+		"stream.", nil).
+		WithHint("header/Upgrade", "is not "+streamProtocol, "HTTP/1.1 with Connection: Upgrade, Upgrade: "+streamProtocol).
+		Permanent()
+}
+
+// portStream is an open stream to a port of an app.
+type portStream struct {
+	server   *Server
+	request  *http.Request
+	meta     command.Meta
+	again    func(context.Context) (iam.Principal, error)
+	instance instance.Instance
+	memberID string
+	port     string
+	node     duplex.Stream
+}
+
+func (p portStream) detail() map[string]any {
+	return map[string]any{"port": p.port, "member_id": p.memberID}
+}
+
+// VisitForwardAppInstancePortResponse makes it an answer of forwardAppInstancePort: it joins the caller's connection
+// with the node's stream, and returns at their end.
+func (p portStream) VisitForwardAppInstancePortResponse(w http.ResponseWriter) error {
+	began := time.Now()
+	toApp, fromApp, err := p.join(w)
+	detail := p.detail()
+	maps.Copy(detail, map[string]any{"bytes_to_app": toApp, "bytes_from_app": fromApp})
+	if lost := fault.As(err); err != nil && lost.Kind != fault.Internal {
+		detail["ended_by"] = lost.Code
+	}
+	m := p.meta
+	m.Now = m.Now.Add(time.Since(began))
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.request.Context()), auditTimeout)
+	defer cancel()
+	if err := p.server.Commands.AuditStream(ctx, m, actionDisconnect, p.instance, detail); err != nil {
+		cmp.Or(p.server.Log, slog.New(slog.DiscardHandler)).ErrorContext(ctx, "audit row of a stream's end is lost",
+			slog.Any("error", err), slog.String("correlation_id", m.CorrelationID))
+	}
+	return err
+}
+
+func (p portStream) join(w http.ResponseWriter) (toApp, fromApp int64, err error) {
+	w.WriteHeader(http.StatusSwitchingProtocols) // for the log: a hijacked connection sends its own
+	conn, buffered, err := http.NewResponseController(w).Hijack()
+	if err != nil {
+		p.node.Abort()
+		return 0, 0, fmt.Errorf("take the connection over: %w", err)
+	}
+	caller := hijackedStream{conn, buffered.Reader}
+	if _, err := fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n"+
+		"\r\n", streamProtocol, requestIDHeader, p.meta.CorrelationID); err != nil {
+		p.node.Abort()
+		caller.Abort()
+		return 0, 0, err
+	}
+	ctx, cancel := context.WithCancelCause(context.WithoutCancel(p.request.Context()))
+	var watching sync.WaitGroup
+	watching.Go(func() { p.watch(ctx, cancel) })
+	toApp, fromApp, err = duplex.Join(ctx, caller, p.node)
+	cancel(nil)
+	watching.Wait()
+	return toApp, fromApp, err
+}
+
+// watch ends the stream when the caller loses the right to it, or the app leaves its node.
+func (p portStream) watch(ctx context.Context, end context.CancelCauseFunc) {
+	again := time.NewTicker(cmp.Or(p.server.rightCheckEvery, rightCheckEvery))
+	defer again.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-again.C:
+		}
+		// A database that does not answer ends no stream.
+		if err := p.check(ctx); ended(err) || fault.Is(err, fault.Conflict) {
+			end(err)
+			return
+		}
+	}
+}
+
+func (p portStream) check(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, logCheckTimeout)
+	defer cancel()
+	caller, err := p.again(ctx)
+	if err != nil {
+		return err
+	}
+	i, err := p.server.Queries.InstanceFor(ctx, caller, iam.InstanceConnect, p.instance.ProjectID, p.instance.ID)
+	if err != nil {
+		return err
+	}
+	_, err = memberOf(i, p.memberID, "/member_id")
+	return err
+}
+
+// hijackedStream is the connection of a request, without the server; its reader has what came with the request.
+type hijackedStream struct {
+	net.Conn
+
+	r *bufio.Reader
+}
+
+// Read implements duplex.Stream.
+func (h hijackedStream) Read(b []byte) (int, error) { return h.r.Read(b) }
+
+// CloseWrite implements duplex.Stream.
+func (h hijackedStream) CloseWrite() error {
+	if c, ok := h.Conn.(interface{ CloseWrite() error }); ok {
+		return c.CloseWrite()
+	}
+	return fmt.Errorf("half-close: %w", http.ErrNotSupported)
+}
+
+// Abort implements duplex.Stream by a reset, without TLS's close_notify.
+func (h hijackedStream) Abort() {
+	below := h.Conn
+	if t, ok := below.(*tls.Conn); ok {
+		below = t.NetConn()
+	}
+	socket := below
+	if c, ok := socket.(*cappedConn); ok {
+		socket = c.Conn
+	}
+	if c, ok := socket.(*net.TCPConn); ok {
+		_ = c.SetLinger(0)
+	}
+	_ = below.Close()
+}
