@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
 	"errors"
@@ -69,6 +70,30 @@ func AsJSON[T any](s *Shell, args ...string) T {
 	var v T
 	require.NoError(s.Testbed.T, json.Unmarshal([]byte(s.MustRun(append(args, "-o", "json")...)), &v), "%v", args)
 	return v
+}
+
+// Forward keeps gpuaas port-forward running until the end of the test, and returns the address on this machine.
+func (s *Shell) Forward(args ...string) (url string) {
+	w := s.Testbed
+	w.T.Helper()
+	cmd := exec.CommandContext(w.Ctx, filepath.Join(Binaries(w.T), "gpuaas"), append([]string{"port-forward"}, args...)...)
+	cmd.Env = s.Env
+	var stderr bytes.Buffer
+	cmd.Stderr = &stderr
+	out, err := cmd.StdoutPipe()
+	require.NoError(w.T, err)
+	require.NoError(w.T, cmd.Start())
+	w.T.Cleanup(func() {
+		_ = cmd.Process.Signal(os.Interrupt)
+		_ = cmd.Wait()
+		if w.T.Failed() {
+			w.T.Logf("port-forward: %s", stderr.String())
+		}
+	})
+	line, _ := bufio.NewReader(out).ReadString('\n')
+	words := strings.Fields(line)
+	require.Greater(w.T, len(words), 1, "port-forward says %q", line)
+	return words[1]
 }
 
 // Items is a page of a list as gpuaas prints it.

@@ -88,16 +88,18 @@ func Open(conf Config) (*Hub, error) {
 	if conf.UserAgent == "" {
 		conf.UserAgent = "gpuaas-client"
 	}
+	base := &http.Transport{
+		Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
+		TLSClientConfig:     tlsConf,
+		TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseHeaderTimeout,
+		MaxResponseHeaderBytes: maxResponseHeaders,
+		ForceAttemptHTTP2:      true, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute,
+	}
 	t := &transport{
 		conf: conf,
+		base: base,
 		http: &http.Client{
-			Transport: &http.Transport{
-				Proxy: http.ProxyFromEnvironment, DialContext: (&net.Dialer{Timeout: dialTimeout}).DialContext,
-				TLSClientConfig:     tlsConf,
-				TLSHandshakeTimeout: dialTimeout, ResponseHeaderTimeout: responseHeaderTimeout,
-				MaxResponseHeaderBytes: maxResponseHeaders,
-				ForceAttemptHTTP2:      true, MaxIdleConnsPerHost: 8, IdleConnTimeout: time.Minute,
-			},
+			Transport: base,
 			// The API never redirects; following one would carry the credential elsewhere.
 			CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 		},

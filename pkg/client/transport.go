@@ -33,6 +33,8 @@ const (
 // transport sends one call: headers, retries, and problems as errors.
 type transport struct {
 	conf Config
+	// base is the transport of http; a stream has a connection of its own.
+	base *http.Transport
 	http *http.Client
 }
 

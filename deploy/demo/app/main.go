@@ -120,6 +120,8 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("GET /whoami", a.whoami)
 	mux.HandleFunc("GET /config", a.showConfig)
 	mux.HandleFunc("GET /slow", a.slow)
+	mux.HandleFunc("GET /send", a.send)
+	mux.HandleFunc("POST /digest", a.digest)
 	mux.HandleFunc("POST /spin", a.spin)
 	mux.HandleFunc("POST /allocate", a.allocate)
 	mux.HandleFunc("POST /exit", a.leave)

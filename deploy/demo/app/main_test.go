@@ -67,4 +67,10 @@ func TestAppLeavesWithTheCodeThatWasAskedFor(t *testing.T) {
 	code, body := ask(t, a, "POST", "/allocate?mib=2")
 	require.Equal(t, http.StatusOK, code)
 	require.Equal(t, "2 MiB held", body)
+	_, body = ask(t, a, "GET", "/send?bytes=100000")
+	require.Len(t, body, 100000)
+	code, _ = ask(t, a, "GET", "/send?bytes=-1")
+	require.Equal(t, http.StatusBadRequest, code)
+	_, body = ask(t, a, "POST", "/digest")
+	require.Equal(t, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", body, "of nothing")
 }
