@@ -20,7 +20,7 @@ import (
 // maxForwarded bounds the connections that are open at once; more wait in the queue of the local port.
 const maxForwarded = 16
 
-// portForwardCommand brings a port of an app to this machine.
+// portForwardCommand makes a port of an app a port of this machine.
 func (a *app) portForwardCommand() *cobra.Command {
 	f := forwarding{}
 	c := a.projectAction("port-forward INSTANCE [LOCAL:]PORT_NAME", "Reach a port of an app from this machine, until "+

@@ -52,7 +52,7 @@ func (h *Hub) openStream(ctx context.Context, r *http.Request, editors []Request
 		}
 	}
 	t.prepare(r)
-	res, err := t.once(r)
+	res, err := t.once(r) //nolint:bodyclose // the body is the stream; judge closes that of a refusal
 	if err != nil {
 		own.CloseIdleConnections()
 		return nil, unreachable(r, err)

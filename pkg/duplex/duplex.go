@@ -77,5 +77,5 @@ type tcpStream struct{ *net.TCPConn }
 // Abort implements Stream by a reset.
 func (s tcpStream) Abort() {
 	_ = s.SetLinger(0)
-	_ = s.TCPConn.Close()
+	_ = s.Close()
 }

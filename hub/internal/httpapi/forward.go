@@ -55,7 +55,7 @@ func (s *Server) ForwardAppInstancePort(ctx context.Context,
 			"instance's endpoints name them.", nil).WithField("/port", "names no endpoint of the instance")
 	}
 	// The server ends a request's context with the first direction of its connection.
-	node, err := s.NodeStreams.Connect(context.WithoutCancel(request.Context()), member.NodeID, i.OrgID,
+	node, err := s.NodeStreams.Connect(context.WithoutCancel(ctx), member.NodeID, i.OrgID,
 		&protocol.ConnectRequest{MemberId: member.ID, Port: r.Body.Port})
 	if err != nil {
 		return nil, err
