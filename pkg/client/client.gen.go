@@ -1290,6 +1290,15 @@ type AppInstanceList struct {
 	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
 }
 
+// AppInstancePortForward defines model for AppInstancePortForward.
+type AppInstancePortForward struct {
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
+	// Port Lower-case letters, digits and inner hyphens.
+	Port Slug `json:"port"`
+}
+
 // AppInstanceRollback defines model for AppInstanceRollback.
 type AppInstanceRollback struct {
 	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
@@ -3156,6 +3165,9 @@ type CreateAppInstanceJSONRequestBody = AppInstanceCreate
 // ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
 type ChangeAppInstanceJSONRequestBody = AppInstanceChange
 
+// ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
+type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
+
 // RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
 type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
 
@@ -3874,6 +3886,30 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogs(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ForwardAppInstancePortWithBody One TCP connection to a port of the app, through the hub and the node's own connection
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+	// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+	// app leaves its node. Begin and end are audited, the end with the bytes.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+	ForwardAppInstancePortWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+	// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+	// app leaves its node. Begin and end are audited, the end with the bytes.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+	ForwardAppInstancePort(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ForwardAppInstancePortJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// RollbackAppInstanceWithBody Go back to a version that the instance has been running
 	//
@@ -5574,6 +5610,50 @@ func (c *Client) ListAppInstanceEvents(ctx context.Context, projectID ProjectID,
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 func (c *Client) GetAppInstanceLogs(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetAppInstanceLogsRequest(c.Server, projectID, appInstanceID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ForwardAppInstancePortWithBody One TCP connection to a port of the app, through the hub and the node's own connection
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+// app leaves its node. Begin and end are audited, the end with the bytes.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+func (c *Client) ForwardAppInstancePortWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewForwardAppInstancePortRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+// app leaves its node. Begin and end are audited, the end with the bytes.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+func (c *Client) ForwardAppInstancePort(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ForwardAppInstancePortJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewForwardAppInstancePortRequest(c.Server, projectID, appInstanceID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -9503,6 +9583,60 @@ func NewGetAppInstanceLogsRequest(server string, projectID ProjectID, appInstanc
 	return req, nil
 }
 
+// NewForwardAppInstancePortRequest calls the generic ForwardAppInstancePort builder with application/json body
+func NewForwardAppInstancePortRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body ForwardAppInstancePortJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewForwardAppInstancePortRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewForwardAppInstancePortRequestWithBody constructs an http.Request for the ForwardAppInstancePort method, with any body, and a specified content type
+func NewForwardAppInstancePortRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/port-forward", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewRollbackAppInstanceRequest calls the generic RollbackAppInstance builder with application/json body
 func NewRollbackAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body RollbackAppInstanceJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -11467,6 +11601,30 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogsWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*GetAppInstanceLogsResponse, error)
+
+	// ForwardAppInstancePortWithBodyWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+	// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+	// app leaves its node. Begin and end are audited, the end with the bytes.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+	ForwardAppInstancePortWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ForwardAppInstancePortResponse, error)
+
+	// ForwardAppInstancePortWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+	// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+	// app leaves its node. Begin and end are audited, the end with the bytes.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+	ForwardAppInstancePortWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ForwardAppInstancePortJSONRequestBody, reqEditors ...RequestEditorFn) (*ForwardAppInstancePortResponse, error)
 
 	// RollbackAppInstanceWithBodyWithResponse Go back to a version that the instance has been running
 	//
@@ -14781,6 +14939,47 @@ func (r GetAppInstanceLogsResponse) ContentType() string {
 	return ""
 }
 
+type ForwardAppInstancePortResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ForwardAppInstancePortResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ForwardAppInstancePortResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ForwardAppInstancePortResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ForwardAppInstancePortResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ForwardAppInstancePortResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type RollbackAppInstanceResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -17233,6 +17432,42 @@ func (c *ClientWithResponses) GetAppInstanceLogsWithResponse(ctx context.Context
 		return nil, err
 	}
 	return ParseGetAppInstanceLogsResponse(rsp)
+}
+
+// ForwardAppInstancePortWithBodyWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+// app leaves its node. Begin and end are audited, the end with the bytes.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+func (c *ClientWithResponses) ForwardAppInstancePortWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ForwardAppInstancePortResponse, error) {
+	rsp, err := c.ForwardAppInstancePortWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseForwardAppInstancePortResponse(rsp)
+}
+
+// ForwardAppInstancePortWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries the bytes of one TCP connection to the port. A direction ends with the TLS alert close_notify; a
+// reset ends both. The stream ends when the caller loses the permission, when the credential ends or when the
+// app leaves its node. Begin and end are audited, the end with the bytes.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward (the `ForwardAppInstancePort` operationId).
+func (c *ClientWithResponses) ForwardAppInstancePortWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ForwardAppInstancePortJSONRequestBody, reqEditors ...RequestEditorFn) (*ForwardAppInstancePortResponse, error) {
+	rsp, err := c.ForwardAppInstancePort(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseForwardAppInstancePortResponse(rsp)
 }
 
 // RollbackAppInstanceWithBodyWithResponse Go back to a version that the instance has been running
@@ -19773,6 +20008,35 @@ func ParseGetAppInstanceLogsResponse(rsp *http.Response) (*GetAppInstanceLogsRes
 	}
 
 	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseForwardAppInstancePortResponse parses an HTTP response from a ForwardAppInstancePortWithResponse call
+func ParseForwardAppInstancePortResponse(rsp *http.Response) (*ForwardAppInstancePortResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ForwardAppInstancePortResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 101:
+		break // No content-type
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {

@@ -1289,6 +1289,15 @@ type AppInstanceList struct {
 	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
 }
 
+// AppInstancePortForward defines model for AppInstancePortForward.
+type AppInstancePortForward struct {
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
+	// Port Lower-case letters, digits and inner hyphens.
+	Port Slug `json:"port"`
+}
+
 // AppInstanceRollback defines model for AppInstanceRollback.
 type AppInstanceRollback struct {
 	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
@@ -3155,6 +3164,9 @@ type CreateAppInstanceJSONRequestBody = AppInstanceCreate
 // ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
 type ChangeAppInstanceJSONRequestBody = AppInstanceChange
 
+// ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
+type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
+
 // RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
 type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
 
@@ -3367,6 +3379,9 @@ type ServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceLogsParams)
+	// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward)
+	ForwardAppInstancePort(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// RollbackAppInstance Go back to a version that the instance has been running
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
 	RollbackAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -5590,6 +5605,40 @@ func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 	siw.Handler.GetAppInstanceLogs(c, projectID, appInstanceID, params)
 }
 
+// ForwardAppInstancePort operation middleware
+func (siw *ServerInterfaceWrapper) ForwardAppInstancePort(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ForwardAppInstancePort(c, projectID, appInstanceID)
+}
+
 // RollbackAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) RollbackAppInstance(c *gin.Context) {
 
@@ -6521,6 +6570,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/decommission", wrapper.DecommissionAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/logs", wrapper.GetAppInstanceLogs)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/port-forward", wrapper.ForwardAppInstancePort)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/rollback", wrapper.RollbackAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
@@ -9064,6 +9114,41 @@ func (response GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse) Visi
 	return err
 }
 
+type ForwardAppInstancePortRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *ForwardAppInstancePortJSONRequestBody
+}
+
+type ForwardAppInstancePortResponseObject interface {
+	VisitForwardAppInstancePortResponse(w http.ResponseWriter) error
+}
+
+type ForwardAppInstancePort101Response struct {
+}
+
+func (response ForwardAppInstancePort101Response) VisitForwardAppInstancePortResponse(w http.ResponseWriter) error {
+	w.WriteHeader(101)
+	return nil
+}
+
+type ForwardAppInstancePortdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ForwardAppInstancePortdefaultApplicationProblemPlusJSONResponse) VisitForwardAppInstancePortResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type RollbackAppInstanceRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -10276,6 +10361,9 @@ type StrictServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(ctx context.Context, request GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error)
+	// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward)
+	ForwardAppInstancePort(ctx context.Context, request ForwardAppInstancePortRequestObject) (ForwardAppInstancePortResponseObject, error)
 	// RollbackAppInstance Go back to a version that the instance has been running
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/rollback)
 	RollbackAppInstance(ctx context.Context, request RollbackAppInstanceRequestObject) (RollbackAppInstanceResponseObject, error)
@@ -12455,6 +12543,51 @@ func (sh *strictHandler) GetAppInstanceLogs(ctx *gin.Context, projectID ProjectI
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetAppInstanceLogsResponseObject); ok {
 		if err := validResponse.VisitGetAppInstanceLogsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ForwardAppInstancePort operation middleware
+func (sh *strictHandler) ForwardAppInstancePort(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request ForwardAppInstancePortRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body ForwardAppInstancePortJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ForwardAppInstancePort(ctx, request.(ForwardAppInstancePortRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ForwardAppInstancePort")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ForwardAppInstancePortResponseObject); ok {
+		if err := validResponse.VisitForwardAppInstancePortResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
