@@ -1664,7 +1664,9 @@ type Resources struct {
 	// Stable ids of the accelerators claimed for this service.
 	AcceleratorIds []string `protobuf:"bytes,4,rep,name=accelerator_ids,json=acceleratorIds,proto3" json:"accelerator_ids,omitempty"`
 	// What the container may write to its own file system; 0 leaves it to the node.
-	DiskBytes     uint64 `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	DiskBytes uint64 `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
+	// Size of /dev/shm; 0 leaves it to the node.
+	ShmBytes      uint64 `protobuf:"varint,6,opt,name=shm_bytes,json=shmBytes,proto3" json:"shm_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1730,6 +1732,13 @@ func (x *Resources) GetAcceleratorIds() []string {
 func (x *Resources) GetDiskBytes() uint64 {
 	if x != nil {
 		return x.DiskBytes
+	}
+	return 0
+}
+
+func (x *Resources) GetShmBytes() uint64 {
+	if x != nil {
+		return x.ShmBytes
 	}
 	return 0
 }
@@ -5037,7 +5046,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x16\n" +
-	"\x06expose\x18\x04 \x01(\tR\x06expose\"\xa9\x01\n" +
+	"\x06expose\x18\x04 \x01(\tR\x06expose\"\xc6\x01\n" +
 	"\tResources\x12\x1d\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rR\tcpuMillis\x12!\n" +
@@ -5045,7 +5054,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x04pids\x18\x03 \x01(\rR\x04pids\x12'\n" +
 	"\x0faccelerator_ids\x18\x04 \x03(\tR\x0eacceleratorIds\x12\x1d\n" +
 	"\n" +
-	"disk_bytes\x18\x05 \x01(\x04R\tdiskBytes\"\xa9\x01\n" +
+	"disk_bytes\x18\x05 \x01(\x04R\tdiskBytes\x12\x1b\n" +
+	"\tshm_bytes\x18\x06 \x01(\x04R\bshmBytes\"\xa9\x01\n" +
 	"\x05Probe\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\tR\x04port\x12\x12\n" +

@@ -999,6 +999,57 @@ func (e StatusReason) Valid() bool {
 	}
 }
 
+// Defines values for TargetKind.
+const (
+	TargetKindAllocation TargetKind = "allocation"
+	TargetKindNode       TargetKind = "node"
+)
+
+// Valid indicates whether the value is a known member of the TargetKind enum.
+func (e TargetKind) Valid() bool {
+	switch e {
+	case TargetKindAllocation:
+		return true
+	case TargetKindNode:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for TargetReason.
+const (
+	TargetReasonFeatureMissing           TargetReason = "feature_missing"
+	TargetReasonInsufficientAccelerators TargetReason = "insufficient_accelerators"
+	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
+	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
+	TargetReasonNotEmpty                 TargetReason = "not_empty"
+	TargetReasonNotUsable                TargetReason = "not_usable"
+	TargetReasonWrongShape               TargetReason = "wrong_shape"
+)
+
+// Valid indicates whether the value is a known member of the TargetReason enum.
+func (e TargetReason) Valid() bool {
+	switch e {
+	case TargetReasonFeatureMissing:
+		return true
+	case TargetReasonInsufficientAccelerators:
+		return true
+	case TargetReasonInsufficientCPU:
+		return true
+	case TargetReasonInsufficientMemory:
+		return true
+	case TargetReasonNotEmpty:
+		return true
+	case TargetReasonNotUsable:
+		return true
+	case TargetReasonWrongShape:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for TenantBoundaryMode.
 const (
 	TenantBoundaryModePlatformShared  TenantBoundaryMode = "platform_shared"
@@ -1248,6 +1299,9 @@ type AppInstance struct {
 	// ResourceVersion Grows with every change of the instance; cost may be newer. The `after` of the next call
 	ResourceVersion int64 `json:"resource_version"`
 
+	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+	Resources InstanceResources `json:"resources,omitempty,omitzero"`
+
 	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
 	Revision       int64             `json:"revision"`
 	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
@@ -1278,7 +1332,10 @@ type AppInstanceCreate struct {
 	// Parameters Checked against the version's parameter schema. Not for secrets: they are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
 	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
-	Version         VersionName            `json:"version"`
+
+	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+	Resources InstanceResources `json:"resources,omitempty,omitzero"`
+	Version   VersionName       `json:"version"`
 }
 
 // AppInstanceHealth defines model for AppInstanceHealth.
@@ -1309,7 +1366,15 @@ type AppInstanceStatus string
 
 // AppInstanceUpgrade defines model for AppInstanceUpgrade.
 type AppInstanceUpgrade struct {
-	TargetVersion VersionName `json:"target_version"`
+	// Config All of it; absent leaves it as it is
+	Config map[string]interface{} `json:"config,omitempty,omitzero"`
+
+	// Parameters All of them; absent leaves them as they are
+	Parameters map[string]interface{} `json:"parameters,omitempty,omitzero"`
+
+	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+	Resources     InstanceResources `json:"resources,omitempty,omitzero"`
+	TargetVersion VersionName       `json:"target_version"`
 }
 
 // AppList defines model for AppList.
@@ -1657,6 +1722,25 @@ type InstanceCost struct {
 
 	// Spent Decimal; charged so far
 	Spent string `json:"spent"`
+}
+
+// InstanceResources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+type InstanceResources struct {
+	// AcceleratorModel As nodes report it; narrows the placement
+	AcceleratorModel string `json:"accelerator_model,omitempty,omitzero"`
+
+	// Accelerators 0 means none, although the version could use some
+	Accelerators *int32 `json:"accelerators,omitempty"`
+
+	// CPUMillis Thousandths of a core
+	CPUMillis int64 `json:"cpu_millis,omitempty,omitzero"`
+
+	// DiskMib What a container may write to its own file system
+	DiskMib   int64 `json:"disk_mib,omitempty,omitzero"`
+	MemoryMib int64 `json:"memory_mib,omitempty,omitzero"`
+
+	// ShmMib Size of /dev/shm
+	ShmMib int64 `json:"shm_mib,omitempty,omitzero"`
 }
 
 // JoinToken defines model for JoinToken.
@@ -2474,6 +2558,37 @@ type Slug = string
 // StatusReason Why the status is what it is; absent when all is well.
 type StatusReason string
 
+// Target defines model for Target.
+type Target struct {
+	Fits bool `json:"fits"`
+
+	// FreeAccelerators Healthy ones
+	FreeAccelerators int32 `json:"free_accelerators"`
+	FreeCPUMillis    int64 `json:"free_cpu_millis"`
+	FreeMemoryMib    int64 `json:"free_memory_mib"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID         `json:"id"`
+	Kind TargetKind `json:"kind"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// Reason The first reason for which it does not fit; absent where it does
+	Reason TargetReason `json:"reason,omitempty,omitzero"`
+}
+
+// TargetKind defines model for Target.Kind.
+type TargetKind string
+
+// TargetReason The first reason for which it does not fit; absent where it does
+type TargetReason string
+
+// TargetList defines model for TargetList.
+type TargetList struct {
+	Items []Target `json:"items"`
+}
+
 // TenantBoundaryMode defines model for TenantBoundaryMode.
 type TenantBoundaryMode string
 
@@ -2732,6 +2847,9 @@ type AppInstanceID = ID
 // AppSlug Lower-case letters, digits and inner hyphens.
 type AppSlug = Slug
 
+// CPUMillis defines model for CPUMillis.
+type CPUMillis = int64
+
 // Cursor defines model for Cursor.
 type Cursor = string
 
@@ -2740,6 +2858,9 @@ type From = time.Time
 
 // Limit defines model for Limit.
 type Limit = int32
+
+// MemoryMiB defines model for MemoryMiB.
+type MemoryMiB = int64
 
 // NodeID UUIDv7 in lower case.
 type NodeID = ID
@@ -3061,6 +3182,25 @@ type ListEntitlementsParams struct {
 type EstimateCostParams struct {
 	// AllocationID Where it would run; absent means a place without a SKU
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+
+	// CPUMillis Absent means the version's default
+	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
+
+	// MemoryMib Absent means the version's default
+	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
+}
+
+// ListTargetsParams defines parameters for ListTargets.
+type ListTargetsParams struct {
+	// CPUMillis Absent means the version's default
+	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
+
+	// MemoryMib Absent means the version's default
+	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
+
+	// Accelerators Absent means with the version's default, or without any where it can do so
+	Accelerators     *int32 `form:"accelerators,omitempty" json:"accelerators,omitempty"`
+	AcceleratorModel string `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 }
 
 // ListProjectRolesParams defines parameters for ListProjectRoles.
@@ -3948,9 +4088,12 @@ type ClientInterface interface {
 
 	// UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+	// once ran.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -3959,9 +4102,12 @@ type ClientInterface interface {
 
 	// UpgradeAppInstance Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+	// once ran.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3994,12 +4140,21 @@ type ClientInterface interface {
 
 	// EstimateCost What an app would cost, before it is launched
 	//
-	// The most that an hour of running costs at the version's default size and the current prices; a launch
-	// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
-	// cost so far is in its `cost`.
+	// The most that an hour of running costs at the chosen size, by default the version's, and the current prices; a
+	// launch freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an
+	// instance has cost so far is in its `cost`.
 	//
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
 	EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
+	//
+	// The project's active allocations and, for a caller who may create allocations, the nodes that are online and
+	// take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
+	// needs can be created there. The project's entitlement and quotas are not asked.
+	//
+	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
+	ListTargets(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListProjectRoles Users who hold roles in this project only (admins of the project)
 	//
@@ -5741,9 +5896,12 @@ func (c *Client) StopAppInstance(ctx context.Context, projectID ProjectID, appIn
 
 // UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+// once ran.
 //
 // Takes any type of body and a specified content type.
 //
@@ -5762,9 +5920,12 @@ func (c *Client) UpgradeAppInstanceWithBody(ctx context.Context, projectID Proje
 
 // UpgradeAppInstance Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+// once ran.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -5847,13 +6008,32 @@ func (c *Client) PutEntitlement(ctx context.Context, projectID ProjectID, appSlu
 
 // EstimateCost What an app would cost, before it is launched
 //
-// The most that an hour of running costs at the version's default size and the current prices; a launch
-// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
-// cost so far is in its `cost`.
+// The most that an hour of running costs at the chosen size, by default the version's, and the current prices; a
+// launch freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an
+// instance has cost so far is in its `cost`.
 //
 // Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
 func (c *Client) EstimateCost(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewEstimateCostRequest(c.Server, projectID, appSlug, version, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
+//
+// The project's active allocations and, for a caller who may create allocations, the nodes that are online and
+// take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
+// needs can be created there. The project's entitlement and quotas are not asked.
+//
+// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
+func (c *Client) ListTargets(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListTargetsRequest(c.Server, projectID, appSlug, version, params)
 	if err != nil {
 		return nil, err
 	}
@@ -10044,6 +10224,121 @@ func NewEstimateCostRequest(server string, projectID ProjectID, appSlug AppSlug,
 			}
 		}
 
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cpu_millis", params.CPUMillis, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "memory_mib", params.MemoryMib, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListTargetsRequest constructs an http.Request for the ListTargets method
+func NewListTargetsRequest(server string, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_slug", appSlug, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "version", version, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/apps/%s/versions/%s/targets", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cpu_millis", params.CPUMillis, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "memory_mib", params.MemoryMib, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if params.Accelerators != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerators", *params.Accelerators, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerator_model", params.AcceleratorModel, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
 		if encoded := queryValues.Encode(); encoded != "" {
 			rawQueryFragments = append(rawQueryFragments, encoded)
 		}
@@ -11667,9 +11962,12 @@ type ClientWithResponsesInterface interface {
 
 	// UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+	// once ran.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -11678,9 +11976,12 @@ type ClientWithResponsesInterface interface {
 
 	// UpgradeAppInstanceWithResponse Upgrade the instance in place to another version
 	//
-	// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-	// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-	// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+	// once ran.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -11717,14 +12018,25 @@ type ClientWithResponsesInterface interface {
 
 	// EstimateCostWithResponse What an app would cost, before it is launched
 	//
-	// The most that an hour of running costs at the version's default size and the current prices; a launch
-	// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
-	// cost so far is in its `cost`.
+	// The most that an hour of running costs at the chosen size, by default the version's, and the current prices; a
+	// launch freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an
+	// instance has cost so far is in its `cost`.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate (the `EstimateCost` operationId).
 	EstimateCostWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *EstimateCostParams, reqEditors ...RequestEditorFn) (*EstimateCostResponse, error)
+
+	// ListTargetsWithResponse Where an instance of the version fits, and why it does not fit elsewhere
+	//
+	// The project's active allocations and, for a caller who may create allocations, the nodes that are online and
+	// take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
+	// needs can be created there. The project's entitlement and quotas are not asked.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
+	ListTargetsWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*ListTargetsResponse, error)
 
 	// ListProjectRolesWithResponse Users who hold roles in this project only (admins of the project)
 	//
@@ -15364,6 +15676,54 @@ func (r EstimateCostResponse) ContentType() string {
 	return ""
 }
 
+type ListTargetsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *TargetList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListTargetsResponse) GetJSON200() *TargetList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListTargetsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListTargetsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListTargetsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListTargetsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListTargetsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListProjectRolesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -17535,9 +17895,12 @@ func (c *ClientWithResponses) StopAppInstanceWithResponse(ctx context.Context, p
 
 // UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+// once ran.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -17552,9 +17915,12 @@ func (c *ClientWithResponses) UpgradeAppInstanceWithBodyWithResponse(ctx context
 
 // UpgradeAppInstanceWithResponse Upgrade the instance in place to another version
 //
-// Members, ports, capacity, parameters and what is billed stay. A version that is not ready in time is left again
-// by the node itself, without the hub: `upgrading`, `rolling_back`, `running`, with the events `failed` and
-// `rolled_back`. 409 unless the instance runs, or has failed after it once ran.
+// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
+// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
+// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
+// once ran.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -17621,9 +17987,9 @@ func (c *ClientWithResponses) PutEntitlementWithResponse(ctx context.Context, pr
 
 // EstimateCostWithResponse What an app would cost, before it is launched
 //
-// The most that an hour of running costs at the version's default size and the current prices; a launch
-// freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an instance has
-// cost so far is in its `cost`.
+// The most that an hour of running costs at the chosen size, by default the version's, and the current prices; a
+// launch freezes those in its lease. Where the allocation itself is charged, its time is not in it. What an
+// instance has cost so far is in its `cost`.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -17634,6 +18000,23 @@ func (c *ClientWithResponses) EstimateCostWithResponse(ctx context.Context, proj
 		return nil, err
 	}
 	return ParseEstimateCostResponse(rsp)
+}
+
+// ListTargetsWithResponse Where an instance of the version fits, and why it does not fit elsewhere
+//
+// The project's active allocations and, for a caller who may create allocations, the nodes that are online and
+// take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
+// needs can be created there. The project's entitlement and quotas are not asked.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
+func (c *ClientWithResponses) ListTargetsWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*ListTargetsResponse, error) {
+	rsp, err := c.ListTargets(ctx, projectID, appSlug, version, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListTargetsResponse(rsp)
 }
 
 // ListProjectRolesWithResponse Users who hold roles in this project only (admins of the project)
@@ -20296,6 +20679,39 @@ func ParseEstimateCostResponse(rsp *http.Response) (*EstimateCostResponse, error
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest CostEstimate
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListTargetsResponse parses an HTTP response from a ListTargetsWithResponse call
+func ParseListTargetsResponse(rsp *http.Response) (*ListTargetsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListTargetsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest TargetList
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -998,6 +998,57 @@ func (e StatusReason) Valid() bool {
 	}
 }
 
+// Defines values for TargetKind.
+const (
+	TargetKindAllocation TargetKind = "allocation"
+	TargetKindNode       TargetKind = "node"
+)
+
+// Valid indicates whether the value is a known member of the TargetKind enum.
+func (e TargetKind) Valid() bool {
+	switch e {
+	case TargetKindAllocation:
+		return true
+	case TargetKindNode:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for TargetReason.
+const (
+	TargetReasonFeatureMissing           TargetReason = "feature_missing"
+	TargetReasonInsufficientAccelerators TargetReason = "insufficient_accelerators"
+	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
+	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
+	TargetReasonNotEmpty                 TargetReason = "not_empty"
+	TargetReasonNotUsable                TargetReason = "not_usable"
+	TargetReasonWrongShape               TargetReason = "wrong_shape"
+)
+
+// Valid indicates whether the value is a known member of the TargetReason enum.
+func (e TargetReason) Valid() bool {
+	switch e {
+	case TargetReasonFeatureMissing:
+		return true
+	case TargetReasonInsufficientAccelerators:
+		return true
+	case TargetReasonInsufficientCPU:
+		return true
+	case TargetReasonInsufficientMemory:
+		return true
+	case TargetReasonNotEmpty:
+		return true
+	case TargetReasonNotUsable:
+		return true
+	case TargetReasonWrongShape:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for TenantBoundaryMode.
 const (
 	TenantBoundaryModePlatformShared  TenantBoundaryMode = "platform_shared"
@@ -1247,6 +1298,9 @@ type AppInstance struct {
 	// ResourceVersion Grows with every change of the instance; cost may be newer. The `after` of the next call
 	ResourceVersion int64 `json:"resource_version"`
 
+	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+	Resources InstanceResources `json:"resources,omitempty,omitzero"`
+
 	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
 	Revision       int64             `json:"revision"`
 	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
@@ -1277,7 +1331,10 @@ type AppInstanceCreate struct {
 	// Parameters Checked against the version's parameter schema. Not for secrets: they are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
 	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
-	Version         VersionName            `json:"version"`
+
+	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+	Resources InstanceResources `json:"resources,omitempty,omitzero"`
+	Version   VersionName       `json:"version"`
 }
 
 // AppInstanceHealth defines model for AppInstanceHealth.
@@ -1308,7 +1365,15 @@ type AppInstanceStatus string
 
 // AppInstanceUpgrade defines model for AppInstanceUpgrade.
 type AppInstanceUpgrade struct {
-	TargetVersion VersionName `json:"target_version"`
+	// Config All of it; absent leaves it as it is
+	Config map[string]interface{} `json:"config,omitempty,omitzero"`
+
+	// Parameters All of them; absent leaves them as they are
+	Parameters map[string]interface{} `json:"parameters,omitempty,omitzero"`
+
+	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+	Resources     InstanceResources `json:"resources,omitempty,omitzero"`
+	TargetVersion VersionName       `json:"target_version"`
 }
 
 // AppList defines model for AppList.
@@ -1656,6 +1721,25 @@ type InstanceCost struct {
 
 	// Spent Decimal; charged so far
 	Spent string `json:"spent"`
+}
+
+// InstanceResources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
+type InstanceResources struct {
+	// AcceleratorModel As nodes report it; narrows the placement
+	AcceleratorModel string `json:"accelerator_model,omitempty,omitzero"`
+
+	// Accelerators 0 means none, although the version could use some
+	Accelerators *int32 `json:"accelerators,omitempty"`
+
+	// CPUMillis Thousandths of a core
+	CPUMillis int64 `json:"cpu_millis,omitempty,omitzero"`
+
+	// DiskMib What a container may write to its own file system
+	DiskMib   int64 `json:"disk_mib,omitempty,omitzero"`
+	MemoryMib int64 `json:"memory_mib,omitempty,omitzero"`
+
+	// ShmMib Size of /dev/shm
+	ShmMib int64 `json:"shm_mib,omitempty,omitzero"`
 }
 
 // JoinToken defines model for JoinToken.
@@ -2473,6 +2557,37 @@ type Slug = string
 // StatusReason Why the status is what it is; absent when all is well.
 type StatusReason string
 
+// Target defines model for Target.
+type Target struct {
+	Fits bool `json:"fits"`
+
+	// FreeAccelerators Healthy ones
+	FreeAccelerators int32 `json:"free_accelerators"`
+	FreeCPUMillis    int64 `json:"free_cpu_millis"`
+	FreeMemoryMib    int64 `json:"free_memory_mib"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID         `json:"id"`
+	Kind TargetKind `json:"kind"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// Reason The first reason for which it does not fit; absent where it does
+	Reason TargetReason `json:"reason,omitempty,omitzero"`
+}
+
+// TargetKind defines model for Target.Kind.
+type TargetKind string
+
+// TargetReason The first reason for which it does not fit; absent where it does
+type TargetReason string
+
+// TargetList defines model for TargetList.
+type TargetList struct {
+	Items []Target `json:"items"`
+}
+
 // TenantBoundaryMode defines model for TenantBoundaryMode.
 type TenantBoundaryMode string
 
@@ -2731,6 +2846,9 @@ type AppInstanceID = ID
 // AppSlug Lower-case letters, digits and inner hyphens.
 type AppSlug = Slug
 
+// CPUMillis defines model for CPUMillis.
+type CPUMillis = int64
+
 // Cursor defines model for Cursor.
 type Cursor = string
 
@@ -2739,6 +2857,9 @@ type From = time.Time
 
 // Limit defines model for Limit.
 type Limit = int32
+
+// MemoryMiB defines model for MemoryMiB.
+type MemoryMiB = int64
 
 // NodeID UUIDv7 in lower case.
 type NodeID = ID
@@ -3060,6 +3181,25 @@ type ListEntitlementsParams struct {
 type EstimateCostParams struct {
 	// AllocationID Where it would run; absent means a place without a SKU
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+
+	// CPUMillis Absent means the version's default
+	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
+
+	// MemoryMib Absent means the version's default
+	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
+}
+
+// ListTargetsParams defines parameters for ListTargets.
+type ListTargetsParams struct {
+	// CPUMillis Absent means the version's default
+	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
+
+	// MemoryMib Absent means the version's default
+	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
+
+	// Accelerators Absent means with the version's default, or without any where it can do so
+	Accelerators     *int32 `form:"accelerators,omitempty" json:"accelerators,omitempty"`
+	AcceleratorModel string `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 }
 
 // ListProjectRolesParams defines parameters for ListProjectRoles.
@@ -3406,6 +3546,9 @@ type ServerInterface interface {
 	// EstimateCost What an app would cost, before it is launched
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
 	EstimateCost(c *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params EstimateCostParams)
+	// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
+	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets)
+	ListTargets(c *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params ListTargetsParams)
 	// ListProjectRoles Users who hold roles in this project only (admins of the project)
 	// (GET /projects/{project_id}/roles)
 	ListProjectRoles(c *gin.Context, projectID ProjectID, params ListProjectRolesParams)
@@ -5931,6 +6074,22 @@ func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "cpu_millis" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cpu_millis", c.Request.URL.Query(), &params.CPUMillis, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cpu_millis: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "memory_mib" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "memory_mib", c.Request.URL.Query(), &params.MemoryMib, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter memory_mib: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -5939,6 +6098,84 @@ func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
 	}
 
 	siw.Handler.EstimateCost(c, projectID, appSlug, version, params)
+}
+
+// ListTargets operation middleware
+func (siw *ServerInterfaceWrapper) ListTargets(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_slug" -------------
+	var appSlug AppSlug
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_slug", c.Param("app_slug"), &appSlug, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_slug: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "version" -------------
+	var version Version
+
+	err = runtime.BindStyledParameterWithOptions("simple", "version", c.Param("version"), &version, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter version: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListTargetsParams
+
+	// ------------- Optional query parameter "cpu_millis" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cpu_millis", c.Request.URL.Query(), &params.CPUMillis, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cpu_millis: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "memory_mib" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "memory_mib", c.Request.URL.Query(), &params.MemoryMib, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter memory_mib: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "accelerators" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerators", c.Request.URL.Query(), &params.Accelerators, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerators: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "accelerator_model" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerator_model", c.Request.URL.Query(), &params.AcceleratorModel, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerator_model: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListTargets(c, projectID, appSlug, version, params)
 }
 
 // ListProjectRoles operation middleware
@@ -6576,6 +6813,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/estimate", wrapper.EstimateCost)
+	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/targets", wrapper.ListTargets)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
@@ -9474,6 +9712,48 @@ func (response EstimateCostdefaultApplicationProblemPlusJSONResponse) VisitEstim
 	return err
 }
 
+type ListTargetsRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	AppSlug   AppSlug   `json:"app_slug"`
+	Version   Version   `json:"version"`
+	Params    ListTargetsParams
+}
+
+type ListTargetsResponseObject interface {
+	VisitListTargetsResponse(w http.ResponseWriter) error
+}
+
+type ListTargets200JSONResponse TargetList
+
+func (response ListTargets200JSONResponse) VisitListTargetsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListTargetsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListTargetsdefaultApplicationProblemPlusJSONResponse) VisitListTargetsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListProjectRolesRequestObject struct {
 	ProjectID ProjectID `json:"project_id"`
 	Params    ListProjectRolesParams
@@ -10388,6 +10668,9 @@ type StrictServerInterface interface {
 	// EstimateCost What an app would cost, before it is launched
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/estimate)
 	EstimateCost(ctx context.Context, request EstimateCostRequestObject) (EstimateCostResponseObject, error)
+	// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
+	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets)
+	ListTargets(ctx context.Context, request ListTargetsRequestObject) (ListTargetsResponseObject, error)
 	// ListProjectRoles Users who hold roles in this project only (admins of the project)
 	// (GET /projects/{project_id}/roles)
 	ListProjectRoles(ctx context.Context, request ListProjectRolesRequestObject) (ListProjectRolesResponseObject, error)
@@ -12863,6 +13146,35 @@ func (sh *strictHandler) EstimateCost(ctx *gin.Context, projectID ProjectID, app
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(EstimateCostResponseObject); ok {
 		if err := validResponse.VisitEstimateCostResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListTargets operation middleware
+func (sh *strictHandler) ListTargets(ctx *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params ListTargetsParams) {
+	var request ListTargetsRequestObject
+
+	request.ProjectID = projectID
+	request.AppSlug = appSlug
+	request.Version = version
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListTargets(ctx, request.(ListTargetsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListTargets")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListTargetsResponseObject); ok {
+		if err := validResponse.VisitListTargetsResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
