@@ -264,31 +264,35 @@ func (c *checker) capacity() {
 		if u.allocation.OrgID != w.GetOrgId() || u.allocation.ProjectID != w.GetProjectId() {
 			c.add(RuleAllocationForeign, p.ID)
 		}
-		mine := map[string]bool{}
-		for _, s := range w.GetServices() {
-			for _, id := range s.GetResources().GetAcceleratorIds() {
-				if !u.accelerators[id] {
-					c.add(RuleAcceleratorUnclaimed, id)
-				}
-				if given[id] {
-					c.add(RuleAcceleratorShared, id)
-				}
-				given[id], mine[id] = true, true
-			}
-		}
-		// A revision is released before the other is acquired: together they may take what the larger takes.
-		for _, s := range w.GetFallback().GetServices() {
-			for _, id := range s.GetResources().GetAcceleratorIds() {
-				if !mine[id] {
-					c.add(RuleFallback, p.ID)
-				}
-			}
-		}
+		c.accelerators(w, u, given)
 		u.addLarger(w.GetServices(), w.GetFallback().GetServices())
 	}
 	for _, a := range c.snap.Allocations {
 		if allocations[a.ID].overfull() {
 			c.add(RuleAllocationFull, a.ID)
+		}
+	}
+}
+
+// accelerators checks that those of a member are its allocation's, and of no other service. A revision is released
+// before the other is acquired: both may have the same, and together they take what the larger takes.
+func (c *checker) accelerators(w *protocol.Workload, u *allocationUse, given map[string]bool) {
+	mine := map[string]bool{}
+	for _, services := range [][]*protocol.Service{w.GetServices(), w.GetFallback().GetServices()} {
+		revision := map[string]bool{}
+		for _, s := range services {
+			for _, id := range s.GetResources().GetAcceleratorIds() {
+				if !u.accelerators[id] {
+					c.add(RuleAcceleratorUnclaimed, id)
+				}
+				if revision[id] || given[id] && !mine[id] {
+					c.add(RuleAcceleratorShared, id)
+				}
+				revision[id] = true
+			}
+		}
+		for id := range revision {
+			mine[id], given[id] = true, true
 		}
 	}
 }

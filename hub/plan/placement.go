@@ -47,6 +47,8 @@ type Accelerator struct {
 	Model  string
 	// Healthy is false for one that must not be assigned.
 	Healthy bool
+	// Mine is true for one that the member has whose need it is; it is chosen before others.
+	Mine bool
 }
 
 // Choice is a node or allocation, what is used of it, and the accelerators, sorted.
@@ -56,29 +58,35 @@ type Choice struct {
 	AcceleratorIDs []string
 }
 
-// Needs returns what an instance of a version may use, in the order of preference: with an accelerator of a vendor that
-// the version has an image for, and without one where it can do so. CPU and memory are the version's defaults. A need
-// for more accelerators than maxAccelerators is left out; 0 is no limit.
-func Needs(m manifest.Manifest, maxAccelerators int) []Need {
+// Needs returns what an instance of a version may use, in the order of preference: with accelerators of a vendor that
+// the version has an image for, and without any where it can do so. What is not chosen is the version's default;
+// manifest.CheckChoice has accepted the rest. A need for more accelerators than maxAccelerators is left out; 0 is no
+// limit.
+func Needs(m manifest.Manifest, chosen manifest.Choice, maxAccelerators int) []Need {
 	c, r := m.Version.Compatibility, m.Version.RuntimeProfile.Resources
 	base := Need{
-		CPUMillis: int64(r.CPUMillis.Default), MemoryBytes: int64(r.MemoryMiB.Default) << 20,
-		Shapes: c.RequiresCapacityShape, Features: m.Features(),
+		CPUMillis:   int64(cmp.Or(chosen.CPUMillis, r.CPUMillis.Default)),
+		MemoryBytes: int64(cmp.Or(chosen.MemoryMiB, r.MemoryMiB.Default)) << 20,
+		Shapes:      c.RequiresCapacityShape,
+		Features:    m.Features(),
+	}
+	count, none := int(m.AcceleratorBounds().Default), chosen.AcceleratorModel == ""
+	if chosen.Accelerators != nil {
+		count, none = *chosen.Accelerators, *chosen.Accelerators == 0
 	}
 	if c.RequiresExclusiveNode {
 		base.Shapes = []string{ShapeBaremetal}
 	}
 	var needs []Need
 	for _, vendor := range c.SupportedAccelerators {
-		count := max(1, c.MinGPUCount)
-		if vendor == manifest.AcceleratorNone || maxAccelerators > 0 && count > maxAccelerators {
+		if vendor == manifest.AcceleratorNone || count == 0 || maxAccelerators > 0 && count > maxAccelerators {
 			continue
 		}
 		need := base
-		need.AcceleratorVendor, need.Accelerators = vendor, count
+		need.AcceleratorVendor, need.AcceleratorModel, need.Accelerators = vendor, chosen.AcceleratorModel, count
 		needs = append(needs, need)
 	}
-	if c.MinGPUCount == 0 && slices.Contains(c.SupportedAccelerators, manifest.AcceleratorNone) {
+	if none && c.MinGPUCount == 0 && slices.Contains(c.SupportedAccelerators, manifest.AcceleratorNone) {
 		needs = append(needs, base)
 	}
 	return needs
@@ -136,13 +144,7 @@ func Fit(need Need, candidate Candidate) (Choice, Misfit) {
 	case need.MemoryBytes > candidate.MemoryBytes:
 		return Choice{}, LacksMemory
 	}
-	var ids []string
-	for _, a := range candidate.Accelerators {
-		if a.Healthy && matches(need.AcceleratorModel, a.Model) && matches(need.AcceleratorVendor, a.Vendor) {
-			ids = append(ids, a.ID)
-		}
-	}
-	slices.Sort(ids)
+	ids := matching(need, candidate.Accelerators)
 	if len(ids) < need.Accelerators {
 		return Choice{}, LacksAccelerators
 	}
@@ -150,7 +152,26 @@ func Fit(need Need, candidate Candidate) (Choice, Misfit) {
 		// With the unhealthy accelerators: no one else may use them, and they may recover.
 		return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: allIDs(candidate.Accelerators)}, Fits
 	}
-	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids[:need.Accelerators:need.Accelerators]}, Fits
+	ids = ids[:need.Accelerators:need.Accelerators]
+	slices.Sort(ids)
+	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids}, Fits
+}
+
+// matching returns the accelerators that the need may use, the member's own first.
+func matching(need Need, accelerators []Accelerator) []string {
+	var mine, others []string
+	for _, a := range accelerators {
+		switch {
+		case !a.Healthy || !matches(need.AcceleratorModel, a.Model) || !matches(need.AcceleratorVendor, a.Vendor):
+		case a.Mine:
+			mine = append(mine, a.ID)
+		default:
+			others = append(others, a.ID)
+		}
+	}
+	slices.Sort(mine)
+	slices.Sort(others)
+	return append(mine, others...)
 }
 
 // MissingFeatures returns which of the features an agent lacks.

@@ -88,7 +88,7 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	withGPU := cpuOnly
 	withGPU.Accelerators = []plan.Accelerator{{ID: "GPU-1", Vendor: "nvidia", Healthy: true}}
 
-	both := plan.Needs(version(0, false, "none", "nvidia"), 0)
+	both := plan.Needs(version(0, false, "none", "nvidia"), manifest.Choice{}, 0)
 	got, misfit := plan.FirstFit(both, withGPU)
 	require.Equal(t, plan.Fits, misfit)
 	require.Equal(t, []string{"GPU-1"}, got.AcceleratorIDs)
@@ -98,11 +98,11 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	require.Empty(t, got.AcceleratorIDs)
 	require.Empty(t, got.Need.AcceleratorVendor)
 
-	_, misfit = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia"), 0), withGPU)
+	_, misfit = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia"), manifest.Choice{}, 0), withGPU)
 	require.Equal(t, plan.LacksAccelerators, misfit, "it needs two")
-	_, misfit = plan.FirstFit(plan.Needs(version(0, true, "none"), 0), cpuOnly)
+	_, misfit = plan.FirstFit(plan.Needs(version(0, true, "none"), manifest.Choice{}, 0), cpuOnly)
 	require.Equal(t, plan.WrongShape, misfit, "it needs a node of its own")
-	require.Empty(t, plan.Needs(version(2, false, "nvidia"), 1), "it may not have two")
+	require.Empty(t, plan.Needs(version(2, false, "nvidia"), manifest.Choice{}, 1), "it may not have two")
 }
 
 func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {

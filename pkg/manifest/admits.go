@@ -82,6 +82,7 @@ func (m Manifest) shapeOf(s *protocol.Service) (Shape, error) {
 		if v.Name == s.GetImageVariant() {
 			return Shape{
 				CPUMillis: r.GetCpuMillis(), MemoryBytes: r.GetMemoryBytes(),
+				DiskBytes: r.GetDiskBytes(), ShmBytes: r.GetShmBytes(),
 				AcceleratorVendor: v.Accelerator, AcceleratorIDs: r.GetAcceleratorIds(),
 			}, nil
 		}

@@ -14,6 +14,9 @@ const SchemaV1 = "gpuaas.app/v1"
 // FeatureConfig is the instance's config as a file in its containers.
 const FeatureConfig = "config"
 
+// FeatureResources is the choice of disk, shared memory and the number of accelerators.
+const FeatureResources = "resources"
+
 // ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
 // such document, so that a node which gets one, signed, is older than the manifest.
 var ErrSchema = errors.New("the manifest does not follow the schema of this build")
@@ -23,8 +26,11 @@ var ErrSchema = errors.New("the manifest does not follow the schema of this buil
 // first release gets a line here; what Parse fills in where a key is absent must belong to SchemaV1.
 func keyFeatures() map[string]string {
 	return map[string]string{
-		"/version/config":        FeatureConfig,
-		"/version/config_schema": FeatureConfig,
+		"/version/config":                                 FeatureConfig,
+		"/version/config_schema":                          FeatureConfig,
+		"/version/runtime_profile/resources/accelerators": FeatureResources,
+		"/version/runtime_profile/resources/disk_mib/*":   FeatureResources,
+		"/version/runtime_profile/resources/shm_mib":      FeatureResources,
 	}
 }
 

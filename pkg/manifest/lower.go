@@ -2,7 +2,6 @@ package manifest
 
 import (
 	"cmp"
-	"fmt"
 	"math"
 	"slices"
 	"strings"
@@ -11,10 +10,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Shape is the part of an allocation that one member gets. Zero CPU or memory means the manifest's default.
+// Shape is the part of an allocation that one member gets. A size of zero means the manifest's default.
 type Shape struct {
 	CPUMillis   uint32
 	MemoryBytes uint64
+	DiskBytes   uint64
+	ShmBytes    uint64
 	// AcceleratorVendor is none (or empty), nvidia or amd; it chooses the image variant.
 	AcceleratorVendor string
 	// AcceleratorIDs are the stable ids of the accelerators claimed for the member.
@@ -46,11 +47,7 @@ func Lower(m Manifest, in Inputs, shape Shape) ([]*protocol.Service, error) {
 	if err != nil {
 		return nil, err
 	}
-	cpu, err := within(p.Resources.CPUMillis, uint64(shape.CPUMillis), 1, "cpu_millis")
-	if err != nil {
-		return nil, err
-	}
-	memory, err := within(p.Resources.MemoryMiB, shape.MemoryBytes, mebibyte, "memory_bytes")
+	resources, err := p.Resources.lower(shape)
 	if err != nil {
 		return nil, err
 	}
@@ -68,13 +65,7 @@ func Lower(m Manifest, in Inputs, shape Shape) ([]*protocol.Service, error) {
 		ImageVariant: variant.Name,
 		Command:      command,
 		Env:          env,
-		Resources: &protocol.Resources{
-			CpuMillis:      clampUint32(cpu),
-			MemoryBytes:    memory,
-			Pids:           p.Resources.PidsMax,
-			DiskBytes:      p.Resources.DiskMiB * mebibyte,
-			AcceleratorIds: slices.Clone(shape.AcceleratorIDs),
-		},
+		Resources:    resources,
 		Readiness: &protocol.Probe{
 			Kind: p.Readiness.Kind, Port: p.Readiness.Port, Path: p.Readiness.Path, Command: slices.Clone(p.Readiness.Command),
 			PeriodMillis: p.Readiness.PeriodMillis, TimeoutMillis: p.Readiness.TimeoutMillis,
@@ -136,9 +127,11 @@ func (m Manifest) variantFor(shape Shape) (Variant, error) {
 		return Variant{}, shapeRefused("accelerator_vendor", "accelerators were given without their vendor")
 	case vendor != AcceleratorNone && len(shape.AcceleratorIDs) == 0:
 		return Variant{}, shapeRefused("accelerator_count", "a vendor was given without accelerators")
-	case len(shape.AcceleratorIDs) < m.Version.Compatibility.MinGPUCount:
-		return Variant{}, shapeRefused("accelerator_count", fmt.Sprintf("the version needs at least %d",
-			m.Version.Compatibility.MinGPUCount))
+	case vendor == AcceleratorNone && m.Version.Compatibility.MinGPUCount > 0:
+		return Variant{}, shapeRefused("accelerator_count", m.AcceleratorBounds().outside(0, 1))
+	case vendor != AcceleratorNone && m.AcceleratorBounds().outside(uint64(len(shape.AcceleratorIDs)), 1) != "":
+		return Variant{}, shapeRefused("accelerator_count",
+			m.AcceleratorBounds().outside(uint64(len(shape.AcceleratorIDs)), 1))
 	case !slices.Contains(m.Version.Compatibility.SupportedAccelerators, vendor):
 		return Variant{}, shapeRefused("accelerator_vendor", "the version supports "+
 			strings.Join(m.Version.Compatibility.SupportedAccelerators, ", "))
@@ -156,10 +149,25 @@ func within(r Range, value, unit uint64, pointer string) (uint64, error) {
 	if value == 0 {
 		return r.Default * unit, nil
 	}
-	if value < r.Min*unit || value > r.Max*unit {
-		return 0, shapeRefused(pointer, fmt.Sprintf("must lie between %d and %d", r.Min*unit, r.Max*unit))
+	if reason := r.outside(value, unit); reason != "" {
+		return 0, shapeRefused(pointer, reason)
 	}
 	return value, nil
+}
+
+func (r Resources) lower(shape Shape) (*protocol.Resources, error) {
+	cpu, cpuErr := within(r.CPUMillis, uint64(shape.CPUMillis), 1, "cpu_millis")
+	memory, memoryErr := within(r.MemoryMiB, shape.MemoryBytes, mebibyte, "memory_bytes")
+	disk, diskErr := within(r.DiskMiB.Range, shape.DiskBytes, mebibyte, "disk_bytes")
+	shm, shmErr := within(r.ShmMiB, shape.ShmBytes, mebibyte, "shm_bytes")
+	return &protocol.Resources{
+		CpuMillis:      clampUint32(cpu),
+		MemoryBytes:    memory,
+		Pids:           r.PidsMax,
+		DiskBytes:      disk,
+		ShmBytes:       shm,
+		AcceleratorIds: slices.Clone(shape.AcceleratorIDs),
+	}, cmp.Or(cpuErr, memoryErr, diskErr, shmErr)
 }
 
 func clampUint32(v uint64) uint32 {

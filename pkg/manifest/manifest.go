@@ -12,6 +12,8 @@ const (
 	MaxParametersBytes = 64 << 10
 	// MaxDepth is how deep a document may nest; a deeper one is refused.
 	MaxDepth = 32
+	// MaxAccelerators is how many accelerators one instance may have.
+	MaxAccelerators = 64
 	// MaxFields is how many bad fields one fault names; the rest is left out.
 	MaxFields = 32
 )
@@ -156,7 +158,11 @@ type Resources struct {
 	MemoryMiB Range  `json:"memory_mib"`
 	PidsMax   uint32 `json:"pids_max,omitempty"`
 	// DiskMiB bounds what a container writes to its own file system; zero leaves it to the node.
-	DiskMiB uint64 `json:"disk_mib,omitempty"`
+	DiskMiB Quantity `json:"disk_mib,omitzero"`
+	// ShmMiB is the size of /dev/shm; zero leaves it to the node.
+	ShmMiB Range `json:"shm_mib,omitzero"`
+	// Accelerators is how many an instance has that uses any; zero: Compatibility.MinGPUCount or more.
+	Accelerators Range `json:"accelerators,omitzero"`
 }
 
 // Range is min ≤ default ≤ max.

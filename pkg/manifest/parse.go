@@ -30,6 +30,8 @@ const (
 	CodeParametersInvalid fault.Code = "parameters_invalid"
 	// CodeConfigInvalid: the configuration does not follow the version's schema.
 	CodeConfigInvalid fault.Code = "config_invalid"
+	// CodeResourcesInvalid: the chosen resources do not lie within the bounds of the version.
+	CodeResourcesInvalid fault.Code = "resources_invalid"
 	// CodeShapeRefused: the version does not run on this capacity.
 	CodeShapeRefused fault.Code = "shape_refused"
 	// CodeNotAdmitted: the publisher's manifest does not allow the workload.

@@ -27,6 +27,7 @@ func (m Manifest) Validate() error {
 	m.checkBackend(f)
 	m.checkVariants(f)
 	m.checkCompatibility(f)
+	m.checkAcceleratorRange(f)
 	m.checkProfile(f)
 	m.checkSchemas(f)
 	m.checkBindings(f)
@@ -96,11 +97,36 @@ func (m Manifest) checkCompatibility(f *findings) {
 	}
 }
 
+// checkAcceleratorRange makes sure that the range says nothing else than min_gpu_count and the variants do.
+func (m Manifest) checkAcceleratorRange(f *findings) {
+	const at = "/version/runtime_profile/resources/accelerators"
+	r, c := m.Version.RuntimeProfile.Resources.Accelerators, m.Version.Compatibility
+	if r == (Range{}) {
+		return
+	}
+	checkRange(f, at, r)
+	if r.Max > MaxAccelerators {
+		f.add(at+"/max", "must be at most "+strconv.Itoa(MaxAccelerators))
+	}
+	if r.Min < uint64(max(c.MinGPUCount, 0)) {
+		f.add(at+"/min", "is less than min_gpu_count")
+	}
+	if !slices.ContainsFunc(c.SupportedAccelerators, func(a string) bool { return a != AcceleratorNone }) {
+		f.add(at, "no supported variant uses an accelerator")
+	}
+}
+
 func (m Manifest) checkProfile(f *findings) {
 	const at = "/version/runtime_profile"
 	p := m.Version.RuntimeProfile
 	checkRange(f, at+"/resources/cpu_millis", p.Resources.CPUMillis)
 	checkRange(f, at+"/resources/memory_mib", p.Resources.MemoryMiB)
+	checkRange(f, at+"/resources/disk_mib", p.Resources.DiskMiB.Range)
+	checkRange(f, at+"/resources/shm_mib", p.Resources.ShmMiB)
+	// tmpfs pages count against the container's memory.
+	if p.Resources.ShmMiB.Max > p.Resources.MemoryMiB.Max {
+		f.add(at+"/resources/shm_mib/max", "is larger than the memory that an instance can have")
+	}
 	names, numbers := map[string]bool{}, map[uint32]bool{}
 	for i, port := range p.Ports {
 		if names[port.Name] {

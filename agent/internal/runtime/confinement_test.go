@@ -8,10 +8,12 @@ import (
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
+	"slices"
 	"testing"
 	"time"
 
 	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
@@ -246,6 +248,12 @@ func TestLimitsAreEnforced(t *testing.T) {
 	require.Equal(t, "50000", f.cgroupFile("cpu", spec.ID, "cpu.cfs_quota_us", "cpu.max"))
 	require.Equal(t, "64", f.cgroupFile("pids", spec.ID, "pids.max", "pids.max"))
 	require.Equal(t, "67108864", f.cgroupFile("memory", spec.ID, "memory.limit_in_bytes", "memory.max"))
+	spec.Service.Resources.ShmBytes = 3 << 20
+	built, err := f.rt.BuildSpec(t.Context(), spec)
+	require.NoError(t, err)
+	require.True(t, slices.ContainsFunc(built.Mounts, func(m specs.Mount) bool {
+		return m.Destination == "/dev/shm" && slices.Contains(m.Options, "size=3145728")
+	}))
 
 	spec = f.spec(image, "exit", "0")
 	f.start(spec)

@@ -208,7 +208,7 @@ func environment(svc *protocol.Service, image ocispec.ImageConfig) ([]string, er
 func mounts(in specInput) ([]specs.Mount, error) {
 	svc := in.spec.Service
 	// Machine-learning frameworks pass batches through shared memory; it counts against the container's memory limit.
-	shmBytes := max(svc.GetResources().GetMemoryBytes()/2, runTmpfsBytes)
+	shmBytes := cmp.Or(svc.GetResources().GetShmBytes(), max(svc.GetResources().GetMemoryBytes()/2, runTmpfsBytes))
 	all := []specs.Mount{
 		mountOf("proc", "/proc", "nosuid,noexec,nodev"),
 		mountOf("tmpfs", "/dev", "nosuid,strictatime,mode=755,size=65536k"),
