@@ -8,6 +8,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
@@ -91,6 +92,8 @@ func (a *app) estimateCommand() *cobra.Command {
 		p       client.EstimateCostParams
 	)
 	columns := []column[client.CostEstimate]{
+		{"CPU MILLIS", func(e client.CostEstimate) string { return strconv.FormatInt(e.CPUMillis, 10) }},
+		{"MEMORY MIB", func(e client.CostEstimate) string { return strconv.FormatInt(e.MemoryBytes>>20, 10) }},
 		{"PER HOUR", func(e client.CostEstimate) string { return e.PerHour + " " + e.Currency }},
 		{"OF THAT", func(e client.CostEstimate) string {
 			parts := make([]string, len(e.Rates))
@@ -112,6 +115,8 @@ func (a *app) estimateCommand() *cobra.Command {
 		})
 	c.Flags().StringVar(&version, "version", "", "version (default: the newest active one)")
 	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
+	c.Flags().Int64Var(&p.CPUMillis, "cpu-millis", 0, cpuUsage)
+	c.Flags().Int64Var(&p.MemoryMib, "memory-mib", 0, memoryUsage)
 	return c
 }
 
@@ -123,6 +128,7 @@ func (a *app) createInstanceCommand() *cobra.Command {
 		paramsFile, configFile string
 		allocations            []string
 		wait                   bool
+		resources              *resourceChoice
 	)
 	c := a.action("create APP", "Deploy an app", cobra.ExactArgs(1), func(ctx context.Context, s *session,
 		args []string,
@@ -131,6 +137,7 @@ func (a *app) createInstanceCommand() *cobra.Command {
 		body.DisplayName = or(body.DisplayName, args[0])
 		body.OperatingMode, body.ControlPlaneScope = client.OperatingMode(mode), client.ControlPlaneScope(scope)
 		body.PlacementIntent.AllocationIds = allocations
+		body.Resources = resources.chosen()
 		if body.Parameters, err = parameters(s.env.Stdin, paramsFile, params); err != nil {
 			return err
 		}
@@ -172,6 +179,7 @@ func (a *app) createInstanceCommand() *cobra.Command {
 	f.StringVar(&paramsFile, "params-file", "", "JSON object with launch parameters; - for stdin")
 	f.StringVar(&configFile, "config-file", "", "JSON object with the app's config; - for stdin")
 	f.BoolVar(&wait, "wait", false, "wait until it is running")
+	resources = resourceFlags(f)
 	return c
 }
 
@@ -262,13 +270,13 @@ func (a *app) lifecycleAction(verb, short string, until client.AppInstanceStatus
 			return err
 		}
 		if wait {
-			version := i.Version
+			asked := i
 			if i, err = s.waitFor(ctx, project, id, until); err != nil {
 				return err
 			}
-			if i.Version != version {
-				return fmt.Errorf("version %s did not become ready; the app instance is back at %s (gpuaas instances events %s "+
-					"says why)", version, i.Version, id)
+			if i.Revision != asked.Revision {
+				return fmt.Errorf("version %s did not become ready; the app instance is back at %s as it was before (gpuaas "+
+					"instances events %s says why)", asked.Version, i.Version, id)
 			}
 		}
 		return show(s, i, instanceColumns())
@@ -278,8 +286,12 @@ func (a *app) lifecycleAction(verb, short string, until client.AppInstanceStatus
 }
 
 func (a *app) upgradeCommand() *cobra.Command {
-	var to string
-	c := a.lifecycleAction("upgrade", "Bring an app instance to another version, where it is",
+	var (
+		to, paramsFile, configFile string
+		params                     []string
+		resources                  *resourceChoice
+	)
+	c := a.lifecycleAction("upgrade", "Bring an app instance to another version or size, where it is",
 		client.AppInstanceStatusRunning,
 		func(ctx context.Context, s *session, project, id string) (client.AppInstance, error) {
 			if to == "" {
@@ -291,10 +303,22 @@ func (a *app) upgradeCommand() *cobra.Command {
 					return now, err
 				}
 			}
-			return client.Read[client.AppInstance](s.hub.UpgradeAppInstance(ctx, project, id,
-				client.AppInstanceUpgrade{TargetVersion: to}, s.editors()...))
+			body := client.AppInstanceUpgrade{TargetVersion: to, Resources: resources.chosen()}
+			var err error
+			if body.Parameters, err = parameters(s.env.Stdin, paramsFile, params); err != nil {
+				return client.AppInstance{}, err
+			}
+			if body.Config, err = parameters(s.env.Stdin, configFile, nil); err != nil {
+				return client.AppInstance{}, err
+			}
+			return client.Read[client.AppInstance](s.hub.UpgradeAppInstance(ctx, project, id, body, s.editors()...))
 		})
-	c.Flags().StringVar(&to, "to", "", "version (default: the newest active one)")
+	f := c.Flags()
+	f.StringVar(&to, "to", "", "version (default: the newest active one)")
+	f.StringArrayVar(&params, "param", nil, "launch parameter NAME=VALUE in place of all others (repeatable)")
+	f.StringVar(&paramsFile, "params-file", "", "JSON object with all launch parameters; - for stdin")
+	f.StringVar(&configFile, "config-file", "", "JSON object with the app's whole config; - for stdin")
+	resources = resourceFlags(f)
 	return c
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -21,10 +22,35 @@ func CompleteInstance(ctx context.Context, tx db.Tx, by By, action string, c ins
 			return err
 		}
 	}
+	if err := settleCapacity(ctx, tx, c); err != nil {
+		return err
+	}
 	if err := bumpIntents(ctx, tx, by, c); err != nil {
 		return err
 	}
 	return RecordInstance(ctx, tx, by, action, c)
+}
+
+// settleCapacity frees what the other revision of an upgrade or a rollback needed, once that is over.
+func settleCapacity(ctx context.Context, tx db.Tx, c instance.Change) error {
+	if !slices.ContainsFunc(c.Steps, func(s lifecycle.Step) bool {
+		return s.To == lifecycle.Running && (s.From == lifecycle.Upgrading || s.From == lifecycle.RollingBack)
+	}) {
+		return nil
+	}
+	for _, m := range c.Instance.Members {
+		if m.Gone {
+			continue
+		}
+		services, err := instance.Services(ctx, tx, m.ID, c.Instance.Revision)
+		if err != nil {
+			return err
+		}
+		if err := capacity.Settle(ctx, tx, m.ID, capacity.UseOf(services)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // RecordInstance writes an event for each step of a change and an audit row for all of it; a change without a step

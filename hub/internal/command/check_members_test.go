@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -58,7 +59,9 @@ func TestInstanceThatExceedsALimitOfItsNodeIsRefusedWhenItIsAskedFor(t *testing.
 	require.NoError(t, err)
 	w.Report(1, w.Says(i, protocol.WorkloadStatus_READY))
 	before = w.Contents()
-	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("upgrade"), w.Project.ID, i.ID, "1.3.0")
+	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("upgrade"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "1.3.0",
+	})
 	w.requireRefused(err, "member_limit_exceeded", "/target_version")
 	require.Equal(t, before, w.Contents())
 }

@@ -28,6 +28,7 @@ type CreateInstanceInput struct {
 	ControlPlaneScope string
 	// AllocationIDs are those that the request names for placement; empty where the hub chooses.
 	AllocationIDs []string
+	Resources     manifest.Choice
 	Parameters    map[string]any
 	Config        map[string]any
 }
@@ -61,7 +62,8 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 		return instance.Instance{}, err
 	}
 	failpoint.Hit("hub/create/lease_issued")
-	first := newRevision(version.Resolved, version.parametersJSON, version.configJSON)
+	first := newRevision(version)
+	first.Resources = kept(in.Resources, member.services)
 	first.Services = map[string][]*protocol.Service{member.id: member.services}
 	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), first, db.NewID(), m.Now)
 	if err != nil {
@@ -149,12 +151,20 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 	return i
 }
 
+// kept is what an instance keeps of its resources when it is upgraded: what was chosen, and the CPU, memory and
+// accelerators that it has. Disk and shared memory that were not chosen follow the version.
+func kept(chosen manifest.Choice, services []*protocol.Service) manifest.Choice {
+	has := manifest.ChoiceOf(services)
+	has.AcceleratorModel, has.DiskMiB, has.ShmMiB = chosen.AcceleratorModel, chosen.DiskMiB, chosen.ShmMiB
+	return has
+}
+
 // newRevision is the content of a version that was decided on, without the services of its members.
-func newRevision(v catalog.Resolved, parametersJSON, configJSON string) instance.NewRevision {
+func newRevision(v resolvedVersion) instance.NewRevision {
 	return instance.NewRevision{
 		AppVersion:         v.Version.Version,
-		ParametersJSON:     parametersJSON,
-		ConfigJSON:         configJSON,
+		ParametersJSON:     v.parametersJSON,
+		ConfigJSON:         v.configJSON,
 		ManifestEnvelope:   v.ManifestEnvelope,
 		DelegationEnvelope: v.DelegationEnvelope,
 		Features:           v.Version.Manifest.Features(),

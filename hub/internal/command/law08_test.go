@@ -119,7 +119,9 @@ func TestLaw08ActionsAreOneTransaction(t *testing.T) {
 		{"upgrade", "app_instances", act((*world).upgradable, func(ctx context.Context, s *command.Service,
 			m command.Meta, i instance.Instance,
 		) (instance.Instance, error) {
-			return s.UpgradeInstance(ctx, m, i.ProjectID, i.ID, "2.0.0")
+			return s.UpgradeInstance(ctx, m, command.UpgradeInstanceInput{
+				ProjectID: i.ProjectID, InstanceID: i.ID, Version: "2.0.0",
+			})
 		})},
 		{"rollback", "app_instances", act((*world).upgradedAndReady, func(ctx context.Context, s *command.Service,
 			m command.Meta, i instance.Instance,
@@ -183,7 +185,9 @@ func TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent(t *testing.T) {
 	for _, project := range []string{w.Project.ID, own.ID} {
 		foreign := []error{
 			second(w.Commands().DecommissionInstance(t.Context(), m, project, i.ID)),
-			second(w.Commands().UpgradeInstance(t.Context(), m, project, i.ID, "2.0.0")),
+			second(w.Commands().UpgradeInstance(t.Context(), m, command.UpgradeInstanceInput{
+				ProjectID: project, InstanceID: i.ID, Version: "2.0.0",
+			})),
 			second(w.Commands().RollbackInstance(t.Context(), m, project, i.ID, "")),
 			second(w.Commands().StopInstance(t.Context(), m, project, i.ID)),
 			second(w.Commands().StartInstance(t.Context(), m, project, i.ID)),
@@ -192,7 +196,9 @@ func TestLaw10AnotherOrgsResourcesAnswerAsIfAbsent(t *testing.T) {
 		}
 		absent := []error{
 			second(w.Commands().DecommissionInstance(t.Context(), m, project, db.NewID())),
-			second(w.Commands().UpgradeInstance(t.Context(), m, project, db.NewID(), "2.0.0")),
+			second(w.Commands().UpgradeInstance(t.Context(), m, command.UpgradeInstanceInput{
+				ProjectID: project, InstanceID: db.NewID(), Version: "2.0.0",
+			})),
 			second(w.Commands().RollbackInstance(t.Context(), m, project, db.NewID(), "")),
 			second(w.Commands().StopInstance(t.Context(), m, project, db.NewID())),
 			second(w.Commands().StartInstance(t.Context(), m, project, db.NewID())),

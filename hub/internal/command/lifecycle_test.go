@@ -25,7 +25,9 @@ func TestUpgradeAndRollback(t *testing.T) {
 	require.Equal(t, lifecycle.Upgrading, i.Lifecycle.Status)
 	require.Equal(t, "2.0.0", i.Version)
 	require.Equal(t, []string{w.Node, w.Node}, w.Enqueued)
-	_, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("again"), w.Project.ID, i.ID, "2.0.0")
+	_, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("again"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "2.0.0",
+	})
 	require.EqualValues(t, "instance_upgrading", fault.As(err).Code)
 	_, err = w.Commands().RollbackInstance(t.Context(), w.Meta("early"), w.Project.ID, i.ID, "")
 	require.EqualValues(t, "instance_upgrading", fault.As(err).Code)
@@ -89,7 +91,9 @@ func TestWhatRefusesAnUpgradeChangesNothing(t *testing.T) {
 			if c.change != nil {
 				c.change(&m)
 			}
-			_, err := w.Commands().UpgradeInstance(t.Context(), m, w.Project.ID, i.ID, c.version)
+			_, err := w.Commands().UpgradeInstance(t.Context(), m, command.UpgradeInstanceInput{
+				ProjectID: w.Project.ID, InstanceID: i.ID, Version: c.version,
+			})
 			require.EqualValues(t, c.code, fault.As(err).Code, "%v", err)
 		})
 	}
@@ -102,7 +106,9 @@ func TestAnAgentThatIsTooOldGetsNeitherAnInstanceNorAnUpgrade(t *testing.T) {
 	w.Release("2.0.0")
 	w.SetFeatures("single_service")
 	before := w.Contents()
-	_, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), w.Project.ID, i.ID, "2.0.0")
+	_, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "2.0.0",
+	})
 	require.EqualValues(t, "feature_missing", fault.As(err).Code, "%v", err)
 	require.Equal(t, "/target_version", fault.As(err).Fields[0].Pointer)
 	for _, named := range [][]string{nil, {i.Members[0].AllocationID}} {
@@ -113,7 +119,9 @@ func TestAnAgentThatIsTooOldGetsNeitherAnInstanceNorAnUpgrade(t *testing.T) {
 	}
 	require.Equal(t, before, w.Contents())
 	w.SetFeatures(append(manifest.KnownFeatures(), "from_tomorrow")...)
-	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), w.Project.ID, i.ID, "2.0.0")
+	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "2.0.0",
+	})
 	require.NoError(t, err)
 }
 

@@ -32,11 +32,9 @@ type placement struct {
 func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput,
 	w resolvedVersion,
 ) (placement, error) {
-	needs := plan.Needs(w.Version.Manifest, w.MaxAccelerators)
-	if len(needs) == 0 {
-		return placement{}, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than "+
-			"the project's entitlement allows.", nil).
-			WithField("/version", "needs more accelerators than are allowed").Permanent()
+	needs, err := needsOf(w, in.Resources)
+	if err != nil {
+		return placement{}, err
 	}
 	candidates, err := capacity.AllocationCandidates(ctx, tx, project.ID, in.AllocationIDs)
 	if err != nil {
@@ -56,17 +54,45 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	}, m.Now); err != nil {
 		return placement{}, err
 	}
-	p.services, err = manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
-		CPUMillis: uint32(min(p.choice.Need.CPUMillis, math.MaxUint32)), MemoryBytes: uint64(p.choice.Need.MemoryBytes),
-		AcceleratorVendor: p.choice.Need.AcceleratorVendor, AcceleratorIDs: p.choice.AcceleratorIDs,
+	p.services, err = lower(ctx, tx, w, in.Resources, p.choice)
+	return p, err
+}
+
+// needsOf returns what an instance of the version may use, in the order of preference.
+func needsOf(w resolvedVersion, chosen manifest.Choice) ([]plan.Need, error) {
+	if err := w.Version.Manifest.CheckChoice(chosen); err != nil {
+		return nil, err
+	}
+	needs := plan.Needs(w.Version.Manifest, chosen, w.MaxAccelerators)
+	switch {
+	case len(needs) > 0:
+		return needs, nil
+	case chosen.Accelerators != nil && w.MaxAccelerators > 0 && *chosen.Accelerators > w.MaxAccelerators:
+		return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "These are more accelerators than the project's "+
+			"entitlement allows.", nil).
+			WithField("/resources/accelerators", fmt.Sprintf("must be at most %d", w.MaxAccelerators)).Permanent()
+	}
+	return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The version needs more accelerators than "+
+		"the project's entitlement allows.", nil).
+		WithField("/version", "needs more accelerators than are allowed").Permanent()
+}
+
+// lower gives what a member runs of the version with what it uses of its allocation.
+func lower(ctx context.Context, tx db.Tx, w resolvedVersion, chosen manifest.Choice,
+	at plan.Choice,
+) ([]*protocol.Service, error) {
+	services, err := manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
+		CPUMillis:         uint32(min(at.Need.CPUMillis, math.MaxUint32)),
+		MemoryBytes:       uint64(at.Need.MemoryBytes),
+		DiskBytes:         chosen.DiskMiB << 20,
+		ShmBytes:          chosen.ShmMiB << 20,
+		AcceleratorVendor: at.Need.AcceleratorVendor,
+		AcceleratorIDs:    at.AcceleratorIDs,
 	})
 	if err != nil {
-		return placement{}, err
+		return nil, err
 	}
-	if err := artifact.CheckRunnable(ctx, tx, w.Version.Version, p.services); err != nil {
-		return placement{}, err
-	}
-	return p, nil
+	return services, artifact.CheckRunnable(ctx, tx, w.Version.Version, services)
 }
 
 // checkNodes marks the candidates on nodes that accept no new work unusable, and returns which nodes are offline.

@@ -199,7 +199,9 @@ func TestLaw09ALostNodeIsAnOutcomeOfItsOwn(t *testing.T) {
 	require.Equal(t, "capacity.allocation.node_lost", w.EventTypes(a)[1])
 	require.Equal(t, "apps.instance.failed", w.EventTypes(runs.ID)[3])
 
-	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), w.Project.ID, runs.ID, "1.0.0")
+	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("up"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: runs.ID, Version: "1.0.0",
+	})
 	require.EqualValues(t, "node_lost", fault.As(err).Code)
 	_, err = (&command.Service{DB: w.DB}).ReleaseAllocation(t.Context(), w.Meta("release"), w.Project.ID, a)
 	require.EqualValues(t, "allocation_node_lost", fault.As(err).Code)

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -27,9 +28,29 @@ func (s *Service) RollbackInstance(ctx context.Context, m Meta, projectID, insta
 		if err != nil {
 			return instance.Change{}, err
 		}
+		if err := regain(ctx, tx, i, target.No); err != nil {
+			return instance.Change{}, err
+		}
 		return instance.RequestRollback(ctx, tx, i, r, target, delegation, now)
 	})
 	return i, targetVersion(err)
+}
+
+// regain reserves what the members used at an earlier revision.
+func regain(ctx context.Context, tx db.Tx, i instance.Instance, revision int64) error {
+	for _, member := range i.Members {
+		if member.Gone {
+			continue
+		}
+		services, err := instance.Services(ctx, tx, member.ID, revision)
+		if err != nil {
+			return err
+		}
+		if err := capacity.Regain(ctx, tx, member.ID, capacity.UseOf(services)); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // checkRestartable checks that the content of a revision may start once more, and returns the delegation for it.

@@ -2,46 +2,46 @@ package command
 
 import (
 	"context"
-	"fmt"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
-	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// UpgradeInstance moves an app instance to another version, in the place that it has, and answers with it in status
-// upgrading: members, ports, capacity, parameters and what is billed stay.
-func (s *Service) UpgradeInstance(ctx context.Context, m Meta, projectID, instanceID,
-	version string,
-) (instance.Instance, error) {
-	i, err := s.act(ctx, m, iam.InstanceUpgrade, projectID, instanceID, func(ctx context.Context, tx db.Tx,
+// UpgradeInstanceInput is the request; what is nil or zero stays as it is.
+type UpgradeInstanceInput struct {
+	ProjectID  string
+	InstanceID string
+	Version    string
+	Resources  manifest.Choice
+	Parameters map[string]any
+	Config     map[string]any
+}
+
+// UpgradeInstance moves an app instance to another version, or to other resources, parameters or config, in the place
+// that it has, and answers with it in status upgrading. Members and ports stay.
+func (s *Service) UpgradeInstance(ctx context.Context, m Meta, in UpgradeInstanceInput) (instance.Instance, error) {
+	i, err := s.act(ctx, m, iam.InstanceUpgrade, in.ProjectID, in.InstanceID, func(ctx context.Context, tx db.Tx,
 		i instance.Instance, r instance.Request, _ time.Time,
 	) (instance.Change, error) {
-		return s.upgrade(ctx, tx, m, i, r, version)
+		return s.upgrade(ctx, tx, m, i, r, in)
 	})
 	return i, targetVersion(err)
 }
 
 func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, r instance.Request,
-	version string,
+	in UpgradeInstanceInput,
 ) (instance.Change, error) {
-	next, err := catalog.Resolve(ctx, tx, catalog.Want{
-		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID,
-		OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
-		ParametersJSON: []byte(i.ParametersJSON), ConfigJSON: []byte(i.ConfigJSON), Now: m.Now, Revoked: s.revoked,
-		MinVersion: s.minVersion,
-	})
+	next, err := s.resolveNext(ctx, tx, m, i, in)
 	if err != nil {
 		return instance.Change{}, err
 	}
@@ -55,15 +55,44 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err := checkFeatures(ctx, tx, i, next.Version.Manifest.Features()); err != nil {
 		return instance.Change{}, err
 	}
-	made := newRevision(next, i.ParametersJSON, i.ConfigJSON)
-	if made.Services, err = lowerInPlace(ctx, tx, i, next); err != nil {
+	made := newRevision(next)
+	chosen := in.Resources.Else(i.Resources)
+	if made.Services, err = s.lowerInPlace(ctx, tx, m, i, next, chosen); err != nil {
 		return instance.Change{}, err
+	}
+	made.Resources = chosen
+	for _, services := range made.Services {
+		made.Resources = kept(chosen, services)
 	}
 	back, err := s.fallbackDelegation(ctx, tx, m, i)
 	if err != nil {
 		return instance.Change{}, err
 	}
 	return instance.RequestUpgrade(ctx, tx, i, r, made, back, m.Now)
+}
+
+// resolveNext decides on the version of an upgrade, with the parameters and the config that it gets.
+func (s *Service) resolveNext(ctx context.Context, tx db.Tx, m Meta, i instance.Instance,
+	in UpgradeInstanceInput,
+) (resolvedVersion, error) {
+	parameters, config := []byte(i.ParametersJSON), []byte(i.ConfigJSON)
+	var err error
+	if in.Parameters != nil {
+		if parameters, err = object(in.Parameters); err != nil {
+			return resolvedVersion{}, err
+		}
+	}
+	if in.Config != nil {
+		if config, err = object(in.Config); err != nil {
+			return resolvedVersion{}, err
+		}
+	}
+	next, err := catalog.Resolve(ctx, tx, catalog.Want{
+		AppSlug: i.AppSlug, Version: in.Version, OrgID: i.OrgID, ProjectID: i.ProjectID,
+		OperatingMode: i.Modes.OperatingMode, ControlPlaneScope: i.Modes.ControlPlaneScope,
+		ParametersJSON: parameters, ConfigJSON: config, Now: m.Now, Revoked: s.revoked, MinVersion: s.minVersion,
+	})
+	return resolvedVersion{next, string(parameters), string(config)}, err
 }
 
 // checkFeatures refuses a version that uses what the agent of a member's node does not know.
@@ -105,54 +134,38 @@ func (s *Service) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta,
 	return delegation, err
 }
 
-// lowerInPlace gives what each member runs of the new version in the room that it has now.
-func lowerInPlace(ctx context.Context, tx db.Tx, i instance.Instance,
-	next catalog.Resolved,
+// lowerInPlace gives what each member runs of the new version, and reserves what that uses of the member's allocation.
+func (s *Service) lowerInPlace(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, next resolvedVersion,
+	chosen manifest.Choice,
 ) (map[string][]*protocol.Service, error) {
-	now, err := catalog.GetVersion(ctx, tx, i.AppSlug, i.Version)
+	needs, err := needsOf(next, chosen)
 	if err != nil {
-		return nil, fmt.Errorf("version %s of instance %s: %w", i.Version, i.ID, err)
+		return nil, err
+	}
+	for n := range needs {
+		needs[n].Features = nil // checkFeatures has asked the nodes
 	}
 	out := map[string][]*protocol.Service{}
 	for _, member := range i.Members {
 		if member.Gone {
 			continue
 		}
-		old, err := instance.Services(ctx, tx, member.ID, i.Revision)
+		choice, err := capacity.Resize(ctx, tx, member.ID, needs)
 		if err != nil {
 			return nil, err
 		}
-		shape := shapeOf(now.Manifest, old)
-		if next.MaxAccelerators > 0 && len(shape.AcceleratorIDs) > next.MaxAccelerators {
-			return nil, fault.New(fault.Forbidden, catalog.CodePolicyRefused, "The app instance has more accelerators than "+
-				"the project's entitlement allows.", nil).Permanent()
-		}
-		services, err := manifest.Lower(next.Version.Manifest,
-			manifest.Inputs{Parameters: next.Parameters, ConfigJSON: i.ConfigJSON}, shape)
-		if err != nil {
+		if out[member.ID], err = lower(ctx, tx, next, chosen, choice); err != nil {
 			return nil, err
 		}
-		if err := artifact.CheckRunnable(ctx, tx, next.Version.Version, services); err != nil {
+		if err := ledger.RaiseLimits(ctx, tx, ledger.LeaseRequest{
+			SubjectID: member.ID,
+			NodeID:    member.NodeID,
+			Now:       m.Now,
+			Duration:  s.LeaseDuration,
+			AppSlug:   i.AppSlug,
+		}, choice.Need.CPUMillis, choice.Need.MemoryBytes); err != nil {
 			return nil, err
 		}
-		out[member.ID] = services
 	}
 	return out, nil
-}
-
-// shapeOf reads from what a member runs the room that it has.
-func shapeOf(m manifest.Manifest, services []*protocol.Service) manifest.Shape {
-	var shape manifest.Shape
-	for _, s := range services {
-		r := proto.CloneOf(s.GetResources())
-		shape.CPUMillis += r.GetCpuMillis()
-		shape.MemoryBytes += r.GetMemoryBytes()
-		shape.AcceleratorIDs = append(shape.AcceleratorIDs, r.GetAcceleratorIds()...)
-		for _, v := range m.Version.RuntimeProfile.ImageVariants {
-			if v.Name == s.GetImageVariant() {
-				shape.AcceleratorVendor = v.Accelerator
-			}
-		}
-	}
-	return shape
 }

@@ -381,7 +381,9 @@ func (w *World) Upgraded() instance.Instance {
 	w.T.Helper()
 	i := w.Running()
 	w.Release("2.0.0")
-	i, err := w.Commands().UpgradeInstance(w.T.Context(), w.Meta("upgrade"+db.NewID()), w.Project.ID, i.ID, "2.0.0")
+	i, err := w.Commands().UpgradeInstance(w.T.Context(), w.Meta("upgrade"+db.NewID()), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "2.0.0",
+	})
 	require.NoError(w.T, err)
 	return i
 }

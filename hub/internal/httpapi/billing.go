@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
 // ListUsage lists measured usage, the newest first.
@@ -63,6 +64,7 @@ func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) 
 		AppSlug:      r.AppSlug,
 		Version:      r.Version,
 		AllocationID: r.Params.AllocationID,
+		Resources:    manifest.Choice{CPUMillis: uint64(r.Params.CPUMillis), MemoryMiB: uint64(r.Params.MemoryMib)},
 		Now:          metaFrom(ctx).Now,
 	})
 	if err != nil {

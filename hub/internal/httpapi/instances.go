@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -70,6 +71,7 @@ func (s *Server) CreateAppInstance(ctx context.Context,
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, Version: r.Body.Version, DisplayName: r.Body.DisplayName,
 		OperatingMode: string(r.Body.OperatingMode), ControlPlaneScope: string(r.Body.ControlPlaneScope),
 		AllocationIDs: r.Body.PlacementIntent.AllocationIds, Parameters: r.Body.Parameters, Config: r.Body.Config,
+		Resources: resourceChoice(r.Body.Resources),
 	}))
 	return CreateAppInstance201JSONResponse(view), err
 }
@@ -86,8 +88,14 @@ func (s *Server) DecommissionAppInstance(ctx context.Context,
 func (s *Server) UpgradeAppInstance(ctx context.Context,
 	r UpgradeAppInstanceRequestObject,
 ) (UpgradeAppInstanceResponseObject, error) {
-	view, err := commandedView(s.Commands.UpgradeInstance(ctx, metaFrom(ctx), r.ProjectID, r.AppInstanceID,
-		r.Body.TargetVersion))
+	view, err := commandedView(s.Commands.UpgradeInstance(ctx, metaFrom(ctx), command.UpgradeInstanceInput{
+		ProjectID:  r.ProjectID,
+		InstanceID: r.AppInstanceID,
+		Version:    r.Body.TargetVersion,
+		Resources:  resourceChoice(r.Body.Resources),
+		Parameters: r.Body.Parameters,
+		Config:     r.Body.Config,
+	}))
 	return UpgradeAppInstance202JSONResponse(view), err
 }
 
@@ -213,6 +221,36 @@ func commandedView(i instance.Instance, err error) (AppInstance, error) {
 	return instanceView(i)
 }
 
+func resourceChoice(r InstanceResources) manifest.Choice {
+	c := manifest.Choice{
+		AcceleratorModel: r.AcceleratorModel,
+		CPUMillis:        uint64(r.CPUMillis),
+		MemoryMiB:        uint64(r.MemoryMib),
+		DiskMiB:          uint64(r.DiskMib),
+		ShmMiB:           uint64(r.ShmMib),
+	}
+	if r.Accelerators != nil {
+		count := int(*r.Accelerators)
+		c.Accelerators = &count
+	}
+	return c
+}
+
+func resourcesView(c manifest.Choice) InstanceResources {
+	out := InstanceResources{
+		AcceleratorModel: c.AcceleratorModel,
+		CPUMillis:        int64(c.CPUMillis),
+		MemoryMib:        int64(c.MemoryMiB),
+		DiskMib:          int64(c.DiskMiB),
+		ShmMib:           int64(c.ShmMiB),
+	}
+	if c.Accelerators != nil {
+		count := int32(*c.Accelerators)
+		out.Accelerators = &count
+	}
+	return out
+}
+
 func instanceView(i instance.Instance) (AppInstance, error) {
 	out := AppInstance{
 		ID: i.ID, ResourceVersion: i.ResourceVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, AppSlug: i.AppSlug,
@@ -225,6 +263,7 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 		Health:   AppInstanceHealth(i.Lifecycle.Health),
 		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: []Endpoint{},
 		Members:       []Member{},
+		Resources:     resourcesView(i.Resources),
 		RequestedBy:   RequestedBy{Type: RequestedByType(i.RequestedBy.Type), ID: i.RequestedBy.ID},
 		CorrelationID: i.CorrelationID, CreatedAt: i.CreatedAt, UpdatedAt: i.UpdatedAt, ActivatedAt: i.ActivatedAt,
 	}

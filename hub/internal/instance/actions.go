@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"reflect"
 	"slices"
 	"time"
 
@@ -50,7 +51,7 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, n Ne
 	if err != nil {
 		return Change{}, err
 	}
-	if n.AppVersion == i.Version && i.Lifecycle.Status == lifecycle.Running {
+	if i.Lifecycle.Status == lifecycle.Running && n.same(i) {
 		return Change{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.", nil).
 			WithField("/target_version", "is the version that runs")
 	}
@@ -70,6 +71,12 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, n Ne
 		}
 	}
 	return begin(ctx, tx, i, req, operationUpgrade, next, step, now)
+}
+
+// same reports whether the instance runs this already.
+func (n NewRevision) same(i Instance) bool {
+	return n.AppVersion == i.Version && n.ParametersJSON == i.ParametersJSON && n.ConfigJSON == i.ConfigJSON &&
+		reflect.DeepEqual(n.Resources, i.Resources)
 }
 
 // RollbackTarget returns the revision whose content a rollback runs again: the newest that worked, other than the

@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -140,6 +141,7 @@ func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revisi
 	n := NewRevision{
 		AppVersion: w.GetAppVersion(), ParametersJSON: w.GetParametersJson(), Features: w.GetFeatures(),
 		ConfigJSON:       configOf(w),
+		Resources:        manifest.ChoiceOf(w.GetServices()),
 		ReadinessTimeout: time.Duration(w.GetReadinessTimeoutSeconds()) * time.Second,
 	}
 	var err error

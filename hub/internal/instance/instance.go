@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -72,6 +73,8 @@ type Instance struct {
 	PreviousVersion string
 	ParametersJSON  string
 	ConfigJSON      string
+	// Resources is what was chosen, with the version's defaults for CPU, memory and accelerators.
+	Resources manifest.Choice
 	// PlacementAllocationIDs are the allocations that the request named.
 	PlacementAllocationIDs []string
 	HintResults            []HintResult
@@ -171,6 +174,7 @@ type NewRevision struct {
 	AppVersion         string
 	ParametersJSON     string
 	ConfigJSON         string
+	Resources          manifest.Choice
 	ManifestEnvelope   []byte
 	DelegationEnvelope []byte
 	Features           []string
@@ -186,7 +190,7 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 ) (Change, error) {
 	i.Lifecycle = lifecycle.Lifecycle{Status: lifecycle.Requested, Health: lifecycle.HealthUnknown}
 	i.Revision, i.Version, i.ResourceVersion = 1, first.AppVersion, 1
-	i.ParametersJSON, i.ConfigJSON = first.ParametersJSON, first.ConfigJSON
+	i.ParametersJSON, i.ConfigJSON, i.Resources = first.ParametersJSON, first.ConfigJSON, first.Resources
 	i.Operation = Operation{Kind: operationDeploy, By: i.RequestedBy, CorrelationID: i.CorrelationID}
 	i.CreatedAt, i.UpdatedAt, i.Members = now, now, slices.Clone(i.Members)
 	for n := range i.Members {

@@ -58,15 +58,18 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 	if err != nil {
 		return err
 	}
+	resources, err := json.Marshal(r.Resources)
+	if err != nil {
+		return err
+	}
 	return tx.Queue(ctx,
 		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
-			delegation_envelope,
-			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
-		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ConfigJSON, r.ManifestEnvelope, orEmpty(r.DelegationEnvelope),
-		features,
-		r.ReadinessTimeout.Milliseconds(),
-		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt))
+			delegation_envelope, features, readiness_timeout_ms, correlation_id, created_at, previous_revision,
+			fallback_revision, ready_at, resources)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`,
+		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ConfigJSON, r.ManifestEnvelope,
+		orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(),
+		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt), resources)
 }
 
 // copyRevision makes a revision with the content of an earlier one, for all members, under the current delegation.
@@ -75,10 +78,11 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 ) error {
 	if _, err := tx.Exec(ctx,
 		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
-			delegation_envelope,
-			features, readiness_timeout_ms, correlation_id, created_at, previous_revision, fallback_revision, ready_at)
+			delegation_envelope, features, readiness_timeout_ms, correlation_id, created_at, previous_revision,
+			fallback_revision, ready_at, resources)
 		SELECT instance_id, $3, app_version, parameters, config, manifest_envelope, $9,
-			features, readiness_timeout_ms, $4, $5, $6, $7, $8 FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
+			features, readiness_timeout_ms, $4, $5, $6, $7, $8, resources
+		FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
 		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt),
 		orEmpty(delegation)); err != nil {
 		return err
@@ -297,7 +301,7 @@ func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) (
 			i.placement_allocation_ids,
 			i.hint_results, i.requested_by_type, i.requested_by_id, i.correlation_id, i.resource_version, i.created_at,
 			i.updated_at, i.activated_at,
-			r.app_version, r.parameters, r.config,
+			r.app_version, r.parameters, r.config, r.resources,
 			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id
 			AND p.revision = r.previous_revision), ''),
 			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id
@@ -320,9 +324,9 @@ func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) (
 // scanInstance reads an instance with one of its members.
 func scanInstance(row pgx.CollectableRow) (Instance, error) {
 	var (
-		i                Instance
-		m                Member
-		placement, hints []byte
+		i                           Instance
+		m                           Member
+		placement, hints, resources []byte
 	)
 	if err := scanMember(row, &m, &i.ID, &i.OrgID, &i.OrgSlug, &i.ProjectID, &i.AppSlug, &i.DisplayName,
 		&i.Lifecycle.Status, textColumn{&i.Lifecycle.Reason}, &i.Lifecycle.Health,
@@ -330,13 +334,16 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 		&placement,
 		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt,
 		(*zeronull.Timestamptz)(&i.ActivatedAt),
-		&i.Version, &i.ParametersJSON, &i.ConfigJSON, &i.PreviousVersion,
+		&i.Version, &i.ParametersJSON, &i.ConfigJSON, &resources, &i.PreviousVersion,
 		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID); err != nil {
 		return Instance{}, err
 	}
 	i.Members = []Member{m}
 	if err := json.Unmarshal(placement, &i.PlacementAllocationIDs); err != nil {
 		return Instance{}, fmt.Errorf("instance %s: placement: %w", i.ID, err)
+	}
+	if err := json.Unmarshal(resources, &i.Resources); err != nil {
+		return Instance{}, fmt.Errorf("instance %s: resources: %w", i.ID, err)
 	}
 	if err := json.Unmarshal(hints, &i.HintResults); err != nil {
 		return Instance{}, fmt.Errorf("instance %s: hints: %w", i.ID, err)

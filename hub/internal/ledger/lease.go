@@ -54,6 +54,22 @@ func nextLease(ctx context.Context, tx db.Tx, s subject, r LeaseRequest) (*proto
 	return issue(ctx, tx, s, r, r.Now.UTC().Truncate(time.Microsecond), false)
 }
 
+// RaiseLimits lets a member use more from now on: where a limit grows, it gets a lease whose hold covers that. A limit
+// never shrinks: usage of the time before may still come.
+func RaiseLimits(ctx context.Context, tx db.Tx, r LeaseRequest, cpuMillis, memoryBytes int64) error {
+	s, err := lockSubject(ctx, tx, r.SubjectID)
+	if err != nil || cpuMillis <= s.CPUMillis && memoryBytes <= s.MemoryBytes {
+		return err
+	}
+	s.CPUMillis, s.MemoryBytes = max(s.CPUMillis, cpuMillis), max(s.MemoryBytes, memoryBytes)
+	if err := tx.Queue(ctx, `UPDATE subjects SET cpu_millis = $2, memory_bytes = $3 WHERE id = $1`, s.ID, s.CPUMillis,
+		s.MemoryBytes); err != nil {
+		return err
+	}
+	_, err = nextLease(ctx, tx, s, r)
+	return err
+}
+
 // OpenMember starts billing of a member and gives it its first lease: OpenSubject and IssueLease in fewer statements.
 func OpenMember(ctx context.Context, tx db.Tx, s Subject, duration time.Duration) (*protocol.Lease, error) {
 	s.Kind, s.OpenedAt = Member, s.OpenedAt.UTC().Truncate(time.Microsecond)

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -238,7 +239,9 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 		w.Now = w.Now.Add(2 * day)
 		version := fmt.Sprintf("2.%d.0", n)
 		w.Release(version)
-		asked, err := w.Commands().UpgradeInstance(t.Context(), w.Meta(version), w.Project.ID, i.ID, version)
+		asked, err := w.Commands().UpgradeInstance(t.Context(), w.Meta(version), command.UpgradeInstanceInput{
+			ProjectID: w.Project.ID, InstanceID: i.ID, Version: version,
+		})
 		require.NoError(t, err)
 		ready(asked.Revision)
 	}
@@ -268,7 +271,9 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	ready(again.Revision)
 
 	// The node leaves an upgrade by itself: its number stays taken.
-	asked, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("upgrade"), w.Project.ID, i.ID, "2.5.0")
+	asked, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("upgrade"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "2.5.0",
+	})
 	require.NoError(t, err)
 	generation++
 	says := w.Says(i, protocol.WorkloadStatus_READY)
@@ -278,7 +283,9 @@ func TestOldRevisionsOfALivingInstanceGo(t *testing.T) {
 	require.Equal(t, again.Revision, w.Get(i.ID).Revision)
 	w.Now = w.Now.Add(100 * day)
 	w.deleteOld(keep)
-	next, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("next"), w.Project.ID, i.ID, "2.5.0")
+	next, err := w.Commands().UpgradeInstance(t.Context(), w.Meta("next"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "2.5.0",
+	})
 	require.NoError(t, err)
 	require.Equal(t, asked.Revision+1, next.Revision)
 }

@@ -1,7 +1,9 @@
 package query
 
 import (
+	"cmp"
 	"context"
+	"strings"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
@@ -12,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
 // Page is a page of a listing; Next, where it is not empty, begins the next one.
@@ -59,6 +62,7 @@ func (s *Service) Audit(ctx context.Context, p iam.Principal, q event.AuditQuery
 // EstimateInput names what is to be priced. Without an allocation its SKU is unknown.
 type EstimateInput struct {
 	ProjectID, AppSlug, Version, AllocationID string
+	Resources                                 manifest.Choice
 	Now                                       time.Time
 }
 
@@ -72,7 +76,7 @@ type Estimate struct {
 func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInput) (Estimate, error) {
 	return read(ctx, s, access.Project(p, iam.PriceRead, in.ProjectID),
 		func(tx db.Tx, project iam.Project) (Estimate, error) {
-			version, err := pricedVersion(ctx, tx, p, project, in)
+			version, err := visibleVersion(ctx, tx, p, project, in.AppSlug, in.Version)
 			if err != nil {
 				return Estimate{}, err
 			}
@@ -84,18 +88,31 @@ func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInpu
 				}
 				member.SKU = allocation.SKU
 			}
+			if err := version.Manifest.CheckChoice(in.Resources); err != nil {
+				return Estimate{}, inQuery(err)
+			}
 			size := version.Manifest.Version.RuntimeProfile.Resources
-			member.CPUMillis, member.MemoryBytes = int64(size.CPUMillis.Default), int64(size.MemoryMiB.Default)<<20
+			member.CPUMillis = int64(cmp.Or(in.Resources.CPUMillis, size.CPUMillis.Default))
+			member.MemoryBytes = int64(cmp.Or(in.Resources.MemoryMiB, size.MemoryMiB.Default)) << 20
 			e, err := ledger.EstimateMember(ctx, tx, member, in.Now)
 			return Estimate{e, member.CPUMillis, member.MemoryBytes}, err
 		})
 }
 
-// pricedVersion reads the version that a price is asked for; what the caller may not see is NotFound.
-func pricedVersion(ctx context.Context, tx db.Tx, p iam.Principal, project iam.Project,
-	in EstimateInput,
+// inQuery points the fields of a fault about resources at the parameters of the query.
+func inQuery(err error) error {
+	f := fault.As(err)
+	for n := range f.Fields {
+		f.Fields[n].Pointer = "query/" + strings.TrimPrefix(f.Fields[n].Pointer, "/resources/")
+	}
+	return f
+}
+
+// visibleVersion reads a version of an app; what the caller may not see is NotFound.
+func visibleVersion(ctx context.Context, tx db.Tx, p iam.Principal, project iam.Project, slug,
+	name string,
 ) (catalog.Version, error) {
-	app, err := catalog.GetApp(ctx, tx, in.AppSlug)
+	app, err := catalog.GetApp(ctx, tx, slug)
 	if err != nil {
 		return catalog.Version{}, err
 	}
@@ -103,7 +120,7 @@ func pricedVersion(ctx context.Context, tx db.Tx, p iam.Principal, project iam.P
 		// The very words of an app that is not there.
 		return catalog.Version{}, fault.New(fault.NotFound, fault.CodeNotFound, "There is no such resource.", nil)
 	}
-	version, err := catalog.GetVersion(ctx, tx, in.AppSlug, in.Version)
+	version, err := catalog.GetVersion(ctx, tx, slug, name)
 	if err != nil {
 		return catalog.Version{}, err
 	}

@@ -186,17 +186,12 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 			return err
 		}
 	}
-	var cpu, memory int64
-	var accelerators []string
-	for _, s := range larger(w) {
-		cpu += int64(s.GetResources().GetCpuMillis())
-		memory += int64(s.GetResources().GetMemoryBytes())
-		accelerators = append(accelerators, s.GetResources().GetAcceleratorIds()...)
-	}
+	use := capacity.UseOf(larger(w))
 	made, allocation, err := capacity.Adopt(ctx, tx, capacity.Adopted{
 		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(),
 		ProjectID:     w.GetProjectId(),
-		CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory, AcceleratorIDs: accelerators,
+		CorrelationID: w.GetCorrelationId(), CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes,
+		AcceleratorIDs: use.AcceleratorIDs,
 	}, a.by.Now)
 	if err != nil {
 		return err
@@ -207,7 +202,7 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		}
 	}
 	modes := catalog.ModesOf(w.GetManifest().GetPayload())
-	if err := a.subject(ctx, tx, w, allocation, modes, cpu, memory); err != nil {
+	if err := a.subject(ctx, tx, w, allocation, modes, use.CPUMillis, use.MemoryBytes); err != nil {
 		return err
 	}
 	i, err := a.instance(ctx, tx, w, modes)

@@ -44,6 +44,8 @@ CREATE TABLE IF NOT EXISTS instance_revisions (
   parameters TEXT NOT NULL,
   -- The one part that a tenant may change without a new revision.
   config TEXT NOT NULL,
+  -- What the tenant chose (manifest.Choice).
+  resources JSONB NOT NULL DEFAULT '{}',
   -- protocol.Envelope in protobuf, frozen with the revision.
   manifest_envelope BYTEA NOT NULL,
   delegation_envelope BYTEA NOT NULL,

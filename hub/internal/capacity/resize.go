@@ -1,0 +1,136 @@
+package capacity
+
+import (
+	"context"
+	"slices"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// Use is what a member uses of its allocation.
+type Use struct {
+	CPUMillis, MemoryBytes int64
+	AcceleratorIDs         []string
+}
+
+// UseOf is what a member uses that runs the services.
+func UseOf(services []*protocol.Service) (u Use) {
+	for _, s := range services {
+		r := s.GetResources()
+		u.CPUMillis += int64(r.GetCpuMillis())
+		u.MemoryBytes += int64(r.GetMemoryBytes())
+		u.AcceleratorIDs = append(u.AcceleratorIDs, r.GetAcceleratorIds()...)
+	}
+	return u
+}
+
+// Resize chooses what a member uses next of its allocation, its own accelerators first, and reserves it beside what it
+// uses now: a node runs one or the other, and may go back. Settle ends that.
+func Resize(ctx context.Context, tx db.Tx, memberID string, needs []plan.Need) (plan.Choice, error) {
+	at, err := inPlace(ctx, tx, memberID)
+	if err != nil {
+		return plan.Choice{}, err
+	}
+	choice, misfit := plan.FirstFit(needs, at.Candidate)
+	if misfit != plan.Fits {
+		return plan.Choice{}, misfitInPlace(misfit)
+	}
+	return choice, at.reserve(ctx, tx, memberID, Use{
+		CPUMillis: choice.Need.CPUMillis, MemoryBytes: choice.Need.MemoryBytes, AcceleratorIDs: choice.AcceleratorIDs,
+	})
+}
+
+// Regain reserves what a member used once, beside what it uses now.
+func Regain(ctx context.Context, tx db.Tx, memberID string, use Use) error {
+	at, err := inPlace(ctx, tx, memberID)
+	if err != nil {
+		return err
+	}
+	for _, id := range use.AcceleratorIDs {
+		if !slices.ContainsFunc(at.Accelerators, func(a plan.Accelerator) bool { return a.ID == id }) {
+			return misfitInPlace(plan.LacksAccelerators)
+		}
+	}
+	need := plan.Need{CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes}
+	if _, misfit := plan.Fit(need, at.Candidate); misfit != plan.Fits {
+		return misfitInPlace(misfit)
+	}
+	return at.reserve(ctx, tx, memberID, use)
+}
+
+// Settle leaves a member with what it uses; what was reserved beside that is free.
+func Settle(ctx context.Context, tx db.Tx, memberID string, use Use) error {
+	if err := tx.Queue(ctx, `UPDATE reservations SET cpu_millis = $2, memory_bytes = $3
+		WHERE member_id = $1 AND freed_at IS NULL`, memberID, use.CPUMillis, use.MemoryBytes); err != nil {
+		return err
+	}
+	return tx.Queue(ctx, `DELETE FROM reserved_accelerators WHERE member_id = $1 AND accelerator_id <> ALL($2::TEXT[])`,
+		memberID, append([]string{}, use.AcceleratorIDs...))
+}
+
+// inPlace returns the allocation of a member, with the capacity that is free or the member's own.
+func inPlace(ctx context.Context, tx db.Tx, memberID string) (Candidate, error) {
+	var (
+		allocationID string
+		use          Use
+	)
+	if err := tx.QueryRow(ctx, `SELECT allocation_id, cpu_millis, memory_bytes FROM reservations
+		WHERE member_id = $1 AND freed_at IS NULL`, memberID).Scan(&allocationID, &use.CPUMillis,
+		&use.MemoryBytes); err != nil {
+		return Candidate{}, err
+	}
+	a, err := GetAny(ctx, tx, allocationID)
+	if err != nil {
+		return Candidate{}, err
+	}
+	c := Candidate{NodeID: a.NodeID, Allocation: a, Candidate: plan.Candidate{
+		ID: a.ID, Usable: true, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis + use.CPUMillis,
+		MemoryBytes: a.FreeMemoryBytes + use.MemoryBytes,
+	}}
+	var g accelerator
+	var mine bool
+	err = db.ForEach(ctx, tx, []any{&g.ID, &g.Vendor, &g.Model, &g.Health, &mine}, func() {
+		free := g.free()
+		// The member keeps one that is unhealthy: a change of size is no repair.
+		free.Mine, free.Healthy = mine, mine || free.Healthy
+		c.Accelerators = append(c.Accelerators, free)
+	}, `SELECT g.id, g.vendor, g.model, g.health, r.member_id IS NOT NULL
+		FROM claims c JOIN accelerators g ON g.node_id = c.node_id AND g.id = c.accelerator_id
+		LEFT JOIN reserved_accelerators r ON r.node_id = g.node_id AND r.accelerator_id = g.id AND r.freed_at IS NULL
+		WHERE c.allocation_id = $1 AND c.released_at IS NULL AND (r.member_id IS NULL OR r.member_id = $2)
+		ORDER BY g.id`, allocationID, memberID)
+	return c, err
+}
+
+func (c Candidate) reserve(ctx context.Context, tx db.Tx, memberID string, use Use) error {
+	if err := tx.Queue(ctx, `UPDATE reservations SET cpu_millis = greatest(cpu_millis, $2),
+		memory_bytes = greatest(memory_bytes, $3) WHERE member_id = $1 AND freed_at IS NULL`, memberID, use.CPUMillis,
+		use.MemoryBytes); err != nil {
+		return err
+	}
+	added := slices.DeleteFunc(slices.Clone(use.AcceleratorIDs), func(id string) bool {
+		return slices.ContainsFunc(c.Accelerators, func(a plan.Accelerator) bool { return a.ID == id && a.Mine })
+	})
+	return insertReservedAccelerators(ctx, tx, Reservation{
+		MemberID: memberID, AllocationID: c.ID, NodeID: c.NodeID, Choice: plan.Choice{AcceleratorIDs: added},
+	})
+}
+
+// misfitInPlace names the field that the allocation has too little for.
+func misfitInPlace(misfit plan.Misfit) error {
+	f := fault.New(fault.Conflict, CodeInsufficient, "The allocation of the app instance has not enough left for this; "+
+		"ask for less, or deploy it in a larger allocation.", nil)
+	switch misfit {
+	case plan.LacksCPU:
+		return f.WithField("/resources/cpu_millis", "is more than the allocation has left")
+	case plan.LacksMemory:
+		return f.WithField("/resources/memory_mib", "is more than the allocation has left")
+	case plan.LacksAccelerators:
+		return f.WithField("/resources/accelerators", "is more than the allocation has left")
+	case plan.Fits, plan.NotUsable, plan.NotEmpty, plan.WrongShape, plan.LacksFeature:
+	}
+	return f.WithField("/version", "does not run in this allocation: "+string(misfit))
+}
