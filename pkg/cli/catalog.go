@@ -46,6 +46,7 @@ func (a *app) appsCommand() *cobra.Command {
 	})
 	list.Flags().BoolVar(&entitled, "entitled", false, "only those that the project may launch")
 	return group("apps", "Apps of the catalogue", list, a.slugsCommand(), a.releaseSlugCommand(), a.transferSlugCommand(),
+		a.targetsCommand(),
 		listing(a, "versions APP", "Versions of an app, newest first", cobra.ExactArgs(1), versionColumns(),
 			func(ctx context.Context, s *session, args []string, cursor string) (*http.Response, error) {
 				return s.hub.ListAppVersions(ctx, args[0],

@@ -27,7 +27,7 @@ func Create(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, now ti
 				"names no node")
 		}
 	}
-	candidates, err := nodeCandidates(ctx, tx, nodes, n.OrgID)
+	candidates, err := NodeCandidates(ctx, tx, nodes, n.OrgID)
 	if err != nil {
 		return Allocation{}, err
 	}
@@ -47,7 +47,7 @@ func NodesFor(ctx context.Context, tx db.Tx, n NewAllocation, nodes []Node, limi
 	if err := n.readSKU(ctx, tx); err != nil {
 		return nil, err
 	}
-	candidates, err := nodeCandidates(ctx, tx, nodes, n.OrgID)
+	candidates, err := NodeCandidates(ctx, tx, nodes, n.OrgID)
 	if err != nil {
 		return nil, err
 	}

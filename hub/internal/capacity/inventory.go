@@ -160,8 +160,8 @@ func (a accelerator) free() plan.Accelerator {
 	return plan.Accelerator{ID: a.ID, Vendor: a.Vendor, Model: a.Model, Healthy: a.Health == protocol.HealthOK}
 }
 
-// nodeCandidates returns the capacity of nodes that no allocation holds.
-func nodeCandidates(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]plan.Candidate, error) {
+// NodeCandidates returns the capacity of nodes that no allocation holds.
+func NodeCandidates(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]plan.Candidate, error) {
 	ids := make([]string, 0, len(nodes))
 	for _, n := range nodes {
 		ids = append(ids, n.ID)

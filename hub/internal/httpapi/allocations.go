@@ -6,6 +6,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/hub/plan"
 )
 
 // ListAllocations lists a project's allocations, the newest first.
@@ -58,4 +60,39 @@ func allocationView(a capacity.Allocation) Allocation {
 		Status: AllocationStatus(a.Status), CorrelationID: a.CorrelationID, CreatedAt: a.CreatedAt, UpdatedAt: a.UpdatedAt,
 		ReleasedAt: a.ReleasedAt,
 	}
+}
+
+// ListTargets says where an instance of a version fits.
+func (s *Server) ListTargets(ctx context.Context, r ListTargetsRequestObject) (ListTargetsResponseObject, error) {
+	targets, err := s.Queries.Targets(ctx, principalOf(ctx), query.TargetsInput{
+		ProjectID: r.ProjectID,
+		AppSlug:   r.AppSlug,
+		Version:   r.Version,
+		Resources: resourceChoice(InstanceResources{
+			Accelerators:     r.Params.Accelerators,
+			AcceleratorModel: r.Params.AcceleratorModel,
+			CPUMillis:        r.Params.CPUMillis,
+			MemoryMib:        r.Params.MemoryMib,
+		}),
+		Now: metaFrom(ctx).Now,
+	})
+	return ListTargets200JSONResponse{Items: views(targets, targetView)}, err
+}
+
+func targetView(t query.Target) Target {
+	out := Target{
+		Kind:          TargetKind(t.Kind),
+		ID:            t.ID,
+		NodeID:        t.NodeID,
+		Fits:          t.Misfit == plan.Fits,
+		Reason:        TargetReason(t.Misfit),
+		FreeCPUMillis: t.CPUMillis,
+		FreeMemoryMib: t.MemoryBytes >> 20,
+	}
+	for _, a := range t.Accelerators {
+		if a.Healthy {
+			out.FreeAccelerators++
+		}
+	}
+	return out
 }

@@ -1,0 +1,144 @@
+package query
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// maxTargets bounds how many allocations, and how many nodes, an answer names; those that fit come first.
+const maxTargets = 100
+
+// The kinds of a target.
+const (
+	TargetAllocation = "allocation"
+	TargetNode       = "node"
+)
+
+// TargetsInput names what is to be placed.
+type TargetsInput struct {
+	ProjectID, AppSlug, Version string
+	Resources                   manifest.Choice
+	Now                         time.Time
+}
+
+// Target is an allocation or a node, with what is free there, and why an instance does not fit; empty where it fits.
+type Target struct {
+	plan.Candidate
+	Kind   string
+	NodeID string
+	Misfit plan.Misfit
+}
+
+// Targets lists where an instance of a version fits and where it does not: the project's active allocations and, for
+// a caller who may create allocations, the nodes that are online and take new work.
+func (s *Service) Targets(ctx context.Context, p iam.Principal, in TargetsInput) ([]Target, error) {
+	return read(ctx, s, access.Project(p, iam.AllocationRead, in.ProjectID),
+		func(tx db.Tx, project iam.Project) ([]Target, error) {
+			version, err := visibleVersion(ctx, tx, p, project, in.AppSlug, in.Version)
+			if err != nil {
+				return nil, err
+			}
+			if err := version.Manifest.CheckChoice(in.Resources); err != nil {
+				return nil, inQuery(err)
+			}
+			needs := plan.Needs(version.Manifest, in.Resources, 0)
+			allocations, err := allocationTargets(ctx, tx, project, needs)
+			if err != nil || iam.Authorize(p, iam.AllocationCreate, project.OrgID, project.ID) != nil {
+				return allocations, err
+			}
+			nodes, err := nodeTargets(ctx, tx, project, needs, in.Now)
+			return append(allocations, nodes...), err
+		})
+}
+
+func allocationTargets(ctx context.Context, tx db.Tx, project iam.Project, needs []plan.Need) ([]Target, error) {
+	candidates, err := capacity.AllocationCandidates(ctx, tx, project.ID, nil)
+	if err != nil {
+		return nil, err
+	}
+	ids := make([]string, 0, len(candidates))
+	for _, c := range candidates {
+		ids = append(ids, c.NodeID)
+	}
+	nodes, err := fleet.GetAll(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	members, err := instance.MemberCounts(ctx, tx, ids)
+	if err != nil {
+		return nil, err
+	}
+	targets := make([]Target, 0, len(candidates))
+	for _, c := range candidates {
+		node := nodes[c.NodeID]
+		c.Usable = c.Usable && node.TakesNew() && members[c.NodeID] < protocol.MaxParts
+		c.Features = node.Features
+		_, misfit := plan.FirstFit(needs, c.Candidate)
+		targets = append(targets, Target{Candidate: c.Candidate, Kind: TargetAllocation, NodeID: c.NodeID, Misfit: misfit})
+	}
+	return fittingFirst(targets), nil
+}
+
+// nodeTargets asks whether an allocation for the instance could be created on each node.
+func nodeTargets(ctx context.Context, tx db.Tx, project iam.Project, needs []plan.Need,
+	now time.Time,
+) ([]Target, error) {
+	open, err := fleet.ForPlacement(ctx, tx, now)
+	if err != nil {
+		return nil, err
+	}
+	features := map[string][]string{}
+	nodes := make([]capacity.Node, 0, len(open))
+	for _, n := range open {
+		features[n.ID] = n.Features
+		nodes = append(nodes, capacity.Node{
+			ID:          n.ID,
+			CPUCores:    n.CPUCores,
+			MemoryBytes: n.MemoryBytes,
+			Usable:      true,
+			OneOrg:      len(n.SingleOrgConditions()) > 0,
+		})
+	}
+	candidates, err := capacity.NodeCandidates(ctx, tx, nodes, project.OrgID)
+	if err != nil {
+		return nil, err
+	}
+	targets := make([]Target, 0, len(candidates))
+	for _, c := range candidates {
+		c.Features = features[c.ID]
+		_, misfit := plan.FirstFit(allocationNeeds(needs), c)
+		targets = append(targets, Target{Candidate: c, Kind: TargetNode, NodeID: c.ID, Misfit: misfit})
+	}
+	return fittingFirst(targets), nil
+}
+
+// allocationNeeds are the smallest allocations that the needs fit into: whole cores, in a shape of the version.
+func allocationNeeds(needs []plan.Need) []plan.Need {
+	out := slices.Clone(needs)
+	for n := range out {
+		shapes := out[n].Shapes
+		out[n].Whole = len(shapes) > 0 && !slices.Contains(shapes, plan.ShapeGPUSlice)
+		out[n].Shapes = nil
+		out[n].CPUMillis = (out[n].CPUMillis + 999) / 1000 * 1000
+	}
+	return out
+}
+
+func fittingFirst(targets []Target) []Target {
+	slices.SortStableFunc(targets, func(a, b Target) int {
+		return cmp.Or(cmp.Compare(a.Misfit, b.Misfit), cmp.Compare(a.ID, b.ID))
+	})
+	return targets[:min(len(targets), maxTargets)]
+}

@@ -1,0 +1,56 @@
+package query_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+)
+
+func TestTargetsSayWhereAnInstanceFitsAndWhyNotElsewhere(t *testing.T) {
+	w := commandtest.New(t)
+	full := w.Allocation()
+	in := w.InstanceInput()
+	in.Resources = manifest.Choice{CPUMillis: 900, MemoryMiB: 448}
+	_, err := w.Commands().CreateInstance(t.Context(), w.Meta("first"), in)
+	require.NoError(t, err)
+	empty := w.Allocation()
+	node := w.Node
+	w.EnrollNode()
+	w.SetFeatures("none_of_these")
+	ask := func(p iam.Principal, c manifest.Choice) (map[string]plan.Misfit, error) {
+		list, err := (&query.Service{DB: w.DB}).Targets(t.Context(), p, query.TargetsInput{
+			ProjectID: w.Project.ID, AppSlug: "demo", Version: "1.0.0", Resources: c, Now: w.Now,
+		})
+		got := map[string]plan.Misfit{}
+		for _, target := range list {
+			got[target.Kind+" "+target.ID] = target.Misfit
+		}
+		return got, err
+	}
+	got, err := ask(w.User, manifest.Choice{CPUMillis: 200, MemoryMiB: 256})
+	require.NoError(t, err)
+	require.Equal(t, map[string]plan.Misfit{
+		"allocation " + full.ID: plan.LacksCPU, "allocation " + empty.ID: plan.Fits,
+		"node " + node: plan.Fits, "node " + w.Node: plan.LacksFeature,
+	}, got)
+	got, err = ask(w.User, manifest.Choice{CPUMillis: 100, MemoryMiB: 513})
+	require.NoError(t, err)
+	require.Equal(t, plan.LacksMemory, got["allocation "+empty.ID])
+	operator := w.User
+	operator.Bindings = []iam.Binding{{Role: iam.Viewer, ProjectID: w.Project.ID}}
+	got, err = ask(operator, manifest.Choice{})
+	require.NoError(t, err)
+	require.Len(t, got, 2, "a viewer sees no nodes")
+	_, err = ask(w.User, manifest.Choice{MemoryMiB: 1})
+	require.Equal(t, "query/memory_mib", fault.As(err).Fields[0].Pointer)
+	_, stranger := w.NewTenant("other")
+	_, err = ask(stranger, manifest.Choice{})
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+}
