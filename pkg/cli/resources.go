@@ -42,7 +42,7 @@ func (a *app) targetsCommand() *cobra.Command {
 			}
 			chosen := resources.chosen()
 			return s.hub.ListTargets(ctx, project, args[0], v, &client.ListTargetsParams{
-				Accelerators:     chosen.Accelerators,
+				Accelerators:     max(resources.accelerators, 0),
 				AcceleratorModel: chosen.AcceleratorModel,
 				CPUMillis:        chosen.CPUMillis,
 				MemoryMib:        chosen.MemoryMib,

@@ -3198,8 +3198,8 @@ type ListTargetsParams struct {
 	// MemoryMib Absent means the version's default
 	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
 
-	// Accelerators Absent means with the version's default, or without any where it can do so
-	Accelerators     *int32 `form:"accelerators,omitempty" json:"accelerators,omitempty"`
+	// Accelerators Absent means the version's default, or none where it can do without
+	Accelerators     int32  `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
 	AcceleratorModel string `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 }
 
@@ -10319,16 +10319,12 @@ func NewListTargetsRequest(server string, projectID ProjectID, appSlug AppSlug, 
 			}
 		}
 
-		if params.Accelerators != nil {
-
-			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerators", *params.Accelerators, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
-				return nil, err
-			} else {
-				for _, qp := range strings.Split(queryFrag, "&") {
-					rawQueryFragments = append(rawQueryFragments, qp)
-				}
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerators", params.Accelerators, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
 			}
-
 		}
 
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerator_model", params.AcceleratorModel, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {

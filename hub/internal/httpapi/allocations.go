@@ -64,17 +64,20 @@ func allocationView(a capacity.Allocation) Allocation {
 
 // ListTargets says where an instance of a version fits.
 func (s *Server) ListTargets(ctx context.Context, r ListTargetsRequestObject) (ListTargetsResponseObject, error) {
+	chosen := InstanceResources{
+		AcceleratorModel: r.Params.AcceleratorModel,
+		CPUMillis:        r.Params.CPUMillis,
+		MemoryMib:        r.Params.MemoryMib,
+	}
+	if r.Params.Accelerators > 0 {
+		chosen.Accelerators = &r.Params.Accelerators
+	}
 	targets, err := s.Queries.Targets(ctx, principalOf(ctx), query.TargetsInput{
 		ProjectID: r.ProjectID,
 		AppSlug:   r.AppSlug,
 		Version:   r.Version,
-		Resources: resourceChoice(InstanceResources{
-			Accelerators:     r.Params.Accelerators,
-			AcceleratorModel: r.Params.AcceleratorModel,
-			CPUMillis:        r.Params.CPUMillis,
-			MemoryMib:        r.Params.MemoryMib,
-		}),
-		Now: metaFrom(ctx).Now,
+		Resources: resourceChoice(chosen),
+		Now:       metaFrom(ctx).Now,
 	})
 	return ListTargets200JSONResponse{Items: views(targets, targetView)}, err
 }

@@ -3197,8 +3197,8 @@ type ListTargetsParams struct {
 	// MemoryMib Absent means the version's default
 	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
 
-	// Accelerators Absent means with the version's default, or without any where it can do so
-	Accelerators     *int32 `form:"accelerators,omitempty" json:"accelerators,omitempty"`
+	// Accelerators Absent means the version's default, or none where it can do without
+	Accelerators     int32  `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
 	AcceleratorModel string `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 }
 
