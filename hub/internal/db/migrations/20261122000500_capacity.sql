@@ -12,6 +12,10 @@ CREATE TABLE IF NOT EXISTS accelerators (
   health TEXT NOT NULL,
   first_seen_at TIMESTAMPTZ NOT NULL,
   updated_at TIMESTAMPTZ NOT NULL,
+  -- The bounded message of the protocol, as JSON.
+  description JSONB NOT NULL DEFAULT '{}',
+  -- Detects whether a report describes it otherwise, without reading the description.
+  description_sha256 BYTEA NOT NULL DEFAULT ''::BYTEA,
   PRIMARY KEY (node_id, id)
 );
 
