@@ -12,9 +12,10 @@ type Need struct {
 	CPUMillis    int64
 	MemoryBytes  int64
 	Accelerators int
-	// AcceleratorModel and AcceleratorVendor narrow the choice; empty: any.
-	AcceleratorModel  string
-	AcceleratorVendor string
+	// AcceleratorModel narrows the choice; empty: any.
+	AcceleratorModel string
+	// Variant is the image that the accelerators must suit; the zero value is no image and suits all.
+	Variant manifest.Variant
 	// Whole asks for everything on an otherwise empty node (baremetal); the quantities are then lower bounds.
 	Whole bool
 	// Shapes are the capacity shapes that will do; none: any.
@@ -42,9 +43,14 @@ type Candidate struct {
 
 // Accelerator is one that is free.
 type Accelerator struct {
-	ID     string
-	Vendor string
-	Model  string
+	ID            string
+	Vendor        string
+	Model         string
+	MemoryBytes   uint64
+	DriverVersion string
+	// NUMANode is nil where the node does not say.
+	NUMANode *int
+	Links    []Link
 	// Healthy is false for one that must not be assigned.
 	Healthy bool
 	// Mine is true for one that the member has whose need it is; it is chosen before others.
@@ -83,11 +89,22 @@ func Needs(m manifest.Manifest, chosen manifest.Choice, maxAccelerators int) []N
 			continue
 		}
 		need := base
-		need.AcceleratorVendor, need.AcceleratorModel, need.Accelerators = vendor, chosen.AcceleratorModel, count
-		needs = append(needs, need)
+		need.AcceleratorModel, need.Accelerators = chosen.AcceleratorModel, count
+		needs = append(needs, need.withEachVariant(m, vendor)...)
 	}
 	if none && c.MinGPUCount == 0 && slices.Contains(c.SupportedAccelerators, manifest.AcceleratorNone) {
-		needs = append(needs, base)
+		needs = append(needs, base.withEachVariant(m, manifest.AcceleratorNone)...)
+	}
+	return needs
+}
+
+// withEachVariant returns the need once for each image that the version has for the vendor.
+func (n Need) withEachVariant(m manifest.Manifest, vendor string) (needs []Need) {
+	for _, v := range m.Version.RuntimeProfile.ImageVariants {
+		if v.Accelerator == vendor {
+			n.Variant = v
+			needs = append(needs, n)
+		}
 	}
 	return needs
 }
@@ -144,34 +161,35 @@ func Fit(need Need, candidate Candidate) (Choice, Misfit) {
 	case need.MemoryBytes > candidate.MemoryBytes:
 		return Choice{}, LacksMemory
 	}
-	ids := matching(need, candidate.Accelerators)
-	if len(ids) < need.Accelerators {
-		return Choice{}, LacksAccelerators
-	}
 	if need.Whole {
+		if len(matching(need, candidate.Accelerators)) < need.Accelerators {
+			return Choice{}, LacksAccelerators
+		}
 		// With the unhealthy accelerators: no one else may use them, and they may recover.
 		return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: allIDs(candidate.Accelerators)}, Fits
 	}
-	ids = ids[:need.Accelerators:need.Accelerators]
-	slices.Sort(ids)
+	suitable := matching(need, candidate.Accelerators)
+	ids := chooseAccelerators(suitable, need.Accelerators)
+	if ids == nil && need.Variant.Name == "" {
+		// An allocation may hold several instances: only those need accelerators of one model.
+		ids = closest(suitable, need.Accelerators)
+	}
+	if len(ids) < need.Accelerators {
+		return Choice{}, LacksAccelerators
+	}
 	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids}, Fits
 }
 
-// matching returns the accelerators that the need may use, the member's own first.
-func matching(need Need, accelerators []Accelerator) []string {
-	var mine, others []string
+// matching returns the accelerators that the need may use.
+func matching(need Need, accelerators []Accelerator) (out []Accelerator) {
 	for _, a := range accelerators {
-		switch {
-		case !a.Healthy || !matches(need.AcceleratorModel, a.Model) || !matches(need.AcceleratorVendor, a.Vendor):
-		case a.Mine:
-			mine = append(mine, a.ID)
-		default:
-			others = append(others, a.ID)
+		v := need.Variant
+		if a.Healthy && matches(need.AcceleratorModel, a.Model) &&
+			(v.Name == "" || v.Accelerator == a.Vendor && v.Suits(a.Model, a.MemoryBytes, a.DriverVersion)) {
+			out = append(out, a)
 		}
 	}
-	slices.Sort(mine)
-	slices.Sort(others)
-	return append(mine, others...)
+	return out
 }
 
 // MissingFeatures returns which of the features an agent lacks.

@@ -49,7 +49,7 @@ func TestPlacement(t *testing.T) {
 		},
 		{
 			"another vendor does not match",
-			plan.Need{Accelerators: 1, AcceleratorVendor: "amd"},
+			plan.Need{Accelerators: 1, Variant: manifest.Variant{Name: "rocm", Accelerator: "amd"}},
 			candidate, nil,
 			plan.LacksAccelerators,
 		},
@@ -82,6 +82,10 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 			CPUMillis: manifest.Range{Default: 500},
 			MemoryMiB: manifest.Range{Default: 64},
 		}
+		for _, a := range accelerators {
+			m.Version.RuntimeProfile.ImageVariants = append(m.Version.RuntimeProfile.ImageVariants,
+				manifest.Variant{Name: "for-" + a, Accelerator: a})
+		}
 		return m
 	}
 	cpuOnly := plan.Candidate{ID: "cpu", Usable: true, Shape: plan.ShapeGPUSlice, CPUMillis: 500, MemoryBytes: 64 << 20}
@@ -92,11 +96,11 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	got, misfit := plan.FirstFit(both, withGPU)
 	require.Equal(t, plan.Fits, misfit)
 	require.Equal(t, []string{"GPU-1"}, got.AcceleratorIDs)
-	require.Equal(t, "nvidia", got.Need.AcceleratorVendor)
+	require.Equal(t, "nvidia", got.Need.Variant.Accelerator)
 	got, misfit = plan.FirstFit(both, cpuOnly)
 	require.Equal(t, plan.Fits, misfit)
 	require.Empty(t, got.AcceleratorIDs)
-	require.Empty(t, got.Need.AcceleratorVendor)
+	require.Equal(t, manifest.AcceleratorNone, got.Need.Variant.Accelerator)
 
 	_, misfit = plan.FirstFit(plan.Needs(version(2, false, "none", "nvidia"), manifest.Choice{}, 0), withGPU)
 	require.Equal(t, plan.LacksAccelerators, misfit, "it needs two")

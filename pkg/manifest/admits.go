@@ -83,7 +83,7 @@ func (m Manifest) shapeOf(s *protocol.Service) (Shape, error) {
 			return Shape{
 				CPUMillis: r.GetCpuMillis(), MemoryBytes: r.GetMemoryBytes(),
 				DiskBytes: r.GetDiskBytes(), ShmBytes: r.GetShmBytes(),
-				AcceleratorVendor: v.Accelerator, AcceleratorIDs: r.GetAcceleratorIds(),
+				Variant: v.Name, AcceleratorVendor: v.Accelerator, AcceleratorIDs: r.GetAcceleratorIds(),
 			}, nil
 		}
 	}

@@ -17,6 +17,9 @@ const FeatureConfig = "config"
 // FeatureResources is the choice of disk, shared memory and the number of accelerators.
 const FeatureResources = "resources"
 
+// FeatureVariants is the choice of an image by the model, memory and driver of the accelerators.
+const FeatureVariants = "variants"
+
 // ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
 // such document, so that a node which gets one, signed, is older than the manifest.
 var ErrSchema = errors.New("the manifest does not follow the schema of this build")
@@ -26,11 +29,14 @@ var ErrSchema = errors.New("the manifest does not follow the schema of this buil
 // first release gets a line here; what Parse fills in where a key is absent must belong to SchemaV1.
 func keyFeatures() map[string]string {
 	return map[string]string{
-		"/version/config":                                 FeatureConfig,
-		"/version/config_schema":                          FeatureConfig,
-		"/version/runtime_profile/resources/accelerators": FeatureResources,
-		"/version/runtime_profile/resources/disk_mib/*":   FeatureResources,
-		"/version/runtime_profile/resources/shm_mib":      FeatureResources,
+		"/version/config":                                          FeatureConfig,
+		"/version/config_schema":                                   FeatureConfig,
+		"/version/runtime_profile/image_variants/*/driver":         FeatureVariants,
+		"/version/runtime_profile/image_variants/*/min_memory_mib": FeatureVariants,
+		"/version/runtime_profile/image_variants/*/models":         FeatureVariants,
+		"/version/runtime_profile/resources/accelerators":          FeatureResources,
+		"/version/runtime_profile/resources/disk_mib/*":            FeatureResources,
+		"/version/runtime_profile/resources/shm_mib":               FeatureResources,
 	}
 }
 

@@ -16,7 +16,9 @@ type Shape struct {
 	MemoryBytes uint64
 	DiskBytes   uint64
 	ShmBytes    uint64
-	// AcceleratorVendor is none (or empty), nvidia or amd; it chooses the image variant.
+	// Variant is the name of the image variant; empty: the first of the accelerators' vendor.
+	Variant string
+	// AcceleratorVendor is none (or empty), nvidia or amd.
 	AcceleratorVendor string
 	// AcceleratorIDs are the stable ids of the accelerators claimed for the member.
 	AcceleratorIDs []string
@@ -137,7 +139,7 @@ func (m Manifest) variantFor(shape Shape) (Variant, error) {
 			strings.Join(m.Version.Compatibility.SupportedAccelerators, ", "))
 	}
 	for _, v := range m.Version.RuntimeProfile.ImageVariants {
-		if v.Accelerator == vendor {
+		if v.Accelerator == vendor && (shape.Variant == "" || v.Name == shape.Variant) {
 			return v, nil
 		}
 	}

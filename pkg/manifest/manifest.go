@@ -126,14 +126,6 @@ type RuntimeProfile struct {
 	WorkingDir   string `json:"working_dir,omitempty"`
 }
 
-// Variant is the image for one kind of accelerator.
-type Variant struct {
-	Name        string `json:"name"`
-	Accelerator string `json:"accelerator"`
-	// ImageRef is <repository>@sha256:<hex>; the registry's host is the hub's and is not part of it.
-	ImageRef string `json:"image_ref"`
-}
-
 // EnvVar is a fixed value, or the value of a parameter; one of the two is set. A parameter without a value leaves it
 // out.
 type EnvVar struct {

@@ -51,16 +51,21 @@ func (m Manifest) checkBackend(f *findings) {
 }
 
 func (m Manifest) checkVariants(f *findings) {
-	names, accelerators := map[string]bool{}, map[string]bool{}
+	names, served := map[string]bool{}, map[string]string{}
 	for i, v := range m.Version.RuntimeProfile.ImageVariants {
 		at := fmt.Sprintf("/version/runtime_profile/image_variants/%d", i)
 		if names[v.Name] {
 			f.add(at+"/name", "stands twice")
 		}
-		if accelerators[v.Accelerator] {
-			f.add(at+"/accelerator", "another variant serves this accelerator already")
+		if by, ok := served[v.Accelerator]; ok {
+			f.add(at+"/accelerator", "is served by the variant "+by+" already, which asks for no model, memory or driver")
 		}
-		names[v.Name], accelerators[v.Accelerator] = true, true
+		names[v.Name] = true
+		if v.suitsAll() {
+			served[v.Accelerator] = v.Name
+		} else if v.Accelerator == AcceleratorNone {
+			f.add(at+"/accelerator", "none has no model, memory or driver to ask for")
+		}
 		// org/<org>/<app>/<artifact> or apps/<app>/<artifact>: the app is always the last but one.
 		steps := strings.Split(RepositoryOf(v.ImageRef), "/")
 		if len(steps) < 3 || steps[len(steps)-2] != m.App.Slug {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -215,6 +216,43 @@ func TestLaw14ConcurrentRequestsNeverShareAnAccelerator(t *testing.T) {
 	require.Len(t, taken, 4)
 }
 
+func TestASliceAndAnInstanceGetAcceleratorsThatAreLinked(t *testing.T) {
+	w := newWorld(t)
+	all := gpus(6)
+	link := func(a, b int) {
+		all[a].Links = append(all[a].Links, &protocol.AcceleratorLink{PeerId: all[b].GetId(), Kind: "nvlink", Count: 4})
+	}
+	link(0, 4)
+	link(1, 3)
+	link(2, 5)
+	for i, a := range all {
+		a.NumaNode, a.DriverVersion = new(uint32(i/3)), "570.86.15"
+	}
+	w.inventory(all...)
+	first, err := w.create(func(n *capacity.NewAllocation) { n.AcceleratorCount = 2 })
+	require.NoError(t, err)
+	require.Equal(t, []string{"GPU-0", "GPU-4"}, first.AcceleratorIDs)
+	second, err := w.create(func(n *capacity.NewAllocation) { n.AcceleratorCount = 4 })
+	require.NoError(t, err)
+	require.Equal(t, []string{"GPU-1", "GPU-2", "GPU-3", "GPU-5"}, second.AcceleratorIDs)
+	suits := func(driver string) []plan.Need {
+		return []plan.Need{{Accelerators: 2, Variant: manifest.Variant{
+			Name: "cuda", Accelerator: "nvidia", MinMemoryMiB: 140 << 10, Driver: manifest.VersionRange{Min: driver},
+		}}}
+	}
+	_, err = w.reserve(suits("580"), second.ID)
+	require.Equal(t, "insufficient_capacity", code(err))
+	_, err = w.reserve(suits("570"), second.ID)
+	require.NoError(t, err)
+	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
+		left, err := capacity.AllocationCandidates(ctx, tx, w.project, []string{second.ID})
+		require.NoError(t, err)
+		require.Equal(t, "GPU-2", left[0].Accelerators[0].ID, "GPU-1 and GPU-3 are a pair")
+		require.Equal(t, "GPU-5", left[0].Accelerators[1].ID)
+		return nil
+	}))
+}
+
 func TestBareMetalTakesTheWholeNodeAndOnlyAnEmptyOne(t *testing.T) {
 	w := newWorld(t)
 	a, err := w.create(func(n *capacity.NewAllocation) { n.Shape, n.AcceleratorCount = capacity.Baremetal, 4 })
@@ -234,7 +272,10 @@ func TestAnAllocationHoldsInstancesWhileTheyFit(t *testing.T) {
 	w := newWorld(t)
 	a, err := w.create(func(n *capacity.NewAllocation) { n.AcceleratorCount = 2; n.CPUCores = 3 })
 	require.NoError(t, err)
-	needs := []plan.Need{{CPUMillis: 1500, MemoryBytes: 1 << 30, Accelerators: 1, AcceleratorVendor: "nvidia"}}
+	needs := []plan.Need{{
+		CPUMillis: 1500, MemoryBytes: 1 << 30, Accelerators: 1,
+		Variant: manifest.Variant{Name: "cuda", Accelerator: "nvidia"},
+	}}
 
 	first, err := w.reserve(needs, a.ID)
 	require.NoError(t, err)

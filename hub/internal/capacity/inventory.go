@@ -156,10 +156,6 @@ type accelerator struct {
 
 func (a accelerator) same(b accelerator) bool { return a.digest == b.digest && a.Health == b.Health }
 
-func (a accelerator) free() plan.Accelerator {
-	return plan.Accelerator{ID: a.ID, Vendor: a.Vendor, Model: a.Model, Healthy: a.Health == protocol.HealthOK}
-}
-
 // NodeCandidates returns the capacity of nodes that no allocation holds.
 func NodeCandidates(ctx context.Context, tx db.Tx, nodes []Node, orgID string) ([]plan.Candidate, error) {
 	ids := make([]string, 0, len(nodes))

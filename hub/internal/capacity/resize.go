@@ -90,14 +90,14 @@ func inPlace(ctx context.Context, tx db.Tx, memberID string) (Candidate, error) 
 		ID: a.ID, Usable: true, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis + use.CPUMillis,
 		MemoryBytes: a.FreeMemoryBytes + use.MemoryBytes,
 	}}
-	var g accelerator
+	var row acceleratorRow
 	var mine bool
-	err = db.ForEach(ctx, tx, []any{&g.ID, &g.Vendor, &g.Model, &g.Health, &mine}, func() {
-		free := g.free()
+	err = db.ForEach(ctx, tx, append(row.targets(), &mine), func() {
+		free := row.free()
 		// The member keeps one that is unhealthy: a change of size is no repair.
 		free.Mine, free.Healthy = mine, mine || free.Healthy
 		c.Accelerators = append(c.Accelerators, free)
-	}, `SELECT g.id, g.vendor, g.model, g.health, r.member_id IS NOT NULL
+	}, `SELECT `+acceleratorColumns+`, r.member_id IS NOT NULL
 		FROM claims c JOIN accelerators g ON g.node_id = c.node_id AND g.id = c.accelerator_id
 		LEFT JOIN reserved_accelerators r ON r.node_id = g.node_id AND r.accelerator_id = g.id AND r.freed_at IS NULL
 		WHERE c.allocation_id = $1 AND c.released_at IS NULL AND (r.member_id IS NULL OR r.member_id = $2)

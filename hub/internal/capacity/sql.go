@@ -2,6 +2,7 @@ package capacity
 
 import (
 	"context"
+	"encoding/json"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -193,7 +194,7 @@ func setMissing(ctx context.Context, tx db.Tx, nodeID, id string, now time.Time)
 }
 
 func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]plan.Accelerator, error) {
-	return collectAccelerators(ctx, tx, `SELECT g.node_id, g.id, g.vendor, g.model, g.health FROM accelerators g
+	return collectAccelerators(ctx, tx, `SELECT g.node_id, `+acceleratorColumns+` FROM accelerators g
 		WHERE g.node_id = ANY($1) AND NOT EXISTS (
 			SELECT 1 FROM claims c WHERE c.node_id = g.node_id AND c.accelerator_id = g.id AND c.released_at IS NULL)
 		ORDER BY g.node_id, g.id`, nodeIDs)
@@ -201,7 +202,7 @@ func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map
 
 // freeAccelerators returns the accelerators of allocations that no member has reserved, by allocation.
 func freeAccelerators(ctx context.Context, tx db.Tx, allocationIDs []string) (map[string][]plan.Accelerator, error) {
-	return collectAccelerators(ctx, tx, `SELECT c.allocation_id, g.id, g.vendor, g.model, g.health
+	return collectAccelerators(ctx, tx, `SELECT c.allocation_id, `+acceleratorColumns+`
 		FROM claims c JOIN accelerators g ON g.node_id = c.node_id AND g.id = c.accelerator_id
 		WHERE c.allocation_id = ANY($1::uuid[]) AND c.released_at IS NULL AND NOT EXISTS (
 			SELECT 1 FROM reserved_accelerators r WHERE r.node_id = g.node_id AND r.accelerator_id = g.id AND r.freed_at IS NULL)
@@ -214,10 +215,47 @@ func collectAccelerators(ctx context.Context, tx db.Tx, sql string,
 ) (map[string][]plan.Accelerator, error) {
 	var (
 		key string
-		a   accelerator
+		row acceleratorRow
 	)
 	out := map[string][]plan.Accelerator{}
-	return out, db.ForEach(ctx, tx, []any{&key, &a.ID, &a.Vendor, &a.Model, &a.Health}, func() {
-		out[key] = append(out[key], a.free())
+	return out, db.ForEach(ctx, tx, append([]any{&key}, row.targets()...), func() {
+		out[key] = append(out[key], row.free())
 	}, sql, args...)
+}
+
+// acceleratorColumns are those of accelerators g that an acceleratorRow reads.
+const acceleratorColumns = `g.id, g.vendor, g.model, g.memory_bytes, g.health, g.description`
+
+type acceleratorRow struct {
+	id, vendor, model, health string
+	memoryBytes               int64
+	description               []byte
+}
+
+func (r *acceleratorRow) targets() []any {
+	return []any{&r.id, &r.vendor, &r.model, &r.memoryBytes, &r.health, &r.description}
+}
+
+// free is the accelerator for the planner. A description that cannot be read, which none is, only lacks its place.
+func (r *acceleratorRow) free() plan.Accelerator {
+	a := plan.Accelerator{
+		ID: r.id, Vendor: r.vendor, Model: r.model, MemoryBytes: uint64(r.memoryBytes),
+		Healthy: r.health == protocol.HealthOK,
+	}
+	var d struct {
+		NUMANode      *int   `json:"numaNode"`
+		DriverVersion string `json:"driverVersion"`
+		Links         []struct {
+			PeerID string `json:"peerId"`
+			Count  int    `json:"count"`
+		} `json:"links"`
+	}
+	if err := json.Unmarshal(r.description, &d); err != nil {
+		return a
+	}
+	a.NUMANode, a.DriverVersion = d.NUMANode, d.DriverVersion
+	for _, l := range d.Links {
+		a.Links = append(a.Links, plan.Link{Peer: l.PeerID, Count: l.Count})
+	}
+	return a
 }

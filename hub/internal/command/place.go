@@ -82,12 +82,12 @@ func lower(ctx context.Context, tx db.Tx, w resolvedVersion, chosen manifest.Cho
 	at plan.Choice,
 ) ([]*protocol.Service, error) {
 	services, err := manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
-		CPUMillis:         uint32(min(at.Need.CPUMillis, math.MaxUint32)),
-		MemoryBytes:       uint64(at.Need.MemoryBytes),
-		DiskBytes:         chosen.DiskMiB << 20,
-		ShmBytes:          chosen.ShmMiB << 20,
-		AcceleratorVendor: at.Need.AcceleratorVendor,
-		AcceleratorIDs:    at.AcceleratorIDs,
+		CPUMillis:   uint32(min(at.Need.CPUMillis, math.MaxUint32)),
+		MemoryBytes: uint64(at.Need.MemoryBytes),
+		DiskBytes:   chosen.DiskMiB << 20,
+		ShmBytes:    chosen.ShmMiB << 20,
+		Variant:     at.Need.Variant.Name, AcceleratorVendor: at.Need.Variant.Accelerator,
+		AcceleratorIDs: at.AcceleratorIDs,
 	})
 	if err != nil {
 		return nil, err
