@@ -247,7 +247,10 @@ func (h *fakeHub) readInstance(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if i.Status == "running" {
-		i.Endpoints = []client.Endpoint{{Name: "http", URL: "http://127.0.0.1:20000", NodeID: nodeID, Access: "private"}}
+		i.Endpoints = []client.Endpoint{{
+			Name: "http", URL: "http://127.0.0.1:20000", NodeID: nodeID, Access: "private",
+			Instructions: client.AccessInstructions{PortForward: "gpuaas port-forward x http"},
+		}}
 	}
 	answer(w, 200, i)
 }

@@ -58,11 +58,22 @@ func (a *app) instancesCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		return show(s, i, append(instanceColumns(),
+		err = show(s, i, append(instanceColumns(),
 			column[client.AppInstance]{"SPENT", func(i client.AppInstance) string {
 				return strings.TrimSpace(i.Cost.Spent + " " + i.Cost.Currency)
 			}},
 			column[client.AppInstance]{"PER HOUR", func(i client.AppInstance) string { return i.Cost.PerHour }}))
+		if err != nil || s.output != "table" {
+			return err
+		}
+		for _, e := range i.Endpoints {
+			for _, command := range []string{e.Instructions.PortForward, e.Instructions.SSHTunnel} {
+				if command != "" {
+					fmt.Fprintf(s.env.Stdout, "%s: %s\n", printable(e.Name), printable(command))
+				}
+			}
+		}
+		return nil
 	})
 	return group("instances", "App instances: create, watch, look into, upgrade, roll back, stop, start, decommission",
 		a.createInstanceCommand(), a.estimateCommand(), list, get, a.watchCommand(), a.upgradeCommand(), a.rollbackCommand(),

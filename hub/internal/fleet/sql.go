@@ -95,6 +95,19 @@ func GetAll(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]Node, e
 	return out, err
 }
 
+// Hostnames returns the names that the nodes give themselves, by node id.
+func Hostnames(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]string, error) {
+	type named struct{ id, hostname string }
+	rows, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (n named, err error) {
+		return n, row.Scan(&n.id, &n.hostname)
+	}, `SELECT id::text, hostname FROM nodes WHERE id = ANY($1::uuid[])`, nodeIDs)
+	out := make(map[string]string, len(rows))
+	for _, n := range rows {
+		out[n.id] = n.hostname
+	}
+	return out, err
+}
+
 // List returns up to limit nodes with an id above after, in the order of their ids.
 func List(ctx context.Context, tx db.Tx, after string, limit int) ([]Node, error) {
 	return selectNodes(ctx, tx, `WHERE n.id > $1 ORDER BY n.id LIMIT $2`, cmp.Or(after, nilID), limit)

@@ -220,6 +220,8 @@ func TestInstancesOverREST(t *testing.T) {
 	require.Equal(t, "1.0.0", got.text("version"))
 	require.Equal(t, map[string]any{"n": 1.0}, got.body["parameters"])
 	require.Contains(t, got.raw, `"url":"http://127.0.0.1:20000"`)
+	require.Contains(t, got.raw, `"port_forward":"gpuaas port-forward `+i.ID+` http --project `+projectID+`"`)
+	require.Contains(t, got.raw, `"ssh_tunnel":"ssh -N -L 20000:127.0.0.1:20000 n1"`)
 	require.Contains(t, got.raw, `"reason":"not_supported_by_app"`)
 	require.Len(t, items(s.must(t, boss, "GET", path+"?status=running&app_slug=demo", "", "", 200)), 1)
 	require.Empty(t, items(s.must(t, boss, "GET", path+"?status=failed", "", "", 200)))

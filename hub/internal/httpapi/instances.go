@@ -48,6 +48,7 @@ func (s *Server) GetAppInstance(ctx context.Context,
 	}
 	view, err := instanceView(i.Instance)
 	view.Cost = costView(i.Cost)
+	addInstructions(&view, i)
 	return GetAppInstance200JSONResponse(view), err
 }
 

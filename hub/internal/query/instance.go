@@ -6,6 +6,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -16,6 +17,8 @@ import (
 type Instance struct {
 	instance.Instance
 	Cost ledger.Cost
+	// Hostnames are the names that the nodes of members with endpoints give themselves, by node id.
+	Hostnames map[string]string
 }
 
 // Instances lists a project's app instances, the newest first.
@@ -46,12 +49,19 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 	if err := iam.Authorize(p, iam.InstanceRead, i.OrgID, i.ProjectID); err != nil {
 		return Instance{}, err
 	}
-	members := make([]string, 0, len(i.Members))
+	var members, nodes []string
 	for _, m := range i.Members {
 		members = append(members, m.ID)
+		if len(m.Endpoints) > 0 {
+			nodes = append(nodes, m.NodeID)
+		}
 	}
 	cost, err := ledger.CostOf(ctx, tx, members)
-	return Instance{i, cost}, err
+	if err != nil || len(nodes) == 0 {
+		return Instance{Instance: i, Cost: cost}, err
+	}
+	hostnames, err := fleet.Hostnames(ctx, tx, nodes)
+	return Instance{i, cost, hostnames}, err
 }
 
 // InstanceEvents lists the events of an app instance, the oldest first.
