@@ -11,7 +11,7 @@ package protocol
 //	1  2026-11-22  first version.
 //	1  2026-11-23  Service.config, WorkloadStatus.config_sha256; needs the manifest feature config.
 //	1  2026-11-23  Accelerator has address, NUMA node, cores, versions, links and partitions; reports name accelerators.
-//	1  2026-11-23  TunnelRequest.connect; an agent without it answers FEATURE_MISSING.
+//	1  2026-11-23  TunnelRequest.connect and exec; an agent without them answers FEATURE_MISSING.
 //	1  2026-11-23  Resources.shm_bytes; needs the manifest feature resources.
 const Version = 1
 

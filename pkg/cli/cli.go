@@ -29,7 +29,9 @@ type Env struct {
 	StderrIsTerminal bool
 	// ReadSecret asks for a secret without showing it; nil without a terminal.
 	ReadSecret func(prompt string) (string, error)
-	Version    string
+	// Terminal makes the terminal raw for a command in a container; nil without a terminal.
+	Terminal func() (Terminal, error)
+	Version  string
 }
 
 // app is one run of the command.
@@ -49,7 +51,7 @@ func Main(ctx context.Context, env Env, args []string) int {
 	root.SetOut(env.Stdout)
 	root.SetErr(env.Stderr)
 	err := root.ExecuteContext(ctx)
-	if err != nil {
+	if _, ended := errors.AsType[commandExit](err); err != nil && !ended {
 		fmt.Fprintln(env.Stderr, "gpuaas: "+describe(err))
 	}
 	return exitCode(err)
@@ -88,7 +90,7 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 	root.AddCommand(
 		a.loginCommand(), a.contextCommand(), a.whoamiCommand(),
 		a.appsCommand(), a.projectsCommand(), a.serviceAccountsCommand(), a.skusCommand(), a.allocationsCommand(),
-		a.instancesCommand(), a.portForwardCommand(),
+		a.instancesCommand(), a.portForwardCommand(), a.execCommand(),
 		a.nodesCommand(), a.recoveryCommand(), a.usageCommand(), a.ledgerCommand(), a.walletCommand(), a.auditCommand(),
 		a.orgsCommand(), a.usersCommand(), a.tokensCommand(), a.rolesCommand(), a.joinTokensCommand(), a.pricesCommand(),
 		a.creditsCommand(), a.publishersCommand(),

@@ -46,7 +46,9 @@ func exitCodesTopic() *cobra.Command {
       8  the hub is not reachable or too busy (network, 429, 5xx)
       9  gave up waiting (--timeout)
      10  the app instance failed or ended elsewhere than waited for
-    130  interrupted`,
+    130  interrupted
+
+"gpuaas exec" ends with the exit code of the command that it ran.`,
 	}
 }
 
@@ -65,6 +67,9 @@ func usage(err error) error {
 func exitCode(err error) int {
 	if err == nil {
 		return exitOK
+	}
+	if c, ok := errors.AsType[commandExit](err); ok {
+		return int(c)
 	}
 	if _, ok := errors.AsType[usageError](err); ok {
 		return exitUsage

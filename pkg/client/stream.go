@@ -33,6 +33,18 @@ func (h *Hub) ForwardPort(ctx context.Context, projectID, id string, to AppInsta
 	return h.openStream(ctx, r, editors)
 }
 
+// Exec opens a stream to a command in a container of an app instance; it carries the frames of pkg/execstream. It tries
+// once.
+func (h *Hub) Exec(ctx context.Context, projectID, id string, command AppInstanceExec,
+	editors ...RequestEditorFn,
+) (*Stream, error) {
+	r, err := NewExecInAppInstanceRequest(h.Server, projectID, id, command)
+	if err != nil {
+		return nil, err
+	}
+	return h.openStream(ctx, r, editors)
+}
+
 // openStream sends a request on an HTTP/1.1 connection of its own, which becomes the stream. The end of ctx aborts it.
 func (h *Hub) openStream(ctx context.Context, r *http.Request, editors []RequestEditorFn) (*Stream, error) {
 	sockets := &socketDialer{}

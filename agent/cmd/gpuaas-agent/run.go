@@ -248,6 +248,7 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 	inventory := accelerator.New(c.inventory)
 	c.uplink.AgentVersion, c.uplink.Logs, c.uplink.Log = daemon.Version(), rt.Logs, n.log
 	c.uplink.Facts = facts(rt, inventory, n.log)
+	c.uplink.Exec = rt.RunCommand
 	up = uplink.New(c.uplink, n.creds, n.store, n.clock, acceptor)
 	machine := reconcile.Machine{
 		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw, Accelerators: inventory,
@@ -266,6 +267,12 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 	group.Go(func() error {
 		inventory.AwaitFirstScan(ctx) // or the first session would call all accelerators missing
 		return up.Run(ctx, re)
+	})
+	group.Go(func() error {
+		if err := rt.EndOldCommands(ctx); err != nil {
+			n.log.WarnContext(ctx, "cannot end the commands of an earlier agent", slog.Any("error", err))
+		}
+		return nil
 	})
 	group.Go(func() error { return server.Serve(ctx, socket) })
 	return group.Wait()

@@ -18,6 +18,7 @@ import (
 	"github.com/containerd/containerd/v2/core/leases"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
 	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 	"golang.org/x/sync/singleflight"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/backoff"
@@ -136,6 +137,8 @@ type Runtime struct {
 	// starting has the ids of containers between Prepare and StartTask, running the process of each container that was
 	// last known to run, by container id.
 	starting, running sync.Map
+	// commands marks the commands in containers that this process has started.
+	commands string
 }
 
 // Open connects to containerd, detects the host's features, and removes what interrupted pulls left.
@@ -173,7 +176,9 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	if err != nil {
 		return nil, unavailable(cfg.Address, err)
 	}
-	r := &Runtime{cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}}
+	r := &Runtime{
+		cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, commands: uuid.NewString()[:8],
+	}
 	r.disk.layers = map[string]*layer{}
 	ask = r.ns(ask)
 	if _, err := c.Version(ask); err != nil {

@@ -18,7 +18,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/containerd/typeurl/v2"
-	"github.com/google/uuid"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
@@ -154,31 +153,16 @@ func (r *Runtime) Exec(ctx context.Context, id string, argv []string, timeout ti
 	if len(argv) == 0 {
 		return 0, badSpec("The probe names no command.")
 	}
-	container, err := r.client.LoadContainer(ctx, id)
+	task, process, err := r.processOf(ctx, id)
 	if err != nil {
-		return 0, notRunning(err)
+		return 0, err
 	}
-	spec, err := container.Spec(ctx)
-	if err != nil {
-		return 0, fmt.Errorf("read the container's spec: %w", err)
-	}
-	task, err := container.Task(ctx, nil)
-	if err != nil {
-		return 0, notRunning(err)
-	}
-	process := *spec.Process
 	process.Args, process.Terminal = argv, false
-	p, err := task.Exec(ctx, "exec-"+uuid.NewString(), &process, cio.NullIO)
+	p, err := task.Exec(ctx, r.commandID(), process, cio.NullIO)
 	if err != nil {
 		return 0, notRunning(err)
 	}
-	defer func() {
-		end, cancel := r.detached(ctx)
-		defer cancel()
-		if _, err := p.Delete(end, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
-			r.cfg.Log.Warn("cannot delete a finished command", slog.String("container_id", id), slog.Any("error", err))
-		}
-	}()
+	defer r.endCommand(ctx, id, p)
 	return await(ctx, p, timeout)
 }
 

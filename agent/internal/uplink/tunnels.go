@@ -59,6 +59,8 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 		s.serveLogs(ctx, cancel, stream, r.Logs)
 	case *protocol.TunnelRequest_Connect:
 		s.serveConnect(ctx, stream, r.Connect)
+	case *protocol.TunnelRequest_Exec:
+		s.serveExec(ctx, stream, r.Exec)
 	default:
 		refuseTunnel(stream, protocol.Nack_FEATURE_MISSING)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/pkg/execstream"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -57,6 +58,8 @@ type Config struct {
 	Facts func(ctx context.Context) *protocol.NodeFacts
 	// Logs reads the log of one container run.
 	Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
+	// Exec runs a command in the container of one run; the end of ctx kills it.
+	Exec func(ctx context.Context, runID string, c execstream.Command) (exitCode int, err error)
 	Log  *slog.Logger
 }
 

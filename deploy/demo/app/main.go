@@ -28,6 +28,9 @@ const (
 )
 
 func main() {
+	if len(os.Args) > 1 {
+		os.Exit(runTool(os.Args[1], os.Args[2:]))
+	}
 	if err := run(); err != nil {
 		slog.Error("app", "error", err)
 		os.Exit(1)

@@ -33,7 +33,7 @@ func instructions(i query.Instance, m instance.Member, e instance.Endpoint) (out
 	}
 	host := i.Hostnames[m.NodeID]
 	_, err := netip.ParseAddr(e.Host)
-	for _, label := range strings.SplitSeq(strings.ToLower(host), ".") {
+	for label := range strings.SplitSeq(strings.ToLower(host), ".") {
 		if err != nil || !name.MatchString(label) {
 			return out
 		}

@@ -42,6 +42,8 @@ type theater struct {
 	// ports are the apps that listen on the node; direct is the handler whose connections can be taken over.
 	ports  map[string]func(ctx context.Context) (duplex.Stream, error)
 	direct http.Handler
+	// executed are the commands that were asked for.
+	executed []*protocol.ExecRequest
 }
 
 func (s *theater) Connect(ctx context.Context, nodeID, _ string, r *protocol.ConnectRequest) (duplex.Stream, error) {
@@ -49,6 +51,11 @@ func (s *theater) Connect(ctx context.Context, nodeID, _ string, r *protocol.Con
 		return dial(ctx)
 	}
 	return nil, fault.New(fault.Unavailable, "node_unreachable", "The node is not connected.", nil)
+}
+
+func (s *theater) Exec(ctx context.Context, nodeID, orgID string, r *protocol.ExecRequest) (duplex.Stream, error) {
+	s.executed = append(s.executed, r)
+	return s.Connect(ctx, nodeID, orgID, &protocol.ConnectRequest{Port: "http"})
 }
 
 func (s *theater) Logs(_ context.Context, nodeID, _ string, r *protocol.LogsRequest) (io.ReadCloser, error) {

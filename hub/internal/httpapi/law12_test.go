@@ -59,8 +59,10 @@ func samples() map[string]string {
 			`"]},"resources":{"cpu_millis":500},"parameters":{"x":1},"config":{}}`,
 		"upgradeAppInstance": `{"target_version":"2","resources":{"accelerators":0},"parameters":{"x":1},` +
 			`"config":{}}`,
-		"rollbackAppInstance":    `{"target_version":"1"}`,
-		"changeAppInstance":      `{"display_name":"d","config":{}}`,
+		"rollbackAppInstance": `{"target_version":"1"}`,
+		"changeAppInstance":   `{"display_name":"d","config":{}}`,
+		"execInAppInstance": `{"command":["a","b"],"terminal":true,"rows":24,"columns":80,"service":"main",` +
+			`"member_id":"` + someID + `"}`,
 		"forwardAppInstancePort": `{"port":"http","member_id":"` + someID + `"}`,
 		"grantCredit":            `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
 		"createSKU": `{"slug":"gpu-9","capacity_shape":"gpu_slice","accelerator_count":1,` +

@@ -21,6 +21,8 @@ type NodeStreams interface {
 	Logs(ctx context.Context, nodeID, orgID string, r *protocol.LogsRequest) (io.ReadCloser, error)
 	// Connect opens a stream to a published port; the end of ctx aborts it.
 	Connect(ctx context.Context, nodeID, orgID string, r *protocol.ConnectRequest) (duplex.Stream, error)
+	// Exec runs a command in a container; the end of ctx aborts the stream and kills the command.
+	Exec(ctx context.Context, nodeID, orgID string, r *protocol.ExecRequest) (duplex.Stream, error)
 }
 
 // Server answers the operations of the contract. Its methods are in one file for each resource. The program that wires

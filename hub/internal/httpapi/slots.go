@@ -18,8 +18,8 @@ const (
 	maxOrgWatchers       = 500
 	maxCallerLogStreams  = 10
 	maxOrgLogStreams     = 50
-	maxCallerPortStreams = 40
-	maxOrgPortStreams    = 200
+	maxCallerAppStreams  = 40
+	maxOrgAppStreams     = 200
 	maxNodeRequests      = 64
 	maxAddressRenewals   = 256
 	// slotRetryAfter is when a caller without a free slot may come back: requests are short, streams are not.
@@ -85,8 +85,8 @@ func slotsOfCaller(id callerID, operation string, waits bool) []slot {
 		out = ofCallerAndOrg(out, "watchers", id, maxCallerWatchers, maxOrgWatchers)
 	case operation == "getAppInstanceLogs":
 		out = ofCallerAndOrg(out, "log_streams", id, maxCallerLogStreams, maxOrgLogStreams)
-	case operation == "forwardAppInstancePort":
-		out = ofCallerAndOrg(out, "port_streams", id, maxCallerPortStreams, maxOrgPortStreams)
+	case operation == "forwardAppInstancePort" || operation == "execInAppInstance":
+		out = ofCallerAndOrg(out, "app_streams", id, maxCallerAppStreams, maxOrgAppStreams)
 	}
 	return out
 }

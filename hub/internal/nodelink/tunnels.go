@@ -78,6 +78,16 @@ func (s *Server) Connect(ctx context.Context, nodeID, orgID string, r *protocol.
 	return t, nil
 }
 
+// Exec runs a command in a container of an org's member on the node that runs it. The stream carries the frames of
+// pkg/execstream; its end, and the end of ctx, kill the command.
+func (s *Server) Exec(ctx context.Context, nodeID, orgID string, r *protocol.ExecRequest) (duplex.Stream, error) {
+	t, err := s.openTunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{Request: &protocol.TunnelRequest_Exec{Exec: r}})
+	if err != nil {
+		return nil, err // not a nil tunnel in an interface
+	}
+	return t, nil
+}
+
 // openTunnel opens a tunnel within the budgets of the node and of the org, and returns it once the node has accepted
 // the request. It fails at once where the node is not connected.
 func (s *Server) openTunnel(ctx context.Context, nodeID, orgID string, r *protocol.TunnelRequest) (*tunnel, error) {

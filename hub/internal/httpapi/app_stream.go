@@ -30,8 +30,9 @@ const (
 	streamProtocol = "gpuaas-stream"
 	// rightCheckEvery is how often it is checked whether the caller still has the right to a stream.
 	rightCheckEvery = 10 * time.Second
-	// actionDisconnect is audited at the end of a stream, with its bytes.
+	// actionDisconnect and actionExecEnd are audited at the end of a stream, with its bytes.
 	actionDisconnect = "apps.instance.disconnect"
+	actionExecEnd    = "apps.instance.exec_end"
 )
 
 // ForwardAppInstancePort opens a stream to a port that the app publishes.
@@ -54,22 +55,46 @@ func (s *Server) ForwardAppInstancePort(ctx context.Context,
 		return nil, fault.New(fault.Conflict, codePortUnknown, "The app publishes no port of this name now; the "+
 			"instance's endpoints name them.", nil).WithField("/port", "names no endpoint of the instance")
 	}
-	// The server ends a request's context with the first direction of its connection.
-	node, err := s.NodeStreams.Connect(context.WithoutCancel(ctx), member.NodeID, i.OrgID,
-		&protocol.ConnectRequest{MemberId: member.ID, Port: r.Body.Port})
+	stream := appStream{
+		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
+		permission: iam.InstanceConnect, endAction: actionDisconnect,
+		detail: map[string]any{"port": r.Body.Port, "member_id": member.ID},
+	}
+	return stream.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
+		return s.NodeStreams.Connect(ctx, member.NodeID, i.OrgID,
+			&protocol.ConnectRequest{MemberId: member.ID, Port: r.Body.Port})
+	})
+}
+
+// ExecInAppInstance runs a command in a container of the app. Only its first word is audited: the others may be secret.
+func (s *Server) ExecInAppInstance(ctx context.Context,
+	r ExecInAppInstanceRequestObject,
+) (ExecInAppInstanceResponseObject, error) {
+	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), iam.InstanceExec, r.ProjectID, r.AppInstanceID)
 	if err != nil {
 		return nil, err
 	}
-	stream := portStream{
-		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
-		port: r.Body.Port, node: node,
-	}
-	// Nothing flows before the row is there.
-	if err := s.Commands.AuditStream(ctx, stream.meta, iam.InstanceConnect, i, stream.detail()); err != nil {
-		node.Abort()
+	request, err := upgradeOf(ctx)
+	if err != nil {
 		return nil, err
 	}
-	return stream, nil
+	member, err := memberOf(i, r.Body.MemberID, "/member_id")
+	if err != nil {
+		return nil, err
+	}
+	stream := appStream{
+		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
+		permission: iam.InstanceExec, endAction: actionExecEnd,
+		detail: map[string]any{
+			"command": r.Body.Command[0], "terminal": r.Body.Terminal, "service": r.Body.Service, "member_id": member.ID,
+		},
+	}
+	return stream.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
+		return s.NodeStreams.Exec(ctx, member.NodeID, i.OrgID, &protocol.ExecRequest{
+			MemberId: member.ID, Service: r.Body.Service, Command: r.Body.Command, Terminal: r.Body.Terminal,
+			Rows: uint32(r.Body.Rows), Columns: uint32(r.Body.Columns),
+		})
+	})
 }
 
 // upgradeOf returns the request of an operation whose connection becomes a stream.
@@ -85,28 +110,48 @@ func upgradeOf(ctx context.Context) (*http.Request, error) {
 		Permanent()
 }
 
-// portStream is an open stream to a port of an app.
-type portStream struct {
+// appStream is a stream between a caller and an app.
+type appStream struct {
 	server   *Server
 	request  *http.Request
 	meta     command.Meta
 	again    func(context.Context) (iam.Principal, error)
 	instance instance.Instance
 	memberID string
-	port     string
-	node     duplex.Stream
+	// permission is needed for as long as the stream lasts, and is the action of its first audit row.
+	permission, endAction string
+	detail                map[string]any
+	node                  duplex.Stream
 }
 
-func (p portStream) detail() map[string]any {
-	return map[string]any{"port": p.port, "member_id": p.memberID}
+// open opens the node's side and audits that. Nothing flows before the row is there.
+func (p appStream) open(ctx context.Context,
+	node func(context.Context) (duplex.Stream, error),
+) (_ appStream, err error) {
+	// The server ends a request's context with the first direction of its connection.
+	if p.node, err = node(context.WithoutCancel(ctx)); err != nil {
+		return p, err
+	}
+	if err := p.server.Commands.AuditStream(ctx, p.meta, p.permission, p.instance, p.detail); err != nil {
+		p.node.Abort()
+		return p, err
+	}
+	return p, nil
 }
 
-// VisitForwardAppInstancePortResponse makes it an answer of forwardAppInstancePort: it joins the caller's connection
-// with the node's stream, and returns at their end.
-func (p portStream) VisitForwardAppInstancePortResponse(w http.ResponseWriter) error {
+// VisitExecInAppInstanceResponse makes it an answer of execInAppInstance.
+func (p appStream) VisitExecInAppInstanceResponse(w http.ResponseWriter) error { return p.serve(w) }
+
+// VisitForwardAppInstancePortResponse makes it an answer of forwardAppInstancePort.
+func (p appStream) VisitForwardAppInstancePortResponse(w http.ResponseWriter) error {
+	return p.serve(w)
+}
+
+// serve joins the caller's connection with the node's stream, and returns at their end.
+func (p appStream) serve(w http.ResponseWriter) error {
 	began := time.Now()
 	toApp, fromApp, err := p.join(w)
-	detail := p.detail()
+	detail := maps.Clone(p.detail)
 	maps.Copy(detail, map[string]any{"bytes_to_app": toApp, "bytes_from_app": fromApp})
 	if lost := fault.As(err); err != nil && lost.Kind != fault.Internal {
 		detail["ended_by"] = lost.Code
@@ -115,14 +160,14 @@ func (p portStream) VisitForwardAppInstancePortResponse(w http.ResponseWriter) e
 	m.Now = m.Now.Add(time.Since(began))
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(p.request.Context()), auditTimeout)
 	defer cancel()
-	if err := p.server.Commands.AuditStream(ctx, m, actionDisconnect, p.instance, detail); err != nil {
+	if err := p.server.Commands.AuditStream(ctx, m, p.endAction, p.instance, detail); err != nil {
 		cmp.Or(p.server.Log, slog.New(slog.DiscardHandler)).ErrorContext(ctx, "audit row of a stream's end is lost",
 			slog.Any("error", err), slog.String("correlation_id", m.CorrelationID))
 	}
 	return err
 }
 
-func (p portStream) join(w http.ResponseWriter) (toApp, fromApp int64, err error) {
+func (p appStream) join(w http.ResponseWriter) (toApp, fromApp int64, err error) {
 	w.WriteHeader(http.StatusSwitchingProtocols) // for the log: a hijacked connection sends its own
 	conn, buffered, err := http.NewResponseController(w).Hijack()
 	if err != nil {
@@ -146,7 +191,7 @@ func (p portStream) join(w http.ResponseWriter) (toApp, fromApp int64, err error
 }
 
 // watch ends the stream when the caller loses the right to it, or the app leaves its node.
-func (p portStream) watch(ctx context.Context, end context.CancelCauseFunc) {
+func (p appStream) watch(ctx context.Context, end context.CancelCauseFunc) {
 	again := time.NewTicker(cmp.Or(p.server.rightCheckEvery, rightCheckEvery))
 	defer again.Stop()
 	for {
@@ -163,14 +208,14 @@ func (p portStream) watch(ctx context.Context, end context.CancelCauseFunc) {
 	}
 }
 
-func (p portStream) check(ctx context.Context) error {
+func (p appStream) check(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, logCheckTimeout)
 	defer cancel()
 	caller, err := p.again(ctx)
 	if err != nil {
 		return err
 	}
-	i, err := p.server.Queries.InstanceFor(ctx, caller, iam.InstanceConnect, p.instance.ProjectID, p.instance.ID)
+	i, err := p.server.Queries.InstanceFor(ctx, caller, p.permission, p.instance.ProjectID, p.instance.ID)
 	if err != nil {
 		return err
 	}

@@ -58,13 +58,20 @@ func openPort(t *testing.T, hub *httptest.Server, bearer string, i instance.Inst
 	*bufio.Reader, *http.Response,
 ) {
 	t.Helper()
-	body := `{"port":"` + port + `"}`
+	return openStream(t, hub, bearer, i, "port-forward", `{"port":"`+port+`"}`)
+}
+
+// openStream asks for a stream of any kind.
+func openStream(t *testing.T, hub *httptest.Server, bearer string, i instance.Instance,
+	kind, body string,
+) (*net.TCPConn, *bufio.Reader, *http.Response) {
+	t.Helper()
 	conn, err := net.Dial("tcp4", hub.Listener.Addr().String())
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
-	_, err = fmt.Fprintf(conn, "POST /api/v1/projects/%s/app-instances/%s/port-forward HTTP/1.1\r\nHost: hub\r\n"+
+	_, err = fmt.Fprintf(conn, "POST /api/v1/projects/%s/app-instances/%s/%s HTTP/1.1\r\nHost: hub\r\n"+
 		"Authorization: Bearer %s\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: Upgrade\r\n"+
-		"Upgrade: gpuaas-stream\r\n\r\n%s", i.ProjectID, i.ID, bearer, len(body), body)
+		"Upgrade: gpuaas-stream\r\n\r\n%s", i.ProjectID, i.ID, kind, bearer, len(body), body)
 	require.NoError(t, err)
 	r := bufio.NewReader(conn)
 	res, err := http.ReadResponse(r, nil)
@@ -94,7 +101,7 @@ func (s *theater) rowsOf(t *testing.T, i instance.Instance, n int) (rows []event
 		s.tx(t, func(ctx context.Context, tx db.Tx) error {
 			all, err := event.AuditOf(ctx, tx, "app_instance", i.ID, event.MaxPage)
 			for _, r := range all {
-				if strings.HasSuffix(r.Action, "connect") {
+				if strings.HasSuffix(r.Action, "connect") || strings.Contains(r.Action, "exec") {
 					rows = append(rows, r)
 				}
 			}
@@ -180,4 +187,30 @@ func TestAPortThatCannotBeReachedIsRefusedAtOnce(t *testing.T) {
 	s.ports = nil
 	require.Equal(t, "503 node_unreachable", code("http"))
 	require.Empty(t, s.rowsOf(t, i, 0), "no stream, no row of one")
+}
+
+func TestACommandIsAuditedByItsFirstWordOnly(t *testing.T) {
+	s, hub, i, boss, stranger := forwarded(t)
+	conn, r, res := openStream(t, hub, boss, i, "exec", `{"command":["login","-password","xyzzy"],"terminal":true}`)
+	require.Equal(t, http.StatusSwitchingProtocols, res.StatusCode)
+	_, err := io.WriteString(conn, "frames")
+	require.NoError(t, err)
+	require.NoError(t, conn.CloseWrite())
+	answer, err := io.ReadAll(r)
+	require.NoError(t, err)
+	require.Equal(t, "FRAMES", string(answer), "the hub passes on what it does not read")
+	require.Equal(t, []string{"login", "-password", "xyzzy"}, s.executed[0].GetCommand())
+	require.Equal(t, i.Members[0].ID, s.executed[0].GetMemberId())
+	for n, row := range s.rowsOf(t, i, 2) {
+		require.Equal(t, []string{"apps.instance.exec", "apps.instance.exec_end"}[n], row.Action)
+		raw, err := json.Marshal(row.After)
+		require.NoError(t, err)
+		require.Contains(t, string(raw), `"login"`)
+		require.NotContains(t, string(raw), "xyzzy")
+	}
+	require.NotContains(t, s.log.text.String(), "xyzzy")
+
+	_, _, res = openStream(t, hub, stranger, i, "exec", `{"command":["login"]}`)
+	require.Equal(t, http.StatusNotFound, res.StatusCode, "law 10")
+	require.Len(t, s.executed, 1)
 }

@@ -1,0 +1,75 @@
+package uplink_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/pkg/execstream"
+	"github.com/gpuaas/gpuaas/protocol"
+	"github.com/gpuaas/gpuaas/protocol/link"
+)
+
+func TestACommandHasItsCallerAtItsEndsAndDiesWithTheStream(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	killed := make(chan struct{})
+	n.run(uplink.Config{Exec: func(ctx context.Context, runID string, c execstream.Command) (int, error) {
+		if c.Argv[0] == "hang" {
+			<-ctx.Done() // it reads no input
+			close(killed)
+			return 0, ctx.Err()
+		}
+		input, err := io.ReadAll(c.Stdin)
+		fmt.Fprintf(c.Stdout, "%s %v %s", runID, c.Size, input)
+		fmt.Fprint(c.Stderr, <-c.Resize)
+		return 7, err
+	}})
+	require.NoError(t, n.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", Service: "main", OpenedAt: n.clock.Now()}))
+	s := h.next()
+	run := func(member string, argv ...string) (*link.Stream, *execstream.Writer, protocol.Nack_Reason) {
+		stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Exec{
+			Exec: &protocol.ExecRequest{MemberId: member, Command: argv, Rows: 2, Columns: 3},
+		}}))
+		answer := &protocol.TunnelResponse{}
+		require.NoError(t, stream.Receive(answer, protocol.MaxHeaderBytes))
+		return stream, execstream.NewWriter(stream), answer.GetErrorReason()
+	}
+	_, _, refused := run("m2", "x")
+	require.Equal(t, protocol.Nack_NOT_ASSIGNED, refused)
+
+	stream, to, refused := run("m1", "x")
+	require.Empty(t, refused)
+	require.NoError(t, to.Send(execstream.Stdin, []byte("in")))
+	require.NoError(t, to.Send(execstream.Resize, execstream.Size{Rows: 4, Columns: 5}.Encode()))
+	require.NoError(t, to.Send(execstream.StdinEnd, nil))
+	for _, want := range []struct {
+		kind execstream.Kind
+		text string
+	}{
+		{execstream.Stdout, "m1.1 {2 3} in"},
+		{execstream.Stderr, "{4 5}"},
+		{execstream.Exit, string(execstream.EncodeExit(7))},
+	} {
+		kind, payload, err := execstream.Receive(stream)
+		require.NoError(t, err)
+		require.Equal(t, want.kind, kind)
+		require.Equal(t, want.text, string(payload))
+	}
+	_, _, err := execstream.Receive(stream)
+	require.ErrorIs(t, err, io.EOF)
+	require.NoError(t, stream.CloseWrite())
+
+	stream, to, refused = run("m1", "hang")
+	require.Empty(t, refused)
+	require.NoError(t, to.Send(execstream.Stdin, []byte("nobody reads this")))
+	stream.Abort()
+	<-killed
+}
