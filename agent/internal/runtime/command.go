@@ -49,7 +49,10 @@ func (r *Runtime) RunCommand(ctx context.Context, id string, c execstream.Comman
 		process.Env = append(process.Env, "TERM=xterm-256color")
 		process.ConsoleSize = &specs.Box{Height: uint(c.Size.Rows), Width: uint(c.Size.Columns)}
 	}
-	p, err := task.Exec(ctx, r.commandID(), process, cio.NewCreator(opts...))
+	// A start that is given up goes on in the shim, and nothing would end the command: a caller who goes waits for it.
+	starting, cancel := r.detached(ctx)
+	defer cancel()
+	p, err := task.Exec(starting, r.commandID(), process, cio.NewCreator(opts...))
 	if err != nil {
 		return 0, notRunning(err)
 	}
@@ -58,7 +61,7 @@ func (r *Runtime) RunCommand(ctx context.Context, id string, c execstream.Comman
 	if err != nil {
 		return 0, fmt.Errorf("watch the command: %w", err)
 	}
-	if err := p.Start(ctx); err != nil {
+	if err := p.Start(starting); err != nil {
 		return 0, startFault(err)
 	}
 	return serveCommand(ctx, p, c, input, exit)
