@@ -4675,6 +4675,7 @@ type TunnelRequest struct {
 	//
 	//	*TunnelRequest_Logs
 	//	*TunnelRequest_Connect
+	//	*TunnelRequest_Exec
 	Request       isTunnelRequest_Request `protobuf_oneof:"request"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4735,6 +4736,15 @@ func (x *TunnelRequest) GetConnect() *ConnectRequest {
 	return nil
 }
 
+func (x *TunnelRequest) GetExec() *ExecRequest {
+	if x != nil {
+		if x, ok := x.Request.(*TunnelRequest_Exec); ok {
+			return x.Exec
+		}
+	}
+	return nil
+}
+
 type isTunnelRequest_Request interface {
 	isTunnelRequest_Request()
 }
@@ -4747,9 +4757,101 @@ type TunnelRequest_Connect struct {
 	Connect *ConnectRequest `protobuf:"bytes,2,opt,name=connect,proto3,oneof"`
 }
 
+type TunnelRequest_Exec struct {
+	Exec *ExecRequest `protobuf:"bytes,3,opt,name=exec,proto3,oneof"`
+}
+
 func (*TunnelRequest_Logs) isTunnelRequest_Request() {}
 
 func (*TunnelRequest_Connect) isTunnelRequest_Request() {}
+
+func (*TunnelRequest_Exec) isTunnelRequest_Request() {}
+
+// ExecRequest asks for a command in the newest container of a member's service. The stream then carries the frames of
+// pkg/execstream; its end kills the command.
+type ExecRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MemberId      string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	Service       string                 `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	Command       []string               `protobuf:"bytes,3,rep,name=command,proto3" json:"command,omitempty"`
+	Terminal      bool                   `protobuf:"varint,4,opt,name=terminal,proto3" json:"terminal,omitempty"`
+	Rows          uint32                 `protobuf:"varint,5,opt,name=rows,proto3" json:"rows,omitempty"`
+	Columns       uint32                 `protobuf:"varint,6,opt,name=columns,proto3" json:"columns,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ExecRequest) Reset() {
+	*x = ExecRequest{}
+	mi := &file_protocol_messages_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ExecRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ExecRequest) ProtoMessage() {}
+
+func (x *ExecRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
+func (*ExecRequest) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *ExecRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *ExecRequest) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *ExecRequest) GetCommand() []string {
+	if x != nil {
+		return x.Command
+	}
+	return nil
+}
+
+func (x *ExecRequest) GetTerminal() bool {
+	if x != nil {
+		return x.Terminal
+	}
+	return false
+}
+
+func (x *ExecRequest) GetRows() uint32 {
+	if x != nil {
+		return x.Rows
+	}
+	return 0
+}
+
+func (x *ExecRequest) GetColumns() uint32 {
+	if x != nil {
+		return x.Columns
+	}
+	return 0
+}
 
 // ConnectRequest asks for a TCP connection to a published port of a member. The end of each direction of the stream is
 // the end of the same direction of the connection; a reset is a reset.
@@ -4764,7 +4866,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4776,7 +4878,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4789,7 +4891,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -4818,7 +4920,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4830,7 +4932,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4843,7 +4945,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -4884,7 +4986,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4896,7 +4998,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4909,7 +5011,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -5379,11 +5481,19 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
 	"\bpassword\x18\x03 \x01(\tR\bpassword\x129\n" +
 	"\n" +
-	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\x7f\n" +
+	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xad\x01\n" +
 	"\rTunnelRequest\x12,\n" +
 	"\x04logs\x18\x01 \x01(\v2\x16.gpuaas.v1.LogsRequestH\x00R\x04logs\x125\n" +
-	"\aconnect\x18\x02 \x01(\v2\x19.gpuaas.v1.ConnectRequestH\x00R\aconnectB\t\n" +
-	"\arequest\"A\n" +
+	"\aconnect\x18\x02 \x01(\v2\x19.gpuaas.v1.ConnectRequestH\x00R\aconnect\x12,\n" +
+	"\x04exec\x18\x03 \x01(\v2\x16.gpuaas.v1.ExecRequestH\x00R\x04execB\t\n" +
+	"\arequest\"\xa8\x01\n" +
+	"\vExecRequest\x12\x1b\n" +
+	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x18\n" +
+	"\acommand\x18\x03 \x03(\tR\acommand\x12\x1a\n" +
+	"\bterminal\x18\x04 \x01(\bR\bterminal\x12\x12\n" +
+	"\x04rows\x18\x05 \x01(\rR\x04rows\x12\x18\n" +
+	"\acolumns\x18\x06 \x01(\rR\acolumns\"A\n" +
 	"\x0eConnectRequest\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\tR\x04port\"{\n" +
@@ -5409,7 +5519,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 54)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
 	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
@@ -5468,28 +5578,29 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*PullCredentialRequest)(nil), // 54: gpuaas.v1.PullCredentialRequest
 	(*PullCredential)(nil),        // 55: gpuaas.v1.PullCredential
 	(*TunnelRequest)(nil),         // 56: gpuaas.v1.TunnelRequest
-	(*ConnectRequest)(nil),        // 57: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),           // 58: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 59: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 60: google.protobuf.Timestamp
+	(*ExecRequest)(nil),           // 57: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),        // 58: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),           // 59: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 60: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 61: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	7,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	10, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	60, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	60, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	61, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	61, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	11, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	11, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	60, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	60, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	60, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	61, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	61, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	61, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	14, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	6,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	6,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
 	16, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
 	15, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	60, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	61, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
 	18, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
 	19, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
 	20, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
@@ -5497,14 +5608,14 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	22, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
 	17, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
 	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	60, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	61, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
 	24, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	25, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	60, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	60, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	61, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	61, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
 	27, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	60, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	60, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	61, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	61, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	31, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
 	42, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
@@ -5519,10 +5630,10 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	41, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
 	32, // 43: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
 	33, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	60, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	61, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
 	34, // 46: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
 	35, // 47: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	60, // 48: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	61, // 48: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
 	6,  // 49: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
 	6,  // 50: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
 	6,  // 51: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
@@ -5532,33 +5643,34 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	6,  // 55: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
 	6,  // 56: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
 	6,  // 57: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	60, // 58: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	61, // 58: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
 	46, // 59: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
 	33, // 60: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
 	4,  // 61: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
 	5,  // 62: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	60, // 63: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	60, // 64: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	60, // 65: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	61, // 63: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	61, // 64: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	61, // 65: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
 	48, // 66: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
 	49, // 67: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
 	6,  // 68: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	60, // 69: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	61, // 69: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
 	6,  // 70: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
 	3,  // 71: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
 	54, // 72: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
 	3,  // 73: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
 	55, // 74: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
 	6,  // 75: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	60, // 76: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	58, // 77: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	57, // 78: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	3,  // 79: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	80, // [80:80] is the sub-list for method output_type
-	80, // [80:80] is the sub-list for method input_type
-	80, // [80:80] is the sub-list for extension type_name
-	80, // [80:80] is the sub-list for extension extendee
-	0,  // [0:80] is the sub-list for field type_name
+	61, // 76: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	59, // 77: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	58, // 78: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	57, // 79: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	3,  // 80: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	81, // [81:81] is the sub-list for method output_type
+	81, // [81:81] is the sub-list for method input_type
+	81, // [81:81] is the sub-list for extension type_name
+	81, // [81:81] is the sub-list for extension extendee
+	0,  // [0:81] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -5590,6 +5702,7 @@ func file_protocol_messages_proto_init() {
 	file_protocol_messages_proto_msgTypes[50].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
+		(*TunnelRequest_Exec)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5597,7 +5710,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   54,
+			NumMessages:   55,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

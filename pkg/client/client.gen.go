@@ -1184,6 +1184,15 @@ type AcceleratorPartition struct {
 	Profile string `json:"profile"`
 }
 
+// AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
+type AccessInstructions struct {
+	// PortForward Through the hub; needs the permission apps.instance.connect
+	PortForward string `json:"port_forward"`
+
+	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
+	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
+}
+
 // Allocation defines model for Allocation.
 type Allocation struct {
 	AcceleratorCount int32         `json:"accelerator_count"`
@@ -1336,6 +1345,24 @@ type AppInstanceCreate struct {
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources InstanceResources `json:"resources,omitempty,omitzero"`
 	Version   VersionName       `json:"version"`
+}
+
+// AppInstanceExec defines model for AppInstanceExec.
+type AppInstanceExec struct {
+	Columns int32 `json:"columns,omitempty,omitzero"`
+
+	// Command Program and arguments; there is no shell but the one that they name
+	Command []string `json:"command"`
+
+	// MemberID UUIDv7 in lower case.
+	MemberID ID    `json:"member_id,omitempty,omitzero"`
+	Rows     int32 `json:"rows,omitempty,omitzero"`
+
+	// Service Lower-case letters, digits and inner hyphens.
+	Service Slug `json:"service,omitempty,omitzero"`
+
+	// Terminal The command gets a terminal
+	Terminal bool `json:"terminal,omitempty,omitzero"`
 }
 
 // AppInstanceHealth defines model for AppInstanceHealth.
@@ -1588,7 +1615,10 @@ type DisplayName = string
 type Endpoint struct {
 	// Access private: on the node's own 127.0.0.1 only
 	Access EndpointAccess `json:"access"`
-	Name   string         `json:"name"`
+
+	// Instructions Commands that bring the endpoint to the reader's machine; only where one instance is read
+	Instructions AccessInstructions `json:"instructions,omitempty,omitzero"`
+	Name         string             `json:"name"`
 
 	// NodeID UUIDv7 in lower case.
 	NodeID ID     `json:"node_id"`
@@ -3305,6 +3335,9 @@ type CreateAppInstanceJSONRequestBody = AppInstanceCreate
 // ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
 type ChangeAppInstanceJSONRequestBody = AppInstanceChange
 
+// ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
+type ExecInAppInstanceJSONRequestBody = AppInstanceExec
+
 // ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
 type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
 
@@ -4021,6 +4054,32 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/events (the `ListAppInstanceEvents` operationId).
 	ListAppInstanceEvents(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExecInAppInstanceWithBody A command in a container of the app, with or without a terminal
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+	// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+	// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+	// killed when the stream ends. Begin and end are audited with the first word of the command.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+	ExecInAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExecInAppInstance A command in a container of the app, with or without a terminal
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+	// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+	// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+	// killed when the stream ends. Begin and end are audited with the first word of the command.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+	ExecInAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ExecInAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	//
@@ -5750,6 +5809,52 @@ func (c *Client) DecommissionAppInstance(ctx context.Context, projectID ProjectI
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/events (the `ListAppInstanceEvents` operationId).
 func (c *Client) ListAppInstanceEvents(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListAppInstanceEventsRequest(c.Server, projectID, appInstanceID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExecInAppInstanceWithBody A command in a container of the app, with or without a terminal
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+// killed when the stream ends. Begin and end are audited with the first word of the command.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+func (c *Client) ExecInAppInstanceWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExecInAppInstanceRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExecInAppInstance A command in a container of the app, with or without a terminal
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+// killed when the stream ends. Begin and end are audited with the first word of the command.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+func (c *Client) ExecInAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ExecInAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExecInAppInstanceRequest(c.Server, projectID, appInstanceID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -9675,6 +9780,60 @@ func NewListAppInstanceEventsRequest(server string, projectID ProjectID, appInst
 	return req, nil
 }
 
+// NewExecInAppInstanceRequest calls the generic ExecInAppInstance builder with application/json body
+func NewExecInAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body ExecInAppInstanceJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewExecInAppInstanceRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewExecInAppInstanceRequestWithBody constructs an http.Request for the ExecInAppInstance method, with any body, and a specified content type
+func NewExecInAppInstanceRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/exec", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewGetAppInstanceLogsRequest constructs an http.Request for the GetAppInstanceLogs method
 func NewGetAppInstanceLogsRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams) (*http.Request, error) {
 	var err error
@@ -11885,6 +12044,32 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/events (the `ListAppInstanceEvents` operationId).
 	ListAppInstanceEventsWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceEventsParams, reqEditors ...RequestEditorFn) (*ListAppInstanceEventsResponse, error)
+
+	// ExecInAppInstanceWithBodyWithResponse A command in a container of the app, with or without a terminal
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+	// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+	// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+	// killed when the stream ends. Begin and end are audited with the first word of the command.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+	ExecInAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExecInAppInstanceResponse, error)
+
+	// ExecInAppInstanceWithResponse A command in a container of the app, with or without a terminal
+	//
+	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+	// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+	// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+	// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+	// killed when the stream ends. Begin and end are audited with the first word of the command.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+	ExecInAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ExecInAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*ExecInAppInstanceResponse, error)
 
 	// GetAppInstanceLogsWithResponse What the app wrote to stdout and stderr, straight from the node
 	//
@@ -15206,6 +15391,47 @@ func (r ListAppInstanceEventsResponse) ContentType() string {
 	return ""
 }
 
+type ExecInAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ExecInAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ExecInAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ExecInAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ExecInAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ExecInAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type GetAppInstanceLogsResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -17775,6 +18001,44 @@ func (c *ClientWithResponses) ListAppInstanceEventsWithResponse(ctx context.Cont
 		return nil, err
 	}
 	return ParseListAppInstanceEventsResponse(rsp)
+}
+
+// ExecInAppInstanceWithBodyWithResponse A command in a container of the app, with or without a terminal
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+// killed when the stream ends. Begin and end are audited with the first word of the command.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+func (c *ClientWithResponses) ExecInAppInstanceWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExecInAppInstanceResponse, error) {
+	rsp, err := c.ExecInAppInstanceWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExecInAppInstanceResponse(rsp)
+}
+
+// ExecInAppInstanceWithResponse A command in a container of the app, with or without a terminal
+//
+// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
+// carries frames: a byte for the kind, four for the length (big-endian, at most 32768) and the payload. The caller
+// sends input (1), its end (2) and the size of its terminal (3, rows and columns in two bytes each). The node
+// sends output (4), errors (5) and last the exit code (6, four bytes) or why there is none (7). The command is
+// killed when the stream ends. Begin and end are audited with the first word of the command.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/exec (the `ExecInAppInstance` operationId).
+func (c *ClientWithResponses) ExecInAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ExecInAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*ExecInAppInstanceResponse, error) {
+	rsp, err := c.ExecInAppInstance(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExecInAppInstanceResponse(rsp)
 }
 
 // GetAppInstanceLogsWithResponse What the app wrote to stdout and stderr, straight from the node
@@ -20360,6 +20624,35 @@ func ParseListAppInstanceEventsResponse(rsp *http.Response) (*ListAppInstanceEve
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseExecInAppInstanceResponse parses an HTTP response from a ExecInAppInstanceWithResponse call
+func ParseExecInAppInstanceResponse(rsp *http.Response) (*ExecInAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ExecInAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 101:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

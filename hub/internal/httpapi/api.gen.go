@@ -1183,6 +1183,15 @@ type AcceleratorPartition struct {
 	Profile string `json:"profile"`
 }
 
+// AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
+type AccessInstructions struct {
+	// PortForward Through the hub; needs the permission apps.instance.connect
+	PortForward string `json:"port_forward"`
+
+	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
+	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
+}
+
 // Allocation defines model for Allocation.
 type Allocation struct {
 	AcceleratorCount int32         `json:"accelerator_count"`
@@ -1335,6 +1344,24 @@ type AppInstanceCreate struct {
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources InstanceResources `json:"resources,omitempty,omitzero"`
 	Version   VersionName       `json:"version"`
+}
+
+// AppInstanceExec defines model for AppInstanceExec.
+type AppInstanceExec struct {
+	Columns int32 `json:"columns,omitempty,omitzero"`
+
+	// Command Program and arguments; there is no shell but the one that they name
+	Command []string `json:"command"`
+
+	// MemberID UUIDv7 in lower case.
+	MemberID ID    `json:"member_id,omitempty,omitzero"`
+	Rows     int32 `json:"rows,omitempty,omitzero"`
+
+	// Service Lower-case letters, digits and inner hyphens.
+	Service Slug `json:"service,omitempty,omitzero"`
+
+	// Terminal The command gets a terminal
+	Terminal bool `json:"terminal,omitempty,omitzero"`
 }
 
 // AppInstanceHealth defines model for AppInstanceHealth.
@@ -1587,7 +1614,10 @@ type DisplayName = string
 type Endpoint struct {
 	// Access private: on the node's own 127.0.0.1 only
 	Access EndpointAccess `json:"access"`
-	Name   string         `json:"name"`
+
+	// Instructions Commands that bring the endpoint to the reader's machine; only where one instance is read
+	Instructions AccessInstructions `json:"instructions,omitempty,omitzero"`
+	Name         string             `json:"name"`
 
 	// NodeID UUIDv7 in lower case.
 	NodeID ID     `json:"node_id"`
@@ -3304,6 +3334,9 @@ type CreateAppInstanceJSONRequestBody = AppInstanceCreate
 // ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
 type ChangeAppInstanceJSONRequestBody = AppInstanceChange
 
+// ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
+type ExecInAppInstanceJSONRequestBody = AppInstanceExec
+
 // ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
 type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
 
@@ -3516,6 +3549,9 @@ type ServerInterface interface {
 	// ListAppInstanceEvents What happened to the instance, oldest first
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/events)
 	ListAppInstanceEvents(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params ListAppInstanceEventsParams)
+	// ExecInAppInstance A command in a container of the app, with or without a terminal
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/exec)
+	ExecInAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceLogsParams)
@@ -5679,6 +5715,40 @@ func (siw *ServerInterfaceWrapper) ListAppInstanceEvents(c *gin.Context) {
 	siw.Handler.ListAppInstanceEvents(c, projectID, appInstanceID, params)
 }
 
+// ExecInAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) ExecInAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ExecInAppInstance(c, projectID, appInstanceID)
+}
+
 // GetAppInstanceLogs operation middleware
 func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 
@@ -6806,6 +6876,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PATCH(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.ChangeAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/decommission", wrapper.DecommissionAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/exec", wrapper.ExecInAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/logs", wrapper.GetAppInstanceLogs)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/port-forward", wrapper.ForwardAppInstancePort)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/rollback", wrapper.RollbackAppInstance)
@@ -9314,6 +9385,41 @@ func (response ListAppInstanceEventsdefaultApplicationProblemPlusJSONResponse) V
 	return err
 }
 
+type ExecInAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *ExecInAppInstanceJSONRequestBody
+}
+
+type ExecInAppInstanceResponseObject interface {
+	VisitExecInAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type ExecInAppInstance101Response struct {
+}
+
+func (response ExecInAppInstance101Response) VisitExecInAppInstanceResponse(w http.ResponseWriter) error {
+	w.WriteHeader(101)
+	return nil
+}
+
+type ExecInAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ExecInAppInstancedefaultApplicationProblemPlusJSONResponse) VisitExecInAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type GetAppInstanceLogsRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -10638,6 +10744,9 @@ type StrictServerInterface interface {
 	// ListAppInstanceEvents What happened to the instance, oldest first
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/events)
 	ListAppInstanceEvents(ctx context.Context, request ListAppInstanceEventsRequestObject) (ListAppInstanceEventsResponseObject, error)
+	// ExecInAppInstance A command in a container of the app, with or without a terminal
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/exec)
+	ExecInAppInstance(ctx context.Context, request ExecInAppInstanceRequestObject) (ExecInAppInstanceResponseObject, error)
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(ctx context.Context, request GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error)
@@ -12798,6 +12907,51 @@ func (sh *strictHandler) ListAppInstanceEvents(ctx *gin.Context, projectID Proje
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(ListAppInstanceEventsResponseObject); ok {
 		if err := validResponse.VisitListAppInstanceEventsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ExecInAppInstance operation middleware
+func (sh *strictHandler) ExecInAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request ExecInAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body ExecInAppInstanceJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ExecInAppInstance(ctx, request.(ExecInAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ExecInAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ExecInAppInstanceResponseObject); ok {
+		if err := validResponse.VisitExecInAppInstanceResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
