@@ -38,7 +38,7 @@ type StopContainer struct {
 	MemberID    string
 	ContainerID string
 	Grace       time.Duration
-	// Why is for the log: left_state, replaced, stopped, refused, lease_ended, duplicate.
+	// Why is for the log: left_state, replaced, device_lost, stopped, refused, lease_ended, duplicate.
 	Why string
 }
 

@@ -181,6 +181,8 @@ type Observed struct {
 	Images map[string]bool
 	// Busy are members with a running action; the snapshot may show it half done.
 	Busy map[string]Work
+	// Unusable has the accelerators that desired workloads or containers name and that cannot be used.
+	Unusable map[string]AcceleratorState
 }
 
 // Work is a set of kinds of action.

@@ -299,6 +299,8 @@ func (d *differ) releaseOutdated(id string, w Workload) {
 		switch {
 		case !isCurrent(w, c):
 			d.release(c, graceOf(w, c), "replaced")
+		case d.lostDevice(c):
+			d.release(c, graceOf(w, c), "device_lost")
 		case c.Status == Exited:
 			d.releaseExited(c, true)
 		case c.Status == Created:
@@ -380,11 +382,12 @@ func (d *differ) acquire(w Workload) {
 	}
 }
 
-// starts are the containers that the workload lacks and whose accelerators are free.
+// starts are the containers that the workload lacks and whose accelerators are free and work.
 func (d *differ) starts(w Workload) []StartContainer {
 	var starts []StartContainer
 	for _, s := range w.Services {
-		if d.runs(w.MemberID, s.Name) || d.anyInUse(s.AcceleratorIDs) {
+		if state, _ := d.unusable(s.AcceleratorIDs); state != 0 || d.runs(w.MemberID, s.Name) ||
+			d.anyInUse(s.AcceleratorIDs) {
 			continue
 		}
 		for _, id := range s.AcceleratorIDs {

@@ -14,7 +14,17 @@ const (
 	CodeContainerdUnavailable fault.Code = "containerd_unavailable"
 	// CodeFeatureMissing: the agent lacks a feature that the workload needs.
 	CodeFeatureMissing fault.Code = "feature_missing"
+	// CodeAcceleratorUnusable: an accelerator is missing, faulty or partitioned, or its driver does not answer.
+	CodeAcceleratorUnusable fault.Code = "accelerator_unusable"
+	// CodeAcceleratorInUse: another container holds the accelerator.
+	CodeAcceleratorInUse fault.Code = "accelerator_in_use"
 )
+
+// IsAcceleratorUnusable reports whether err is the fault of an accelerator that cannot be used.
+func IsAcceleratorUnusable(err error) bool { return hasCode(err, CodeAcceleratorUnusable) }
+
+// IsAcceleratorInUse reports whether err is the fault of an accelerator that another container holds.
+func IsAcceleratorInUse(err error) bool { return hasCode(err, CodeAcceleratorInUse) }
 
 // IsFeatureMissing reports whether err is the fault of a feature that the agent lacks.
 func IsFeatureMissing(err error) bool { return hasCode(err, CodeFeatureMissing) }

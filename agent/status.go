@@ -142,6 +142,7 @@ func (d *differ) running(s *protocol.WorkloadStatus, w Workload, m Member) {
 	if s.Status != protocol.WorkloadStatus_READY && s.Status != protocol.WorkloadStatus_DEGRADED {
 		s.ReadyAt = nil
 	}
+	d.deviceStatus(s, w)
 }
 
 func readinessTimeout(w Workload) time.Duration {

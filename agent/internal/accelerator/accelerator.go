@@ -1,5 +1,6 @@
-// Package accelerator takes the inventory of the machine's accelerators and notices when it changes. It gives them to
-// no container, and never waits for a driver: NVIDIA's is asked by a child process, AMD's through sysfs.
+// Package accelerator takes the inventory of the machine's accelerators, notices when it changes, and says what a
+// container needs to use some of them. It gives them to no container itself, and keeps no record of who has which: the
+// containers do. NVIDIA's driver is asked by a child process, AMD's through sysfs.
 package accelerator
 
 import (
@@ -16,6 +17,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -54,7 +56,10 @@ type Inventory struct {
 
 // source is one vendor's driver.
 type source struct {
-	scan func(ctx context.Context) ([]*protocol.Accelerator, error)
+	vendor string
+	scan   func(ctx context.Context) ([]*protocol.Accelerator, error)
+	// edits are what a container needs to use what is granted to it. Its claims are filled in by the caller.
+	edits func(ctx context.Context, granted []grant) (cdi.Edits, error)
 	// condition is reported while scans fail.
 	condition string
 	// scanned is closed after the first scan.
@@ -73,8 +78,11 @@ func New(cfg Config) *Inventory {
 	nvidia := &nvidia{machine: machine{cfg.Root}, program: cfg.NVML, timeout: cfg.Timeout}
 	amd := &amd{machine: machine{cfg.Root}}
 	return &Inventory{cfg: cfg, sources: []*source{
-		{scan: nvidia.scan, condition: protocol.ConditionNVIDIAUnresponsive, scanned: make(chan struct{})},
-		{scan: amd.scan, scanned: make(chan struct{})},
+		{
+			vendor: protocol.VendorNVIDIA, scan: nvidia.scan, edits: nvidia.edits,
+			condition: protocol.ConditionNVIDIAUnresponsive, scanned: make(chan struct{}),
+		},
+		{vendor: protocol.VendorAMD, scan: amd.scan, edits: amd.edits, scanned: make(chan struct{})},
 	}}
 }
 

@@ -33,7 +33,9 @@ type amd struct{ machine machine }
 
 // computeNode is one KFD node of a GPU: all of it, or one partition.
 type computeNode struct {
-	partition   uint64
+	partition uint64
+	// renderMinor is the device number of its render node, and part of the node's name.
+	renderMinor uint64
 	cores       uint64
 	memoryBytes uint64
 	// peers are the PCI addresses of the GPUs that xGMI links of the node lead to.
@@ -92,12 +94,14 @@ func (a *amd) read(address string, computes []computeNode) *protocol.Accelerator
 		g.Cores += uint32(c.cores)
 		if len(computes) > 1 {
 			g.Partitions = append(g.Partitions, &protocol.AcceleratorPartition{
-				Id: fmt.Sprintf("%s-%d", g.GetId(), c.partition), Profile: profile, MemoryBytes: c.memoryBytes,
+				Id: partitionID(g.GetId(), c.partition), Profile: profile, MemoryBytes: c.memoryBytes,
 			})
 		}
 	}
 	return g
 }
+
+func partitionID(id string, partition uint64) string { return fmt.Sprintf("%s-%d", id, partition) }
 
 // health judges the driver's error counters (RAS), which only GPUs for data centres have.
 func (a *amd) health(device string) string {
@@ -129,7 +133,10 @@ func (a *amd) computeNodes() map[string][]computeNode {
 		}
 		location := p["location_id"]
 		addresses[name] = fmt.Sprintf("%04x:%02x:%02x.%x", p["domain"], location>>8&0xff, location>>3&0x1f, location&7)
-		c := computeNode{partition: location >> kfdPartitionShift, cores: p["simd_count"] / max(p["simd_per_cu"], 1)}
+		c := computeNode{
+			partition: location >> kfdPartitionShift, renderMinor: p["drm_render_minor"],
+			cores: p["simd_count"] / max(p["simd_per_cu"], 1),
+		}
 		for _, bank := range a.entries(kfdNodes + "/" + name + "/mem_banks") {
 			c.memoryBytes += properties(a.machine.text(kfdNodes + "/" + name + "/mem_banks/" + bank +
 				"/properties"))["size_in_bytes"]

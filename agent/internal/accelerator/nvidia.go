@@ -11,6 +11,7 @@ import (
 
 	"google.golang.org/protobuf/encoding/protojson"
 
+	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -98,4 +99,9 @@ func (b *bounded) Write(p []byte) (int, error) {
 	b.left -= len(p)
 	b.content = append(b.content, p...)
 	return len(p), nil
+}
+
+// edits refuses: the driver's files and nodes are not known yet.
+func (n *nvidia) edits(context.Context, []grant) (cdi.Edits, error) {
+	return cdi.Edits{}, errors.New("NVIDIA's accelerators cannot be given to containers yet")
 }

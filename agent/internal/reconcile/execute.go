@@ -137,8 +137,13 @@ func revisionOf(a agent.Action) (revision uint64, acquires bool) {
 
 // reasonOf returns a reason of the contract's closed list.
 func reasonOf(a agent.Action, err error) protocol.WorkloadStatus_Reason {
-	if agent.IsFeatureMissing(err) {
+	switch {
+	case agent.IsFeatureMissing(err):
 		return protocol.WorkloadStatus_FEATURE_MISSING
+	case agent.IsAcceleratorUnusable(err):
+		return protocol.WorkloadStatus_DEVICE_FAULT
+	case agent.IsAcceleratorInUse(err):
+		return protocol.WorkloadStatus_INSUFFICIENT_CAPACITY
 	}
 	if _, is := a.(agent.PullImage); is {
 		return protocol.WorkloadStatus_IMAGE_PULL_FAILED

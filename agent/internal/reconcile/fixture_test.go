@@ -91,6 +91,8 @@ type fixture struct {
 	stop  func()
 	// owner is what the owner of the machine allows.
 	owner atomic.Pointer[policy.Policy]
+	// inventory is where the machine's accelerators are found.
+	inventory accelerator.Config
 	// weak is what the machine is said to lack.
 	weak []string
 	// wrapRuntime and wrapNetwork replace what the reconciler uses where a test sets them before it starts the fixture
@@ -122,6 +124,7 @@ func newFixture(t testing.TB) *fixture {
 			"/network", SharedDir: f.dir + "/shared",
 	}
 	f.disk.MinFreeBytes = 1
+	f.inventory.Root = f.dir + "/machine" // with no accelerators, whatever the machine of the test has
 	f.owner.Store(&policy.Policy{})
 	t.Cleanup(f.purge)
 	f.start()
@@ -155,8 +158,9 @@ func (f *fixture) start() {
 	require.NoError(f.t, err)
 	machine := reconcile.Machine{
 		Containers: f.rt, Images: f.rt, Stats: f.rt, Logs: f.rt, Disk: f.rt, Exec: f.rt, Host: f.rt, Network: f.nw,
-		Accelerators: accelerator.New(accelerator.Config{}),
 	}
+	inventory := accelerator.New(f.inventory)
+	machine.Accelerators = inventory
 	if f.wrapRuntime != nil {
 		machine.Containers = f.wrapRuntime(f.rt)
 	}
@@ -173,9 +177,12 @@ func (f *fixture) start() {
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)
 	go func() { done <- f.re.Run(ctx) }()
+	scans := make(chan error, 1)
+	go func() { scans <- inventory.Run(ctx) }()
 	f.stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(f.t, <-done)
+		require.NoError(f.t, <-scans)
 		f.nw.Abandon()
 		require.NoError(f.t, f.rt.Close())
 		require.NoError(f.t, f.store.Close())
@@ -244,14 +251,7 @@ func (f *fixture) untilStatus(memberID string, status protocol.WorkloadStatus_St
 // container is the one container of the member, as the runtime sees it.
 func (f *fixture) container(memberID string) runtime.Container {
 	f.t.Helper()
-	all, err := f.rt.List(f.ctx())
-	require.NoError(f.t, err)
-	var found []runtime.Container
-	for _, c := range all {
-		if c.MemberID == memberID {
-			found = append(found, c)
-		}
-	}
+	found := f.containersOf(memberID)
 	require.Len(f.t, found, 1)
 	return found[0]
 }
@@ -316,6 +316,8 @@ type hub struct {
 	withheld     bool
 	// readyWithin replaces the manifest's readiness timeout, in seconds.
 	readyWithin string
+	// accelerators are AMD's, given to the one service.
+	accelerators []string
 	// configJSON is the config, onChange replaces what the manifest says about a change of it.
 	configJSON, onChange string
 }
@@ -380,6 +382,7 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 		template = bytes.Replace(template, []byte("{on_change: signal, signal: SIGHUP}"), []byte("{on_change: "+h.onChange+
 			"}"), 1)
 	}
+	template, shape := h.withAccelerators(template)
 	doc, err := appkit.FillTemplate(template, map[string]string{"version": "1.0.0", "image": h.image})
 	require.NoError(h.t, err)
 	env, err := manifest.Sign(doc, protocol.NewEd25519Signer(h.cat))
@@ -388,7 +391,7 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 	require.NoError(h.t, err)
 	params, err := m.CheckParameters([]byte(parametersJSON))
 	require.NoError(h.t, err)
-	services, err := manifest.Lower(m, manifest.Inputs{Parameters: params, ConfigJSON: h.configJSON}, manifest.Shape{})
+	services, err := manifest.Lower(m, manifest.Inputs{Parameters: params, ConfigJSON: h.configJSON}, shape)
 	require.NoError(h.t, err)
 	return &protocol.Workload{
 		Id: uuid.Must(uuid.NewV7()).String(), InstanceId: uuid.Must(uuid.NewV7()).String(), Revision: 1, AppSlug: "hello",

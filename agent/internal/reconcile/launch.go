@@ -94,6 +94,10 @@ func (r *Reconciler) launch(ctx context.Context, a agent.SetupNetwork) error {
 // startContainer makes and starts one container: run and usage interval are durable before the container exists, so
 // that nothing runs that the store does not know.
 func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer, n *pendingNetwork) error {
+	devices, err := r.machine.Accelerators.Edits(ctx, a.Service.AcceleratorIDs)
+	if err != nil {
+		return err
+	}
 	run := state.Run{
 		ID:         newRunID(a.MemberID),
 		MemberID:   a.MemberID,
@@ -105,7 +109,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 		ConfigSHA256: a.Service.ConfigSHA256,
 	}
 	var desired bool
-	err := r.withClock(func(now time.Time) (err error) {
+	err = r.withClock(func(now time.Time) (err error) {
 		run.OpenedAt = now
 		desired, err = r.store.OpenRunIfDesired(run)
 		return err
@@ -123,6 +127,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 		Revision:   a.Revision,
 		SpecDigest: a.Service.SpecDigest,
 		Service:    a.Service.Spec,
+		Devices:    devices,
 		NetNSPath:  n.paths.NetNSPath,
 		UserNSPath: n.paths.UserNSPath,
 	}, n)

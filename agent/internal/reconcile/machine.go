@@ -5,6 +5,8 @@ import (
 	"crypto/tls"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -90,6 +92,10 @@ type Accelerators interface {
 	List() []*protocol.Accelerator
 	Conditions() []string
 	Subscribe() <-chan struct{}
+	// State says why the accelerator of this id cannot be used; zero where it can.
+	State(id string) agent.AcceleratorState
+	// Edits are what a container needs to use these accelerators.
+	Edits(ctx context.Context, ids []string) (cdi.Edits, error)
 }
 
 // Hub is what only a hub can give. Without a session every call fails with a fault of kind Unavailable; nothing waits

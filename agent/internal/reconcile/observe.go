@@ -46,6 +46,7 @@ func (r *Reconciler) observe(ctx context.Context) (snapshot, error) {
 	for id, m := range s.members {
 		s.observed.Members[id] = m.Member
 	}
+	s.observed.Unusable = r.unusable(s)
 	s.observed.Images, err = r.images(ctx, s)
 	if err != nil {
 		return snapshot{}, err
@@ -149,20 +150,21 @@ func (r *Reconciler) containers(listed []runtime.Container) []agent.Container {
 	for _, c := range listed {
 		run := runs[c.ID]
 		x := agent.Container{
-			ID:           c.ID,
-			MemberID:     c.MemberID,
-			InstanceID:   c.InstanceID,
-			Service:      c.Service,
-			Revision:     c.Revision,
-			SpecDigest:   c.SpecDigest,
-			Status:       statusOf(c.State),
-			StartedAt:    run.StartedAt,
-			ExitedAt:     run.ExitedAt,
-			ExitCode:     run.ExitCode,
-			ExitRecorded: run.ExitRecorded,
-			ReadyAt:      run.ReadyAt,
-			Failing:      r.failing(c.ID),
-			ConfigSHA256: run.ConfigSHA256,
+			ID:             c.ID,
+			MemberID:       c.MemberID,
+			InstanceID:     c.InstanceID,
+			Service:        c.Service,
+			Revision:       c.Revision,
+			SpecDigest:     c.SpecDigest,
+			Status:         statusOf(c.State),
+			StartedAt:      run.StartedAt,
+			ExitedAt:       run.ExitedAt,
+			ExitCode:       run.ExitCode,
+			ExitRecorded:   run.ExitRecorded,
+			ReadyAt:        run.ReadyAt,
+			Failing:        r.failing(c.ID),
+			ConfigSHA256:   run.ConfigSHA256,
+			AcceleratorIDs: c.AcceleratorIDs,
 		}
 		if x.StartedAt.IsZero() {
 			x.StartedAt = r.clock.FromMachineTime(c.StartedAt, run.OpenedAt)
@@ -231,4 +233,27 @@ func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool
 		}
 	}
 	return have, nil
+}
+
+// unusable has the accelerators that are named and cannot be used.
+func (r *Reconciler) unusable(snap snapshot) map[string]agent.AcceleratorState {
+	var named [][]string
+	for _, signed := range snap.desired.Workloads {
+		for _, s := range signed.Effective(snap.observed.Members[signed.MemberID]).Services {
+			named = append(named, s.AcceleratorIDs)
+		}
+	}
+	for _, c := range snap.observed.Containers {
+		named = append(named, c.AcceleratorIDs)
+	}
+	var found map[string]agent.AcceleratorState
+	for _, id := range slices.Concat(named...) {
+		if state := r.machine.Accelerators.State(id); state != 0 {
+			if found == nil {
+				found = map[string]agent.AcceleratorState{}
+			}
+			found[id] = state
+		}
+	}
+	return found
 }

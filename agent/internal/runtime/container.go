@@ -76,6 +76,8 @@ type Container struct {
 	OOMKilled bool
 	// UserNamespace is false where the host could not give one.
 	UserNamespace bool
+	// AcceleratorIDs are the accelerators and partitions that it holds alone, sorted.
+	AcceleratorIDs []string
 }
 
 func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyImage, error) {
@@ -196,6 +198,13 @@ func (r *Runtime) newContainerAgain(ctx context.Context, p *Pending) error {
 }
 
 func (r *Runtime) newContainer(ctx context.Context, p *Pending) error {
+	if len(p.Spec.Devices.Claims) > 0 {
+		r.claims.Lock()
+		defer r.claims.Unlock()
+		if err := r.checkClaims(ctx, p.Spec); err != nil {
+			return err
+		}
+	}
 	if err := r.prepareFiles(p.Spec); err != nil {
 		return err
 	}
@@ -362,15 +371,16 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 ) (Container, error) {
 	revision, _ := strconv.ParseUint(record.Labels[labelRevision], 10, 64)
 	c := Container{
-		ID:            record.ID,
-		MemberID:      record.Labels[labelMember],
-		InstanceID:    record.Labels[labelInstance],
-		Service:       record.Labels[labelService],
-		Revision:      revision,
-		SpecDigest:    record.Labels[labelSpecDigest],
-		Image:         record.Image,
-		StartedAt:     r.startedAt(record.ID),
-		UserNamespace: record.Labels[labelUserNS] != "none",
+		ID:             record.ID,
+		MemberID:       record.Labels[labelMember],
+		InstanceID:     record.Labels[labelInstance],
+		Service:        record.Labels[labelService],
+		Revision:       revision,
+		SpecDigest:     record.Labels[labelSpecDigest],
+		Image:          record.Image,
+		StartedAt:      r.startedAt(record.ID),
+		UserNamespace:  record.Labels[labelUserNS] != "none",
+		AcceleratorIDs: acceleratorsOf(record.Labels),
 	}
 	if process == nil {
 		if _, starting := r.starting.Load(record.ID); starting {

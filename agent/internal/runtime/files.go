@@ -45,6 +45,7 @@ func (r *Runtime) files(id string) files {
 	return files{
 		dir: dir, hosts: filepath.Join(dir, "hosts"), hostname: filepath.Join(dir, "hostname"),
 		resolvConf: filepath.Join(dir, "resolv.conf"), configDir: filepath.Join(dir, "config"),
+		devices: filepath.Join(r.cfg.DeviceDir, id),
 	}
 }
 
@@ -66,6 +67,9 @@ func (r *Runtime) prepareFiles(spec Spec) error {
 		if err := writeConfig(f.configDir, c.GetJson()); err != nil {
 			return err
 		}
+	}
+	if err := r.makeNodes(spec); err != nil {
+		return err
 	}
 	return r.writeHosts(spec)
 }

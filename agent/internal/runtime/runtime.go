@@ -88,6 +88,9 @@ type Config struct {
 	ResolvConf string
 	// ProcDir is where proc(5) is mounted.
 	ProcDir string
+	// DeviceDir holds the containers' device nodes, which must work there: /run and /tmp are mounted without them on many
+	// machines. Empty is a directory of the containerd namespace in /dev.
+	DeviceDir string
 	// LoadAppArmor makes sure that the kernel has the profile of this name, and reports whether it can have one; nil loads
 	// containerd's default profile under the name.
 	LoadAppArmor func(profile string) (bool, error)
@@ -105,6 +108,7 @@ func (c Config) withDefaults() Config {
 	c.CgroupParent = cmp.Or(c.CgroupParent, DefaultCgroup)
 	c.ResolvConf = cmp.Or(c.ResolvConf, "/etc/resolv.conf")
 	c.ProcDir = cmp.Or(c.ProcDir, "/proc")
+	c.DeviceDir = cmp.Or(c.DeviceDir, deviceDirPrefix+c.Namespace)
 	c.UIDMapBase = cmp.Or(c.UIDMapBase, DefaultUIDMapBase)
 	c.UIDMapSize = cmp.Or(c.UIDMapSize, DefaultUIDMapSize)
 	c.MaxLogBytes = cmp.Or(c.MaxLogBytes, DefaultMaxLogBytes)
@@ -127,6 +131,8 @@ type Runtime struct {
 	// disk belongs to the caller of OverLimit.
 	disk diskWatch
 
+	// claims is held while a container with accelerators is recorded: no other may get the same.
+	claims sync.Mutex
 	// parents is held for reading while a cgroup is made below the parent, and for writing while the empty parent goes.
 	parents sync.RWMutex
 
@@ -294,7 +300,7 @@ func (r *Runtime) Purge(ctx context.Context) error {
 	if err := r.client.NamespaceService().Delete(r.ns(ctx), r.cfg.Namespace); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("delete containerd's namespace %s: %w", r.cfg.Namespace, err)
 	}
-	for _, dir := range []string{r.cfg.StateDir, r.cfg.LogDir, r.cfg.RuncRoot} {
+	for _, dir := range []string{r.cfg.StateDir, r.cfg.LogDir, r.cfg.RuncRoot, r.cfg.DeviceDir} {
 		errs = append(errs, os.RemoveAll(dir))
 	}
 	if r.host.appArmor != "" {

@@ -180,7 +180,7 @@ func TestFailedStartSaysWhyAndLeavesNothing(t *testing.T) {
 		"no network":      {func(s *runtime.Spec) { s.NetNSPath = "/nowhere" }, "start_failed"},
 		"accelerators": {
 			func(s *runtime.Spec) { s.Service.Resources.AcceleratorIds = []string{"gpu-1"} },
-			"feature_missing",
+			"bad_workload",
 		},
 		"foreign id": {func(s *runtime.Spec) { s.ID = "other.1" }, "bad_workload"},
 		"scratch over proc": {func(s *runtime.Spec) {

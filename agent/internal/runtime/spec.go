@@ -14,7 +14,7 @@ import (
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
-	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -81,7 +81,7 @@ type specInput struct {
 
 // files are the paths on the host of the files that are bound into a container.
 type files struct {
-	dir, hosts, hostname, resolvConf, configDir string
+	dir, hosts, hostname, resolvConf, configDir, devices string
 }
 
 // buildSpec is a pure function: the same input gives the same bytes.
@@ -91,7 +91,7 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
-	env, err := environment(svc, in.image)
+	env, err := environment(in)
 	if err != nil {
 		return nil, err
 	}
@@ -103,6 +103,7 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 	if err != nil {
 		return nil, err
 	}
+	resources.Devices = append(resources.Devices, deviceRules(in.spec.Devices)...)
 	cwd := path.Clean("/" + cmp.Or(svc.GetWorkingDir(), in.image.WorkingDir))
 	if manifest.InKernelFiles(cwd) {
 		return nil, badSpec("The working directory of the manifest or the image must not be in /proc, /sys or /dev.")
@@ -172,7 +173,8 @@ func arguments(svc *protocol.Service, image ocispec.ImageConfig) ([]string, erro
 }
 
 // environment keeps the image's order, then the manifest's; a later value replaces an earlier one in its place.
-func environment(svc *protocol.Service, image ocispec.ImageConfig) ([]string, error) {
+func environment(in specInput) ([]string, error) {
+	svc := in.spec.Service
 	env := []string{"PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
 	set := func(name, value string) {
 		entry := name + "=" + value
@@ -184,7 +186,7 @@ func environment(svc *protocol.Service, image ocispec.ImageConfig) ([]string, er
 		}
 		env = append(env, entry)
 	}
-	for _, e := range image.Env {
+	for _, e := range in.image.Env {
 		if name, value, ok := strings.Cut(e, "="); ok {
 			set(name, value)
 		}
@@ -195,6 +197,7 @@ func environment(svc *protocol.Service, image ocispec.ImageConfig) ([]string, er
 	if svc.GetConfig() != nil {
 		set("GPUAAS_CONFIG_FILE", configMount+"/"+configFile)
 	}
+	setDeviceVariables(env, in.spec.Devices, set)
 	total := 0
 	for _, e := range env {
 		total += len(e)
@@ -242,7 +245,7 @@ func mounts(in specInput) ([]specs.Mount, error) {
 		all = append(all, mountOf("tmpfs", dst, fmt.Sprintf("nosuid,nodev,mode=1777,uid=%d,gid=%d,size=%d", in.user.uid,
 			in.user.gid, one.GetSizeBytes())))
 	}
-	return all, nil
+	return append(all, deviceMounts(in.spec.Devices, in.files.devices)...), nil
 }
 
 // forbiddenScratch keeps scratch from covering what the runtime itself mounts.
@@ -317,6 +320,8 @@ type Spec struct {
 	// SpecDigest is the caller's digest of the workload document; List returns it.
 	SpecDigest string
 	Service    *protocol.Service
+	// Devices are the edits for exactly the accelerators that the service names.
+	Devices cdi.Edits
 	// NetNSPath is the network namespace to join.
 	NetNSPath string
 	// UserNSPath is the user namespace to join, with the map of Config; required where user namespaces are available. It
@@ -343,11 +348,8 @@ func (s Spec) check(host hostSupport) error {
 		return badSpec("The run has no network namespace.")
 	case host.userNamespaces != filepath.IsAbs(s.UserNSPath):
 		return badSpec("The run needs a user namespace exactly where the host gives them.")
-	case len(s.Service.GetResources().GetAcceleratorIds()) > 0:
-		return fault.New(fault.Unprocessable, agent.CodeFeatureMissing,
-			"This agent cannot attach accelerators to containers yet.", nil).Permanent()
 	}
-	return nil
+	return s.checkDevices()
 }
 
 // hostname is the start of the member's id: short, and the same in every run.
@@ -367,6 +369,8 @@ const (
 	labelUserNS     = labelPrefix + "user-namespace"
 	labelStopSignal = labelPrefix + "stop-signal"
 	labelDiskBytes  = labelPrefix + "disk-bytes"
+	// labelAccelerator, followed by an id, marks a container that holds this accelerator or partition alone.
+	labelAccelerator = labelPrefix + "accelerator."
 )
 
 func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string,
@@ -386,6 +390,9 @@ func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal s
 	}
 	if stopSignal != "" {
 		l[labelStopSignal] = stopSignal
+	}
+	for _, id := range s.Devices.Claims {
+		l[labelAccelerator+id] = "held"
 	}
 	return l
 }

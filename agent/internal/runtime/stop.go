@@ -170,8 +170,10 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 	if err := os.RemoveAll(filepath.Join(r.runcStates(), id)); err != nil {
 		return err
 	}
-	if err := os.RemoveAll(r.files(id).dir); err != nil {
-		return fmt.Errorf("remove files of container %s: %w", id, err)
+	for _, dir := range []string{r.files(id).dir, r.files(id).devices} {
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("remove files of container %s: %w", id, err)
+		}
 	}
 	failpoint.Hit("agent/remove/files_removed")
 	r.running.Delete(id)
@@ -256,6 +258,7 @@ func (r *Runtime) traces(ctx context.Context, memberID string) ([]trace, error) 
 func (r *Runtime) tracesOnDisk(prefix string) ([]trace, error) {
 	dirs := []trace{ // kind and directory
 		{protocol.AbsentScratch, r.cfg.StateDir},
+		{protocol.AbsentDeviceClaim, r.cfg.DeviceDir},
 		{protocol.AbsentContainer, r.runcStates()},
 		{protocol.AbsentLog, r.cfg.LogDir},
 	}
