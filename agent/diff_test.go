@@ -39,6 +39,12 @@ func TestDiffReachesAFixedPointThatIsWhatWasAskedFor(t *testing.T) {
 				may[name] = true
 				if w.Refused == 0 {
 					want[name] = true
+					continue
+				}
+				for _, c := range m.Containers { // a refused revision goes on with the spec that it was started with
+					if c.MemberID == w.MemberID && c.Service == s.Name && c.Revision == w.Revision {
+						may[fmt.Sprintf("%s/%s/%d/%s", c.MemberID, c.Service, c.Revision, c.SpecDigest)] = true
+					}
 				}
 			}
 		}
