@@ -92,6 +92,10 @@ unit: ## unit, property and integration tests
 	@$(GO) test -vet=off $$($(GO) list ./... | grep -v $(foreach p,$(E2E),-e '$(p:./%=/%)$$')) # make check vets
 	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
+.PHONY: test-gpu
+test-gpu: build ## containers on this machine's own GPUs find exactly those that they are given (root, gcc)
+	@GPUAAS_TEST_GPU=1 $(GO) test -count=1 -v -run OnRealGPUs ./agent/internal/runtime
+
 .PHONY: e2e
 e2e: build build-failpoint demo-app ## end to end, with the real binaries; each package runs in a sandbox of its own
 	@# Fetch and build what the packages need, before others see the mounts of that come and go; no test runs.

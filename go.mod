@@ -5,6 +5,7 @@ go 1.26.8
 require (
 	filippo.io/age v1.3.2
 	github.com/NVIDIA/go-nvml v0.13.4-0
+	github.com/NVIDIA/nvidia-container-toolkit v1.20.1
 	github.com/cockroachdb/cockroach-go/v2 v2.4.2
 	github.com/containerd/cgroups/v3 v3.1.3
 	github.com/containerd/containerd/api v1.12.0
@@ -59,6 +60,16 @@ require (
 	google.golang.org/grpc v1.83.2
 	google.golang.org/protobuf v1.36.12
 	pgregory.net/rapid v1.3.0
+	tags.cncf.io/container-device-interface/specs-go v1.1.1
+)
+
+require (
+	github.com/NVIDIA/go-nvlib v0.12.0 // indirect
+	github.com/fsnotify/fsnotify v1.10.1 // indirect
+	github.com/moby/sys/devices v0.1.0 // indirect
+	github.com/opencontainers/cgroups v0.0.9 // indirect
+	golang.org/x/mod v0.41.0 // indirect
+	tags.cncf.io/container-device-interface v1.1.1 // indirect
 )
 
 require (

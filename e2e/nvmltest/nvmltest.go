@@ -7,14 +7,22 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 )
 
 //go:embed testdata/nvml.c
 var library []byte
+
+//go:embed testdata/cuda.c
+var cuda []byte
+
+//go:embed testdata/count.c
+var count []byte
 
 // Library is a stand-in for NVIDIA's library.
 type Library struct {
@@ -32,12 +40,63 @@ func New(t testing.TB) *Library {
 		t.Skip("there is no gcc to compile a stand-in for NVIDIA's library: install gcc")
 	}
 	dir := t.TempDir()
-	source := filepath.Join(dir, "nvml.c")
-	require.NoError(t, os.WriteFile(source, library, 0o600))
-	run(t, "gcc", "-Wall", "-Werror", "-shared", "-fPIC", "-o", filepath.Join(dir, "libnvidia-ml.so.1"), source)
+	compile(t, library, filepath.Join(dir, "libnvidia-ml.so.1"), "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")
 	l := &Library{t: t, machine: filepath.Join(dir, "machine")}
 	l.Env = []string{"LD_LIBRARY_PATH=" + dir, "FAKE_NVML=" + l.machine}
 	return l
+}
+
+// Version is the version of the driver that Driver installs.
+const Version = "550.54.15"
+
+// Driver installs a driver in a directory: libraries, a program, and device nodes of this many GPUs, with NVIDIA's
+// numbers. The first library is the stand-in itself; the library of CUDA counts the device nodes.
+func (l *Library) Driver(root string, gpus int) {
+	l.t.Helper()
+	libraries := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
+	for _, dir := range []string{libraries, filepath.Join(root, "usr/bin"), filepath.Join(root, "dev")} {
+		require.NoError(l.t, os.MkdirAll(dir, 0o755))
+	}
+	for soname, source := range map[string][]byte{"libnvidia-ml.so.1": library, "libcuda.so.1": cuda} {
+		file := strings.TrimSuffix(soname, "1") + Version
+		compile(l.t, source, filepath.Join(libraries, file), "-shared", "-fPIC", "-Wl,-soname,"+soname)
+		require.NoError(l.t, os.Symlink(file, filepath.Join(libraries, soname)))
+	}
+	require.NoError(l.t, os.Symlink("libcuda.so.1", filepath.Join(libraries, "libcuda.so")))
+	require.NoError(l.t, os.WriteFile(filepath.Join(root, "usr/bin/nvidia-smi"), []byte("#!/bin/sh\n"), 0o755))
+	numbers := map[string]uint64{
+		"nvidiactl": unix.Mkdev(195, 255), "nvidia-modeset": unix.Mkdev(195, 254), "nvidia-uvm": unix.Mkdev(511, 0),
+		"nvidia-uvm-tools": unix.Mkdev(511, 1),
+	}
+	for minor := range gpus {
+		numbers["nvidia"+strconv.Itoa(minor)] = unix.Mkdev(195, uint32(minor))
+	}
+	for name, number := range numbers {
+		require.NoError(l.t, unix.Mknod(filepath.Join(root, "dev", name), unix.S_IFCHR|0o666, int(number)))
+	}
+}
+
+// Counter compiles a program that prints how many GPUs CUDA finds, and returns it with the system's libraries that it
+// needs, by their paths.
+func Counter(t testing.TB) (program string, needs []string) {
+	t.Helper()
+	program = filepath.Join(t.TempDir(), "count")
+	compile(t, count, program, "-ldl")
+	out, err := exec.CommandContext(t.Context(), "ldd", program).CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	for word := range strings.FieldsSeq(string(out)) {
+		if filepath.IsAbs(word) {
+			needs = append(needs, word)
+		}
+	}
+	return program, needs
+}
+
+func compile(t testing.TB, source []byte, out string, flags ...string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "source.c")
+	require.NoError(t, os.WriteFile(path, source, 0o600))
+	run(t, append([]string{"gcc", "-Wall", "-Werror", "-o", out, path}, flags...)...)
 }
 
 // Program builds gpuaas-nvml, with cgo.

@@ -110,6 +110,8 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 		"each resync; the default file may be missing")
 	f.StringVar(&c.inventory.NVML, "nvml", "", "program that asks NVIDIA's driver for the machine's accelerators "+
 		"(default: gpuaas-nvml beside this program)")
+	f.StringVar(&c.inventory.DriverRoot, "nvidia-driver-root", "/", "directory in which NVIDIA's driver is installed; "+
+		"containers get its libraries from there")
 	f.StringVar(&c.inventory.Root, "accelerator-root", "/", "directory with the /sys, /proc and /opt in which the "+
 		"machine's accelerators are found")
 	f.BoolVar(&c.reconcile.AllowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without "+

@@ -1,9 +1,12 @@
-// Command gpuaas-nvml prints the machine's NVIDIA accelerators as one JSON document, and ends. The agent starts it for
-// each scan: a driver that hangs only hangs this process. It is the one program of a node that needs cgo.
+// Command gpuaas-nvml asks NVIDIA's driver, prints one JSON document, and ends: the machine's accelerators, or with the
+// argument cdi and the ids of some, what containers need to use these. The agent starts it for each question: a driver
+// that hangs only hangs this process. It is the one program of a node that needs cgo.
 package main
 
 import (
+	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"time"
@@ -18,18 +21,32 @@ const maxRun = 2 * time.Minute
 
 func main() {
 	time.AfterFunc(maxRun, func() { os.Exit(1) })
-	if err := printAccelerators(); err != nil {
+	root := flag.String("driver-root", "/", "directory in which NVIDIA's driver is installed")
+	flag.Parse()
+	out, err := answer(*root, flag.Args())
+	if err == nil {
+		_, err = os.Stdout.Write(out)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
 }
 
-func printAccelerators() error {
-	found, err := accelerators()
-	if err != nil {
-		return err
+func answer(root string, args []string) ([]byte, error) {
+	switch {
+	case len(args) == 0:
+		found, err := accelerators(root)
+		if err != nil {
+			return nil, err
+		}
+		return protojson.Marshal(&protocol.NodeFacts{Accelerators: found})
+	case args[0] == "cdi" && len(args) > 1:
+		spec, err := cdiSpec(root, args[1:])
+		if err != nil {
+			return nil, err
+		}
+		return json.Marshal(spec)
 	}
-	out, err := protojson.Marshal(&protocol.NodeFacts{Accelerators: found})
-	_, writeErr := os.Stdout.Write(out)
-	return errors.Join(err, writeErr)
+	return nil, errors.New("usage: gpuaas-nvml [--driver-root DIRECTORY] [cdi ID...]")
 }

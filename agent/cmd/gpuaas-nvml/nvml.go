@@ -15,8 +15,8 @@ import (
 )
 
 // accelerators asks the driver; without one there are none.
-func accelerators() (found []*protocol.Accelerator, err error) {
-	driver := nvml.New()
+func accelerators(root string) (found []*protocol.Accelerator, err error) {
+	driver := library(root)
 	switch code := driver.Init(); code {
 	case nvml.SUCCESS:
 	case nvml.ERROR_LIBRARY_NOT_FOUND, nvml.ERROR_DRIVER_NOT_LOADED:

@@ -8,6 +8,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func accelerators() ([]*protocol.Accelerator, error) {
-	return nil, errors.New("gpuaas-nvml was built without cgo: it cannot load NVIDIA's library")
-}
+var errWithoutCgo = errors.New("gpuaas-nvml was built without cgo: it cannot load NVIDIA's library")
+
+func accelerators(string) ([]*protocol.Accelerator, error) { return nil, errWithoutCgo }
+
+func cdiSpec(string, []string) (*struct{}, error) { return nil, errWithoutCgo }

@@ -39,6 +39,8 @@ type Config struct {
 	Root string
 	// NVML is the path of the program gpuaas-nvml.
 	NVML string
+	// DriverRoot is the directory in which NVIDIA's driver is installed; empty means /.
+	DriverRoot string
 	// Interval is the pause between two scans.
 	Interval time.Duration
 	// Timeout bounds one answer of NVIDIA's driver.
@@ -75,7 +77,10 @@ func New(cfg Config) *Inventory {
 	cfg.Interval = cmp.Or(max(cfg.Interval, 0), DefaultInterval)
 	cfg.Timeout = cmp.Or(max(cfg.Timeout, 0), DefaultTimeout)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
-	nvidia := &nvidia{machine: machine{cfg.Root}, program: cfg.NVML, timeout: cfg.Timeout}
+	nvidia := &nvidia{
+		machine: machine{cfg.Root}, program: cfg.NVML, root: filepath.Clean(cmp.Or(cfg.DriverRoot, "/")),
+		timeout: cfg.Timeout, place: make(chan struct{}, 1),
+	}
 	amd := &amd{machine: machine{cfg.Root}}
 	return &Inventory{cfg: cfg, sources: []*source{
 		{

@@ -3,6 +3,7 @@ package accelerator
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -24,66 +26,102 @@ const (
 )
 
 // nvidia asks NVIDIA's driver by the program gpuaas-nvml, a new process for each question. Between two questions no
-// process has the driver open: an admin can reset a GPU, change MIG or replace the driver.
+// process has the driver open: an admin can reset a GPU, change MIG or replace the driver. Nothing is kept of what a
+// container needs, either: it is right for the driver as it is when the container starts.
 type nvidia struct {
 	machine machine
 	program string
+	// root is where the driver's files lie.
+	root    string
 	timeout time.Duration
-	// answers is set while a child runs. A child that hangs in the kernel outlives its kill; it keeps the place, so that
-	// there is never a second one.
-	answers chan answer
+	// place is taken while a child runs. A child that hangs in the kernel outlives its kill and keeps it, so that there
+	// is never a second one.
+	place chan struct{}
 }
 
-type answer struct {
-	found []*protocol.Accelerator
-	err   error
-}
-
-// scan asks the driver. A machine without the driver has no NVIDIA accelerators.
+// scan asks for the machine's accelerators. A machine without the driver has no NVIDIA accelerators.
 func (n *nvidia) scan(ctx context.Context) ([]*protocol.Accelerator, error) {
 	if _, err := os.Stat(n.machine.path("sys/module/nvidia")); err != nil {
-		return nil, nil
+		return nil, nil //nolint:nilerr // the module is not loaded
 	}
-	if n.answers == nil {
-		n.answers = make(chan answer, 1)
-		go func(to chan<- answer) {
-			found, err := n.ask(ctx)
-			to <- answer{found, err}
-		}(n.answers)
-	}
-	limit := time.NewTimer(n.timeout + 2*killWait)
-	defer limit.Stop()
-	select {
-	case <-ctx.Done():
-		return nil, ctx.Err()
-	case <-limit.C:
-		return nil, fmt.Errorf("%s hangs and cannot be killed", n.program)
-	case a := <-n.answers:
-		n.answers = nil
-		return a.found, a.err
-	}
-}
-
-// ask runs the program, and kills it when it does not answer in time.
-func (n *nvidia) ask(ctx context.Context) ([]*protocol.Accelerator, error) {
-	ctx, cancel := context.WithTimeout(ctx, n.timeout)
-	defer cancel()
-	out, errs := bounded{left: maxAnswerBytes}, bounded{left: maxErrorBytes}
-	cmd := exec.CommandContext(ctx, n.program)
-	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, killWait
-	if err := cmd.Run(); ctx.Err() != nil {
-		return nil, fmt.Errorf("%s has not answered within %s", n.program, n.timeout)
-	} else if err != nil {
-		return nil, fmt.Errorf("%s: %w: %s", n.program, err, bytes.TrimSpace(errs.content))
+	out, err := n.ask(ctx)
+	if err != nil {
+		return nil, err
 	}
 	facts := &protocol.NodeFacts{}
-	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(out.content, facts); err != nil {
+	if err := (protojson.UnmarshalOptions{DiscardUnknown: true}).Unmarshal(out, facts); err != nil {
 		return nil, fmt.Errorf("%s: %w", n.program, err)
 	}
 	for _, a := range facts.GetAccelerators() {
 		a.NumaNode = n.machine.numaNode(a.GetPciAddress())
 	}
 	return facts.GetAccelerators(), nil
+}
+
+// edits asks what a container needs. A GPU in MIG mode cannot compute as a whole.
+func (n *nvidia) edits(ctx context.Context, granted []grant) (cdi.Edits, error) {
+	args, ids := []string{"cdi"}, []string{}
+	for _, g := range granted {
+		if g.partition == "" && len(g.accelerator.GetPartitions()) > 0 {
+			return cdi.Edits{}, fmt.Errorf("%s is partitioned (MIG): only its partitions can be given", g.id())
+		}
+		ids = append(ids, g.id())
+	}
+	out, err := n.ask(ctx, append(args, ids...)...)
+	if err != nil {
+		return cdi.Edits{}, err
+	}
+	spec := &specs.Spec{}
+	if err := json.Unmarshal(out, spec); err != nil {
+		return cdi.Edits{}, fmt.Errorf("%s: %w", n.program, err)
+	}
+	return cdi.FromSpec(spec, ids, n.root)
+}
+
+// ask runs the program as soon as no other of it runs, and returns what it prints.
+func (n *nvidia) ask(ctx context.Context, args ...string) ([]byte, error) {
+	limit := time.NewTimer(n.timeout + 2*killWait)
+	defer limit.Stop()
+	type answer struct {
+		out []byte
+		err error
+	}
+	answers := make(chan answer, 1)
+	select {
+	case n.place <- struct{}{}:
+		go func() {
+			defer func() { <-n.place }()
+			out, err := n.run(ctx, args)
+			answers <- answer{out, err}
+		}()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-limit.C:
+		return nil, fmt.Errorf("%s hangs and cannot be killed", n.program)
+	}
+	select {
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	case <-limit.C:
+		return nil, fmt.Errorf("%s hangs and cannot be killed", n.program)
+	case a := <-answers:
+		return a.out, a.err
+	}
+}
+
+// run runs the program, and kills it when it does not answer in time.
+func (n *nvidia) run(ctx context.Context, args []string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(ctx, n.timeout)
+	defer cancel()
+	out, errs := bounded{left: maxAnswerBytes}, bounded{left: maxErrorBytes}
+	cmd := exec.CommandContext(ctx, n.program, append([]string{"--driver-root", n.root}, args...)...)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &errs, killWait
+	if err := cmd.Run(); ctx.Err() != nil {
+		return nil, fmt.Errorf("%s has not answered within %s", n.program, n.timeout)
+	} else if err != nil {
+		return nil, fmt.Errorf("%s: %w: %s", n.program, err, bytes.TrimSpace(errs.content))
+	}
+	return out.content, nil
 }
 
 // bounded is a buffer that fails when it is full. It embeds no bytes.Buffer, whose ReadFrom knows no bound.
@@ -99,9 +137,4 @@ func (b *bounded) Write(p []byte) (int, error) {
 	b.left -= len(p)
 	b.content = append(b.content, p...)
 	return len(p), nil
-}
-
-// edits refuses: the driver's files and nodes are not known yet.
-func (n *nvidia) edits(context.Context, []grant) (cdi.Edits, error) {
-	return cdi.Edits{}, errors.New("NVIDIA's accelerators cannot be given to containers yet")
 }

@@ -65,6 +65,9 @@ int nvmlInit_v2(void) {
 	const char *path = getenv("FAKE_NVML");
 	FILE *f = path ? fopen(path, "r") : NULL;
 	char line[256];
+	gpu_count = part_count = 0; /* it may be started again after a shutdown */
+	memset(gpus, 0, sizeof gpus);
+	memset(parts, 0, sizeof parts);
 	if (!f)
 		return DRIVER_NOT_LOADED;
 	while (fgets(line, sizeof line, f)) {
@@ -110,6 +113,27 @@ int nvmlDeviceGetHandleByIndex_v2(unsigned index, struct device **d) {
 	*d = &gpus[index];
 	return SUCCESS;
 }
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **d) {
+	for (unsigned i = 0; i < gpu_count; i++)
+		if (!strcmp(gpus[i].uuid, uuid)) {
+			*d = &gpus[i];
+			return SUCCESS;
+		}
+	return NOT_FOUND;
+}
+
+int nvmlDeviceIsMigDeviceHandle(struct device *d, unsigned *is) {
+	*is = d >= parts && d < parts + part_count;
+	return SUCCESS;
+}
+
+int nvmlDeviceGetIndex(struct device *d, unsigned *index) {
+	*index = d - gpus;
+	return SUCCESS;
+}
+
+int nvmlDeviceGetMinorNumber(struct device *d, unsigned *minor) { return nvmlDeviceGetIndex(d, minor); }
 
 int nvmlDeviceGetUUID(struct device *d, char *to, unsigned size) { return text(to, size, d->uuid); }
 

@@ -1,0 +1,159 @@
+package accelerator_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
+	"github.com/gpuaas/gpuaas/agent/internal/cdi"
+	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// NVIDIA's toolkit takes only ids of the form that real ones have.
+const (
+	firstUUID  = "GPU-8f6d2e1a-73c1-4a0e-9d53-0c5b1f2a6d01"
+	secondUUID = "GPU-8f6d2e1a-73c1-4a0e-9d53-0c5b1f2a6d02"
+)
+
+// The real child asks the library, and NVIDIA's own toolkit searches the driver's files in a directory.
+func TestNVIDIAGPUsAreGivenWithTheirNodesAndLibraries(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("device nodes need root")
+	}
+	library := nvmltest.New(t)
+	library.Setenv()
+	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1), strings.Replace(second, secondID, secondUUID, 1))
+	root := t.TempDir()
+	library.Driver(root, 2)
+	i := start(t, accelerator.Config{Root: withDriver(t), NVML: nvmltest.Program(t), DriverRoot: root})
+	edits, err := i.Edits(t.Context(), []string{secondUUID})
+	require.NoError(t, err)
+	require.Equal(t, []string{secondUUID}, edits.Claims)
+	require.ElementsMatch(t, nvidiaNodes(1), edits.Nodes)
+	libraries := filepath.Join(root, "usr/lib/x86_64-linux-gnu")
+	cuda, nvml := filepath.Join(libraries, "libcuda.so.550.54.15"), filepath.Join(libraries, "libnvidia-ml.so.550.54.15")
+	require.ElementsMatch(t, []cdi.Mount{
+		{Source: cuda, Destination: cdi.LibraryDir + "/libcuda.so"},
+		{Source: cuda, Destination: cdi.LibraryDir + "/libcuda.so.1"},
+		{Source: cuda, Destination: cdi.LibraryDir + "/libcuda.so.550.54.15"},
+		{Source: nvml, Destination: cdi.LibraryDir + "/libnvidia-ml.so.1"},
+		{Source: nvml, Destination: cdi.LibraryDir + "/libnvidia-ml.so.550.54.15"},
+		{Source: filepath.Join(root, "usr/bin/nvidia-smi"), Destination: "/usr/bin/nvidia-smi"},
+	}, edits.Mounts)
+	require.Equal(t, []string{cdi.LibraryDir}, edits.LibraryDirs)
+
+	both, err := i.Edits(t.Context(), []string{firstUUID, secondUUID})
+	require.NoError(t, err)
+	require.ElementsMatch(t, nvidiaNodes(0, 1), both.Nodes)
+
+	require.NoError(t, os.Remove(filepath.Join(root, "dev/nvidia1")))
+	_, err = i.Edits(t.Context(), []string{secondUUID})
+	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, "a GPU without a node is not given")
+}
+
+func nvidiaNodes(minors ...uint32) []cdi.Node {
+	nodes := []cdi.Node{
+		{Path: "/dev/nvidiactl", Major: 195, Minor: 255},
+		{Path: "/dev/nvidia-uvm", Major: 511},
+		{Path: "/dev/nvidia-uvm-tools", Major: 511, Minor: 1},
+	}
+	for _, minor := range minors {
+		nodes = append(nodes, cdi.Node{
+			Path: "/dev/nvidia" + strconv.FormatUint(uint64(minor), 10), Major: 195, Minor: minor,
+		})
+	}
+	return nodes
+}
+
+func TestAGPUInMIGModeIsNotGivenWhole(t *testing.T) {
+	library := nvmltest.New(t)
+	library.Setenv()
+	library.Set(driver, first, "mig MIG-0aa4 11008 1g.12gb")
+	i := start(t, accelerator.Config{Root: withDriver(t), NVML: nvmltest.Program(t)})
+	_, err := i.Edits(t.Context(), []string{firstID})
+	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code)
+	require.ErrorContains(t, err, "MIG")
+}
+
+// Whatever the child says, a container gets nothing else than the driver's devices and files.
+func TestWhatTheChildSaysIsChecked(t *testing.T) {
+	library := nvmltest.New(t)
+	root := t.TempDir()
+	library.Driver(root, 1)
+	secret := filepath.Join(root, "usr/bin/secret")
+	require.NoError(t, os.WriteFile(secret, nil, 0o600))
+	outside := filepath.Join(t.TempDir(), "file")
+	require.NoError(t, os.WriteFile(outside, nil, 0o644))
+	require.NoError(t, os.Symlink(outside, filepath.Join(root, "usr/bin/link")))
+	socket := filepath.Join(root, "usr/bin/daemon.sock")
+	require.NoError(t, os.Mkdir(socket, 0o755))
+	program := filepath.Join(root, "usr/bin/nvidia-smi")
+	node := func(path, host string) specs.ContainerEdits {
+		return specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: path, HostPath: host}}}
+	}
+	mount := func(host, path string) specs.ContainerEdits {
+		return specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: host, ContainerPath: path}}}
+	}
+	hook := func(args ...string) specs.ContainerEdits {
+		return specs.ContainerEdits{Hooks: []*specs.Hook{{HookName: "createContainer", Path: "/bin/sh", Args: args}}}
+	}
+	for name, c := range map[string]struct {
+		edits   specs.ContainerEdits
+		refused bool
+	}{
+		"a node":              {node("/dev/nvidia0", filepath.Join(root, "dev/nvidia0")), false},
+		"memory":              {node("/dev/mem", ""), false},
+		"memory as a GPU":     {node("/dev/nvidia0", "/dev/mem"), true},
+		"no node":             {node("/dev/nvidia0", ""), true},
+		"a program":           {mount(program, "/usr/bin/nvidia-smi"), false},
+		"a directory":         {mount(socket, "/usr/bin/daemon.sock"), false},
+		"into /proc":          {mount(program, "/proc/sys/kernel/core_pattern"), false},
+		"a secret":            {mount(secret, "/usr/bin/secret"), true},
+		"a file elsewhere":    {mount(outside, "/usr/bin/x"), true},
+		"a link to elsewhere": {mount(filepath.Join(root, "usr/bin/link"), "/usr/bin/x"), true},
+		"a way out":           {mount(root+"/../x", "/usr/bin/x"), true},
+		"a hook": {
+			hook("nvidia-cdi-hook", "create-symlinks", "--link", "nvidia-smi::/usr/bin/smi"), false,
+		},
+		"another hook": {hook("nvidia-cdi-hook", "chmod", "--path", "/"), true},
+		"no hook":      {hook("sh"), true},
+	} {
+		edits, err := cdi.FromSpec(&specs.Spec{ContainerEdits: c.edits}, nil, root)
+		if c.refused {
+			require.Error(t, err, name)
+			continue
+		}
+		require.NoError(t, err, name)
+		require.NoError(t, edits.Check(), name)
+		for _, n := range edits.Nodes {
+			require.Equal(t, cdi.Node{Path: "/dev/nvidia0", Major: 195}, n)
+		}
+	}
+	_, err := cdi.FromSpec(&specs.Spec{}, []string{"GPU-unknown"}, root)
+	require.ErrorContains(t, err, "does not describe")
+}
+
+func FuzzSpecsNeverReachMoreThanTheDriver(f *testing.F) {
+	f.Add([]byte(`{"containerEdits":{"mounts":[{"hostPath":"/etc/passwd","containerPath":"/usr/lib/libx.so.1"}],` +
+		`"hooks":[{"args":["h","create-symlinks","--link","libx.so.1::/usr/lib/libx.so"]},` +
+		`{"args":["h","update-ldcache","--folder","/usr/lib"]}]}}`))
+	f.Fuzz(func(t *testing.T, raw []byte) {
+		spec := &specs.Spec{}
+		if json.Unmarshal(raw, spec) != nil {
+			return
+		}
+		edits, err := cdi.FromSpec(spec, nil, "/")
+		if err == nil {
+			require.NoError(t, edits.Check())
+		}
+	})
+}
