@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -86,6 +87,9 @@ func TestAGPUInMIGModeIsNotGivenWhole(t *testing.T) {
 
 // Whatever the child says, a container gets nothing else than the driver's devices and files.
 func TestWhatTheChildSaysIsChecked(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("device nodes need root")
+	}
 	library := nvmltest.New(t)
 	root := t.TempDir()
 	library.Driver(root, 1)
@@ -97,6 +101,13 @@ func TestWhatTheChildSaysIsChecked(t *testing.T) {
 	socket := filepath.Join(root, "usr/bin/daemon.sock")
 	require.NoError(t, os.Mkdir(socket, 0o755))
 	program := filepath.Join(root, "usr/bin/nvidia-smi")
+	part := filepath.Join(root, "dev/nvidia-caps/nvidia-cap21")
+	require.NoError(t, os.Mkdir(filepath.Dir(part), 0o755))
+	require.NoError(t, unix.Mknod(part, unix.S_IFCHR|0o600, int(unix.Mkdev(237, 21))))
+	nodes := []cdi.Node{
+		{Path: "/dev/nvidia0", Major: 195},
+		{Path: "/dev/nvidia-caps/nvidia-cap21", Major: 237, Minor: 21},
+	}
 	node := func(path, host string) specs.ContainerEdits {
 		return specs.ContainerEdits{DeviceNodes: []*specs.DeviceNode{{Path: path, HostPath: host}}}
 	}
@@ -111,6 +122,7 @@ func TestWhatTheChildSaysIsChecked(t *testing.T) {
 		refused bool
 	}{
 		"a node":              {node("/dev/nvidia0", filepath.Join(root, "dev/nvidia0")), false},
+		"a MIG device":        {node("/dev/nvidia-caps/nvidia-cap21", part), false},
 		"memory":              {node("/dev/mem", ""), false},
 		"memory as a GPU":     {node("/dev/nvidia0", "/dev/mem"), true},
 		"no node":             {node("/dev/nvidia0", ""), true},
@@ -134,9 +146,8 @@ func TestWhatTheChildSaysIsChecked(t *testing.T) {
 		}
 		require.NoError(t, err, name)
 		require.NoError(t, edits.Check(), name)
-		for _, n := range edits.Nodes {
-			require.Equal(t, cdi.Node{Path: "/dev/nvidia0", Major: 195}, n)
-		}
+		require.Subset(t, nodes, edits.Nodes, name)
+		require.Equal(t, strings.HasPrefix(name, "a ") && len(c.edits.DeviceNodes) > 0, len(edits.Nodes) == 1, name)
 	}
 	_, err := cdi.FromSpec(&specs.Spec{}, []string{"GPU-unknown"}, root)
 	require.ErrorContains(t, err, "does not describe")
