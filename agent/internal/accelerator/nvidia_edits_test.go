@@ -2,6 +2,7 @@ package accelerator_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -83,6 +84,44 @@ func TestAGPUInMIGModeIsNotGivenWhole(t *testing.T) {
 	_, err := i.Edits(t.Context(), []string{firstID})
 	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code)
 	require.ErrorContains(t, err, "MIG")
+}
+
+// A MIG device is given by the GPU's node and the nodes of its two instances, whose numbers the kernel module says in
+// /proc: a mount that only the child has stands in for that.
+func TestAMIGDeviceIsGivenWithItsInstances(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("device nodes and mounts need root")
+	}
+	const firstMIG, secondMIG = "MIG-0aa4c2d1-5b1e-4c61-8f0a-1d2e3f405161", "MIG-0aa4c2d1-5b1e-4c61-8f0a-1d2e3f405162"
+	library := nvmltest.New(t)
+	library.Setenv()
+	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1), "mig "+firstMIG+" 11008 1g.12gb",
+		"mig "+secondMIG+" 11008 1g.12gb")
+	root, proc := t.TempDir(), t.TempDir()
+	library.Driver(root, 1)
+	require.NoError(t, os.Mkdir(filepath.Join(root, "dev/nvidia-caps"), 0o755))
+	require.NoError(t, os.Mkdir(filepath.Join(proc, "nvidia-caps"), 0o755))
+	var minors strings.Builder
+	for n, instance := range []string{"gi1", "gi1/ci0", "gi2", "gi2/ci0"} {
+		_, _ = fmt.Fprintf(&minors, "gpu0/%s/access %d\n", instance, n+21)
+		require.NoError(t, unix.Mknod(filepath.Join(root, fmt.Sprintf("dev/nvidia-caps/nvidia-cap%d", n+21)),
+			unix.S_IFCHR|0o600, int(unix.Mkdev(237, uint32(n+21)))))
+	}
+	require.NoError(t, os.WriteFile(filepath.Join(proc, "nvidia-caps/mig-minors"), []byte(minors.String()), 0o600))
+	child := filepath.Join(t.TempDir(), "gpuaas-nvml")
+	require.NoError(t, os.WriteFile(child, []byte("#!/bin/sh\nexec unshare --mount sh -c 'mount --bind "+proc+
+		" /proc/driver && exec "+nvmltest.Program(t)+" \"$@\"' sh \"$@\"\n"), 0o700))
+
+	i := start(t, accelerator.Config{Root: withDriver(t), NVML: child, DriverRoot: root})
+	edits, err := i.Edits(t.Context(), []string{secondMIG})
+	require.NoError(t, err)
+	require.Equal(t, []string{secondMIG}, edits.Claims)
+	require.ElementsMatch(t, append(nvidiaNodes(0),
+		cdi.Node{Path: "/dev/nvidia-caps/nvidia-cap23", Major: 237, Minor: 23},
+		cdi.Node{Path: "/dev/nvidia-caps/nvidia-cap24", Major: 237, Minor: 24}), edits.Nodes)
+	both, err := i.Edits(t.Context(), []string{secondMIG, firstMIG})
+	require.NoError(t, err)
+	require.Len(t, both.Nodes, len(edits.Nodes)+2, "the GPU's own node is there once")
 }
 
 // Whatever the child says, a container gets nothing else than the driver's devices and files.

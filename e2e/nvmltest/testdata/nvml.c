@@ -21,6 +21,9 @@ struct device {
 	unsigned bus, cores, links[MAX_LINKS], link_count, mig_count;
 	unsigned long long memory;
 	struct device *mig[MAX_PARTS];
+	/* Of a MIG device, which is one instance for computing in one instance of the GPU: */
+	struct device *gpu;
+	unsigned index;
 };
 
 struct pci {
@@ -51,6 +54,8 @@ static void add_mig(struct device *gpu, const char *line) {
 	char profile[32] = "";
 	sscanf(line, "mig %79s %llu %31s", d->uuid, &d->memory, profile);
 	snprintf(d->name, sizeof d->name, "%.40s MIG %s", gpu->name, profile);
+	d->gpu = gpu;
+	d->index = gpu->mig_count;
 	gpu->mig[gpu->mig_count++] = d;
 }
 
@@ -120,6 +125,11 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **d) {
 			*d = &gpus[i];
 			return SUCCESS;
 		}
+	for (unsigned i = 0; i < part_count; i++)
+		if (!strcmp(parts[i].uuid, uuid)) {
+			*d = &parts[i];
+			return SUCCESS;
+		}
 	return NOT_FOUND;
 }
 
@@ -129,11 +139,86 @@ int nvmlDeviceIsMigDeviceHandle(struct device *d, unsigned *is) {
 }
 
 int nvmlDeviceGetIndex(struct device *d, unsigned *index) {
-	*index = d - gpus;
+	*index = d->gpu ? d->index : d - gpus;
 	return SUCCESS;
 }
 
 int nvmlDeviceGetMinorNumber(struct device *d, unsigned *minor) { return nvmlDeviceGetIndex(d, minor); }
+
+int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct device *d, struct device **gpu) {
+	*gpu = d->gpu;
+	return SUCCESS;
+}
+
+/* Instances of a GPU have the numbers from 1 on, each has one for computing with the number 0, and all have one profile. */
+
+struct instance_info {
+	struct device *gpu;
+	unsigned id, profile, start, size;
+};
+
+struct compute_info {
+	struct device *gpu, *instance;
+	unsigned id, profile, start, size;
+};
+
+struct attributes {
+	unsigned counts[8];
+	unsigned long long memory;
+};
+
+int nvmlDeviceGetGpuInstanceId(struct device *d, unsigned *id) {
+	*id = d->index + 1;
+	return SUCCESS;
+}
+
+int nvmlDeviceGetComputeInstanceId(struct device *d, unsigned *id) {
+	*id = 0;
+	return SUCCESS;
+}
+
+int nvmlDeviceGetAttributes_v2(struct device *d, struct attributes *a) {
+	memset(a, 0, sizeof *a);
+	a->memory = d->memory;
+	return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceById(struct device *gpu, unsigned id, struct device **instance) {
+	if (id == 0 || id > gpu->mig_count)
+		return NOT_FOUND;
+	*instance = gpu->mig[id - 1];
+	return SUCCESS;
+}
+
+int nvmlGpuInstanceGetComputeInstanceById(struct device *instance, unsigned id, struct device **compute) {
+	*compute = instance;
+	return SUCCESS;
+}
+
+int nvmlGpuInstanceGetInfo(struct device *instance, struct instance_info *info) {
+	memset(info, 0, sizeof *info);
+	info->gpu = instance->gpu;
+	info->id = instance->index + 1;
+	return SUCCESS;
+}
+
+int nvmlComputeInstanceGetInfo_v2(struct device *compute, struct compute_info *info) {
+	memset(info, 0, sizeof *info);
+	info->gpu = compute->gpu;
+	info->instance = compute;
+	return SUCCESS;
+}
+
+int nvmlDeviceGetGpuInstanceProfileInfo(struct device *gpu, unsigned profile, unsigned *info) {
+	info[0] = 0;
+	return profile ? NOT_SUPPORTED : SUCCESS;
+}
+
+int nvmlGpuInstanceGetComputeInstanceProfileInfo(struct device *instance, unsigned profile, unsigned engine,
+                                                 unsigned *info) {
+	info[0] = 0;
+	return profile || engine ? NOT_SUPPORTED : SUCCESS;
+}
 
 int nvmlDeviceGetUUID(struct device *d, char *to, unsigned size) { return text(to, size, d->uuid); }
 
