@@ -162,6 +162,10 @@ type Member struct {
 	ExitedAt  time.Time
 	ExitCode  int32
 	Endpoints []*protocol.PublishedEndpoint
+	// NetworkRevision is the workload revision that the member's network was made for, written before it is made.
+	NetworkRevision uint64 `json:",omitempty"`
+	// NetworkReady says that its setup has finished.
+	NetworkReady bool `json:",omitempty"`
 	// FellBackFrom is the revision that the node left for its fallback; FallbackReason and FallbackDetail say why.
 	FellBackFrom   uint64                         `json:",omitempty"`
 	FallbackReason protocol.WorkloadStatus_Reason `json:",omitempty"`

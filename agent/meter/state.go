@@ -44,6 +44,11 @@ func (s State) Measured(runID string) bool {
 	return iv == nil || iv.StartedAt.IsZero()
 }
 
+// Metering reports whether an interval of the member is open.
+func (s State) Metering(memberID string) bool {
+	return slices.ContainsFunc(s.Intervals, func(iv Interval) bool { return iv.MemberID == memberID })
+}
+
 // MoveTimes moves the times that are set by how much the clock leaps, so that what was a minute ago still is. It
 // reports whether any was set.
 func MoveTimes(by time.Duration, times ...*time.Time) (moved bool) {

@@ -35,9 +35,26 @@ func (n *node) now() time.Time { return n.clock.At(n.reading(n.w.now)) }
 
 func (n *node) stamp(t instant) clock.Stamp { return n.clock.Stamp(n.reading(t)) }
 
-// happened converts a time of the machine's clock to the node's.
-func (n *node) happened(t, after time.Time) time.Time {
-	return n.clock.FromMachineTime(t, after, n.store.Stamp, n.reading(n.w.now))
+// machineTime converts times of the machine's clock to the node's, by how both stand now.
+type machineTime struct {
+	n   *node
+	now clock.Reading
+}
+
+// at is the conversion as of a true time. The next call changes it.
+func (n *node) at(t instant) *machineTime {
+	n.times = machineTime{n, n.reading(t)}
+	return &n.times
+}
+
+// FromMachineTime implements agent.MachineTime.
+func (m *machineTime) FromMachineTime(t, after time.Time) time.Time {
+	return m.n.clock.FromMachineTime(t, after, m.n.store.Stamp, m.now)
+}
+
+// Exited implements agent.MachineTime.
+func (m *machineTime) Exited(t time.Time) time.Time {
+	return m.n.clock.Exited(t, m.n.store.Stamp, m.now)
 }
 
 // syncClock takes over the hub's time, told in an answer that took so long, as reconcile.SyncClock does.

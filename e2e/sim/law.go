@@ -80,7 +80,7 @@ func (o *oracle) gpu(id string) *busyTime {
 }
 
 func (o *oracle) started(n *node, c *container) {
-	m := o.members[c.memberID]
+	m := o.members[c.MemberID]
 	m.starts++
 	m.lossAllowed = m.lossAllowed || n.clockFaulty
 	m.begin(o.w.now)
@@ -103,7 +103,7 @@ func (b *busyTime) end(now instant) {
 }
 
 func (o *oracle) ended(n *node, c *container, seen bool) {
-	m := o.members[c.memberID]
+	m := o.members[c.MemberID]
 	m.end(o.w.now)
 	if !seen {
 		m.lost += o.w.now - n.lastSample
@@ -133,9 +133,9 @@ func (o *oracle) claimed(n *node, m *memberRow, id string) {
 		o.w.fail(14, "accelerator %s is given to %s and is %s's", id, m.id, holder)
 	}
 	for _, c := range n.containers {
-		if c.status == agent.Running && slices.Contains(c.accelerators, id) && !n.diskRestored &&
-			!o.members[c.memberID].lossAllowed {
-			o.w.fail(14, "accelerator %s is given to %s while %s runs on it", id, m.id, c.memberID)
+		if c.Status == agent.Running && slices.Contains(c.AcceleratorIDs, id) && !n.diskRestored &&
+			!o.members[c.MemberID].lossAllowed {
+			o.w.fail(14, "accelerator %s is given to %s while %s runs on it", id, m.id, c.MemberID)
 		}
 	}
 }
@@ -158,7 +158,7 @@ func (o *oracle) applied(n *node) {
 func (o *oracle) stopping(n *node, a agent.StopContainer) {
 	m := o.members[a.MemberID]
 	c := n.containerOf(a.ContainerID)
-	if n.diskRestored || c == nil || c.status != agent.Running || !m.wanted {
+	if n.diskRestored || c == nil || c.Status != agent.Running || !m.wanted {
 		return
 	}
 	law := 3
@@ -175,8 +175,8 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 		}
 	case "replaced":
 		for _, w := range n.store.Desired().Workloads {
-			if w.MemberID == a.MemberID && w.Revision <= c.revision {
-				o.w.fail(law, "%s revision %d was replaced by %d", a.MemberID, c.revision, w.Revision)
+			if w.MemberID == a.MemberID && w.Revision <= c.Revision {
+				o.w.fail(law, "%s revision %d was replaced by %d", a.MemberID, c.Revision, w.Revision)
 			}
 		}
 	case "lease_ended":
@@ -204,7 +204,7 @@ func (o *oracle) coldBoot(n *node) {
 			continue
 		}
 		if !slices.ContainsFunc(n.containers, func(c *container) bool {
-			return c.memberID == w.MemberID && c.status == agent.Running
+			return c.MemberID == w.MemberID && c.Status == agent.Running
 		}) {
 			o.w.fail(3, "%s does not run on %s after a cold boot without the hub, though lease %d covers it", w.MemberID, n.id,
 				l.No)
@@ -371,7 +371,7 @@ func (o *oracle) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 		mine, known := n.store.Members[m.id]
 		switch {
 		case m.Gone:
-			if n.networks[m.id] || slices.ContainsFunc(n.containers, func(c *container) bool { return c.memberID == m.id }) {
+			if n.networks[m.id] || slices.ContainsFunc(n.containers, func(c *container) bool { return c.MemberID == m.id }) {
 				stuck("the hub counts %s as gone, and something of it is there", m.id)
 			}
 		case !m.Desired:

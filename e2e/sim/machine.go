@@ -13,29 +13,19 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// container is one on a machine, as its runtime knows it.
+// container is one on a machine: as its runtime lists it, and what only the world knows of it.
 type container struct {
-	id, memberID, instanceID, service string
-	revision                          uint64
-	specDigest                        string
-	status                            agent.ContainerStatus
-	accelerators                      []string
-	cpuMillis, memoryBytes            int64
-	// startedAt is simulated time, for counting; startedRTC is by the machine's clock.
-	startedAt  instant
-	startedRTC time.Time
-	exitedAt   instant
-	// exitedRTC is zero where the exit was not seen: the power was cut.
-	exitedRTC time.Time
-	exitCode  int32
-	readyAt   instant
+	agent.Listed
+	cpuMillis, memoryBytes int64
+	// upAt, endedAt and readyAt are true times.
+	upAt, endedAt, readyAt instant
 }
 
 func (c *container) cpuMicros(t instant) int64 {
-	if c.status != agent.Running {
-		t = c.exitedAt
+	if c.Status != agent.Running {
+		t = c.endedAt
 	}
-	return int64(t-c.startedAt) * c.cpuMillis / 2000
+	return int64(t-c.upAt) * c.cpuMillis / 2000
 }
 
 // node is one machine with its agent.
@@ -57,7 +47,8 @@ type node struct {
 	containers []*container
 	networks   map[string]bool
 	images     map[string]bool
-	runNo      int
+	// runs counts the runs of each member, for their ids.
+	runs map[string]int
 	// lives counts lives of the disk, for names.
 	lives int
 
@@ -65,16 +56,19 @@ type node struct {
 
 	agentUp bool
 	// life is of the agent's process: what a dead one began does not end.
-	life       int
-	clock      clock.Clock
-	busy       map[string]*work
+	life  int
+	clock clock.Clock
+	times machineTime
+	// busy are the running actions of each member; hold is until when a member waits after one that failed.
+	busy       map[string][]*task
 	hold       map[string]time.Time
 	lastSample instant
-	phase      instant
-	report     []*protocol.WorkloadStatus
-	waking     bool
-	tickNo     int
-	alarmNo    int
+	// phase is the agent's start: samples are due at whole intervals after it.
+	phase   instant
+	report  []*protocol.WorkloadStatus
+	waking  bool
+	tickNo  int
+	alarmNo int
 	// activeUntil is until when the node runs a pass at every resync.
 	activeUntil instant
 
@@ -98,8 +92,6 @@ type appliedState struct {
 
 func (d *disk) clone() *disk { return &disk{d.Clone(), d.highest} }
 
-type work struct{ pulling, other int }
-
 const (
 	resync   = instant(agent.DefaultResync / time.Microsecond)
 	sampling = instant(agent.DefaultMeteringInterval / time.Microsecond)
@@ -110,8 +102,8 @@ const (
 func newNode(w *World, i int) *node {
 	seed := sha256.Sum256(fmt.Appendf(nil, "node %d of %d", i, w.cfg.Seed))
 	n := &node{
-		w: w, i: i, id: fmt.Sprintf("node-%05d", i), key: ed25519.NewKeyFromSeed(seed[:]), phase: w.upTo(sampling),
-		images: map[string]bool{}, networks: map[string]bool{},
+		w: w, i: i, id: fmt.Sprintf("node-%05d", i), key: ed25519.NewKeyFromSeed(seed[:]),
+		images: map[string]bool{}, networks: map[string]bool{}, runs: map[string]int{},
 	}
 	public, _ := n.key.Public().(ed25519.PublicKey)
 	n.self = protocol.NewNodeIdentity(n.id, public)
@@ -120,7 +112,6 @@ func newNode(w *World, i int) *node {
 	}
 	n.store = &disk{Store: nodestore.New(n.id, n.newName())}
 	n.store.AnyOrder = w.breaks(BreakOrder)
-	w.hub.rows.enroll(n)
 	return n
 }
 
@@ -157,8 +148,8 @@ func (n *node) startAgent() {
 	n.store.Reopen()
 	n.startClock()
 	n.life++
-	n.busy, n.hold, n.report = map[string]*work{}, map[string]time.Time{}, nil
-	n.lastSample = n.w.now
+	n.busy, n.hold, n.report = map[string][]*task{}, map[string]time.Time{}, nil
+	n.phase = n.w.now
 	n.sample(n.w.now)
 	n.activate()
 	n.up.start(n)
@@ -177,54 +168,52 @@ func (n *node) killAgent() {
 // start makes a container's process.
 func (n *node) start(c *container) {
 	for _, other := range n.containers {
-		if other == c || other.status != agent.Running {
+		if other == c || other.Status != agent.Running {
 			continue
 		}
-		if other.memberID == c.memberID && other.service == c.service {
-			n.w.fail(14, "member %s runs twice on node %s", c.memberID, n.id)
+		if other.MemberID == c.MemberID && other.Service == c.Service {
+			n.w.fail(14, "member %s runs twice on node %s", c.MemberID, n.id)
 		}
-		for _, id := range c.accelerators {
-			if slices.Contains(other.accelerators, id) {
-				n.w.fail(14, "accelerator %s is used by %s and %s", id, c.memberID, other.memberID)
+		for _, id := range c.AcceleratorIDs {
+			if slices.Contains(other.AcceleratorIDs, id) {
+				n.w.fail(14, "accelerator %s is used by %s and %s", id, c.MemberID, other.MemberID)
 			}
 		}
 	}
-	c.status, c.startedAt, c.startedRTC = agent.Running, n.w.now, n.rtc(n.w.now)
+	c.Status, c.upAt, c.StartedAt = agent.Running, n.w.now, n.rtc(n.w.now)
 	n.w.result.Starts++
 	n.w.oracle.started(n, c)
-	crashChance := n.w.oracle.crashChanceOf(c.memberID)
-	c.readyAt = n.w.now + n.w.between(second/2, 8*second)
+	crashChance := n.w.oracle.crashChanceOf(c.MemberID)
+	c.readyAt = n.w.now + n.w.takes("ready", second/2, 8*second)
 	n.w.after(c.readyAt-n.w.now, n.i, "ready", n.wake)
 	if crashChance > 0 && !n.w.healing && n.w.chance(crashChance) {
 		n.w.after(n.w.between(second, 20*hour), n.i, "exit", func() {
-			if !n.w.healing && c.status == agent.Running {
+			if !n.w.healing && c.Status == agent.Running {
 				n.end(c, true, 1)
-				n.wake()
 			}
 		})
 	}
 }
 
-// end is the end of a container's process.
+// end is the end of a container's process. One that nobody saw has neither time nor code.
 func (n *node) end(c *container, seen bool, code int32) {
-	if c.status == agent.Created {
-		if !n.powered {
-			c.status, c.exitedAt = agent.Exited, n.w.now
-		}
+	was := c.Status
+	if was == agent.Exited || was == agent.Created && n.powered {
 		return
 	}
-	if c.status != agent.Running {
+	c.Status, c.endedAt, c.Lost = agent.Exited, n.w.now, !seen
+	if was == agent.Created {
 		return
 	}
-	c.status, c.exitedAt, c.exitCode = agent.Exited, n.w.now, code
 	if seen {
-		c.exitedRTC = n.rtc(n.w.now)
+		c.ExitedAt, c.ExitCode = n.rtc(n.w.now), code
 	}
 	n.w.oracle.ended(n, c, seen)
+	n.wake()
 }
 
 func (n *node) containerOf(id string) *container {
-	if i := slices.IndexFunc(n.containers, func(c *container) bool { return c.id == id }); i >= 0 {
+	if i := slices.IndexFunc(n.containers, func(c *container) bool { return c.ID == id }); i >= 0 {
 		return n.containers[i]
 	}
 	return nil
@@ -234,5 +223,6 @@ func (n *node) remove(id string) {
 	if c := n.containerOf(id); c != nil {
 		n.end(c, true, 137)
 		n.containers = slices.DeleteFunc(n.containers, func(x *container) bool { return x == c })
+		n.wake()
 	}
 }

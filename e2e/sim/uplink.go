@@ -5,7 +5,6 @@ import (
 	"errors"
 	"time"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/e2e/sim/nodestore"
@@ -433,14 +432,18 @@ func (u *uplink) pushedLeases(env *protocol.Envelope) {
 	}
 }
 
-// fetch gets a document that did not come with its state.
-func (u *uplink) fetch(a agent.FetchPart) {
+// part gets a document that did not come with its state.
+func (u *uplink) part(sum [sha256.Size]byte) ([]byte, error) {
 	n := u.n
-	if u.no == 0 || !u.reachable() {
-		n.hold[a.MemberID] = n.now().Add(agent.ReleaseRetry)
-		return
+	if n.w.script != nil {
+		return n.w.script.Part(sum)
 	}
-	if raw := n.w.hub.rows.nodes[n.i].part(a.SHA256); raw == nil || n.store.AcceptPart(raw) != nil {
-		n.hold[a.MemberID] = n.now().Add(agent.ReleaseRetry)
+	if !u.reachable() {
+		return nil, errHubAway()
 	}
+	raw := n.w.hub.rows.nodes[n.i].part(sum)
+	if raw == nil {
+		return nil, errors.New("the hub has no such document")
+	}
+	return raw, nil
 }

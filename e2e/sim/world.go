@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"strings"
@@ -206,6 +207,8 @@ type World struct {
 	// healing is set while no fault and no command may happen.
 	healing bool
 	result  Result
+	// script stands for chance where a node runs beside the product's loop; nil in a world.
+	script Script
 }
 
 type traced struct {
@@ -220,20 +223,25 @@ type traced struct {
 func Run(cfg Config) (Result, error) {
 	w := newWorld(cfg)
 	for len(w.agenda) > 0 && w.broken == nil {
-		e := w.agenda.pop()
-		w.now = e.at
-		w.result.Events++
-		w.trace(e.kind, e.node, 0, "")
-		if e.node >= 0 {
-			w.nodes[e.node].catchUp()
-		}
-		e.do()
+		w.step()
 	}
 	w.result.Digest, w.result.Postings = uint64(w.digest), w.hub.rows.books.Postings
 	if w.broken != nil {
 		return w.result, w.broken
 	}
 	return w.result, nil
+}
+
+// step lets the next event happen.
+func (w *World) step() {
+	e := w.agenda.pop()
+	w.now = e.at
+	w.result.Events++
+	w.trace(e.kind, e.node, 0, "")
+	if e.node >= 0 {
+		w.nodes[e.node].catchUp()
+	}
+	e.do()
 }
 
 func newWorld(cfg Config) *World {
@@ -255,6 +263,7 @@ func newWorld(cfg Config) *World {
 		w.nodes = append(w.nodes, newNode(w, i))
 	}
 	for _, n := range w.nodes {
+		w.hub.rows.enroll(n)
 		w.after(w.upTo(2*minute), n.i, "power", n.powerOn)
 	}
 	w.planLife()
@@ -316,3 +325,25 @@ func (w *World) upTo(d instant) instant { return instant(w.rng.Int64N(int64(max(
 func (w *World) between(a, b instant) instant { return a + w.upTo(b-a) }
 
 func (w *World) chance(p float64) bool { return w.rng.Float64() < p }
+
+// takes is how long something takes at a machine.
+func (w *World) takes(kind string, from, to instant) instant {
+	if w.script != nil {
+		return span(w.script.Takes(kind))
+	}
+	return w.between(from, to)
+}
+
+// errChance is a failure that would not come again.
+var errChance = errors.New("it failed by chance")
+
+// fails is how an action ends that begins now and fails with probability p; nil is without failure.
+func (w *World) fails(kind string, p float64) error {
+	switch {
+	case w.script != nil:
+		return w.script.Fails(kind)
+	case !w.healing && w.chance(p):
+		return errChance
+	}
+	return nil
+}

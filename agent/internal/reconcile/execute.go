@@ -2,11 +2,9 @@ package reconcile
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -88,81 +86,33 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 	id := agent.MemberOf(a)
 	r.log.WarnContext(ctx, "action failed", slog.String("action", fmt.Sprintf("%T", a)), slog.String("member_id", id),
 		slog.Any("error", err))
-	revision, counts := revisionOf(a)
+	if runtime.IsAway(err) {
+		err = fault.New(fault.Unavailable, agent.CodeContainerdUnavailable, "containerd does not answer.", err)
+	}
 	storeErr := r.withClock(func(now time.Time) error {
-		if !counts || isTransient(err) {
+		if pause := agent.PauseAfter(a, err); pause > 0 {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.retryAfter[id] = now.Add(pauseAfter(err))
+			r.retryAfter[id] = now.Add(pause)
 			return nil
 		}
-		return r.store.UpdateMember(id, func(m *state.Member) {
-			m.Member = m.Failed(revision, reasonOf(a, err), fault.As(err).Public, fault.IsPermanent(err), 0, now)
-		})
+		return r.store.UpdateMember(id, func(m *state.Member) { m.Member = m.FailedBy(a, err, now) })
 	})
 	if storeErr != nil {
 		r.log.ErrorContext(ctx, "cannot store a failure", slog.String("member_id", id), slog.Any("error", storeErr))
 	}
 }
 
-// errHubAway marks an action that only lacked a session to the hub.
-var errHubAway = errors.New("waiting for the hub")
-
-// isTransient reports whether an action failed through no fault of the workload: hub or containerd is away, or the disk
-// is full.
-func isTransient(err error) bool {
-	return errors.Is(err, errHubAway) || runtime.IsAway(err) || agent.IsDiskFull(err)
-}
-
-func pauseAfter(err error) time.Duration {
-	if runtime.IsAway(err) || agent.IsHubAway(err) {
-		return awayRetry
-	}
-	return agent.ReleaseRetry
-}
-
-func revisionOf(a agent.Action) (revision uint64, acquires bool) {
-	switch a := a.(type) {
-	case agent.PullImage:
-		return a.Revision, true
-	case agent.SetupNetwork:
-		return a.Revision, true
-	case agent.StartContainer:
-		return a.Revision, true
-	case agent.ConfirmRevision, agent.FallBack, agent.CancelPull, agent.StopContainer, agent.RecordExit,
-		agent.RemoveContainer, agent.RemoveNetwork, agent.RetireMember, agent.FetchPart, agent.DeliverConfig:
-	}
-	return 0, false
-}
-
-// reasonOf returns a reason of the contract's closed list.
-func reasonOf(a agent.Action, err error) protocol.WorkloadStatus_Reason {
-	switch {
-	case agent.IsFeatureMissing(err):
-		return protocol.WorkloadStatus_FEATURE_MISSING
-	case agent.IsAcceleratorUnusable(err):
-		return protocol.WorkloadStatus_DEVICE_FAULT
-	case agent.IsAcceleratorInUse(err):
-		return protocol.WorkloadStatus_INSUFFICIENT_CAPACITY
-	}
-	if _, is := a.(agent.PullImage); is {
-		return protocol.WorkloadStatus_IMAGE_PULL_FAILED
-	}
-	return protocol.WorkloadStatus_INTERNAL
-}
-
 func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	switch a := a.(type) {
 	case agent.ConfirmRevision:
 		failpoint.Hit("agent/confirm/due")
-		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { m.ConfirmedRevision = a.Revision })
+		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { a.Record(&m.Member) })
 	case agent.FallBack:
 		r.log.WarnContext(ctx, "a revision failed; its fallback runs instead", slog.String("member_id", a.MemberID),
 			slog.Uint64("revision", a.Revision), slog.String("reason", a.Reason.Text()), slog.String("detail", a.Detail))
 		failpoint.Hit("agent/fallback/due")
-		return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
-			m.FellBackFrom, m.FallbackReason, m.FallbackDetail = a.Revision, a.Reason, a.Detail
-		})
+		return r.store.UpdateMember(a.MemberID, func(m *state.Member) { a.Record(&m.Member) })
 	case agent.CancelPull:
 		return nil // start has done it
 	case agent.StopContainer:
@@ -172,7 +122,7 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	case agent.RemoveContainer:
 		return r.removeContainer(ctx, a)
 	case agent.RemoveNetwork:
-		return r.removeNetwork(ctx, a.MemberID)
+		return r.removeNetwork(ctx, a)
 	case agent.RetireMember:
 		return r.retire(ctx, a)
 	case agent.FetchPart:
@@ -197,13 +147,13 @@ func (r *Reconciler) deliverConfig(ctx context.Context, a agent.DeliverConfig) e
 		return err
 	}
 	failpoint.Hit("agent/config/delivered")
-	return r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.ConfigSHA256 = a.Service.ConfigSHA256 })
+	return r.store.UpdateRun(a.ContainerID, a.Record)
 }
 
 func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 	r.log.InfoContext(ctx, "stopping a container", slog.String("member_id", a.MemberID),
 		slog.String("container_id", a.ContainerID), slog.String("reason", a.Why))
-	if err := r.store.UpdateRun(a.ContainerID, func(run *state.Run) { run.StopRequested = true }); err != nil {
+	if err := r.store.UpdateRun(a.ContainerID, a.RecordIntent); err != nil {
 		// The container stops in any case; without the record its exit counts as a failure.
 		r.log.ErrorContext(ctx, "cannot store that a stop was requested", slog.String("container_id", a.ContainerID),
 			slog.Any("error", err))
@@ -219,47 +169,28 @@ func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	if err != nil && !agent.IsDiskFull(err) { // the exit itself is stored on a full disk, too
 		return err
 	}
-	i := slices.IndexFunc(containers, func(c runtime.Container) bool { return c.ID == a.ContainerID })
+	i := slices.IndexFunc(containers, func(l agent.Listed) bool { return l.ID == a.ContainerID })
 	if i < 0 {
 		return nil // it is gone; the sample has closed its usage
 	}
-	c := containers[i]
-	if statusOf(c.State) != agent.Exited || !r.store.Measured(c.ID) {
+	l := containers[i]
+	if l.Status != agent.Exited || !r.store.Measured(l.ID) {
 		return nil
 	}
 	failpoint.Hit("agent/exit/measured")
-	return r.withClock(func(now time.Time) error { return r.storeExit(a, c, now) })
+	return r.withClock(func(now time.Time) error { return r.storeExit(a, l, now) })
 }
 
-func (r *Reconciler) storeExit(a agent.RecordExit, c runtime.Container, now time.Time) error {
-	run := r.store.Runs()[c.ID]
-	exited := r.clock.FromMachineTime(c.ExitedAt, run.StartedAt)
-	err := r.store.UpdateMember(a.MemberID, func(m *state.Member) {
-		m.ExitedAt, m.ExitCode = exited, int32(c.ExitCode)
-		if !a.Unasked || run.StopRequested {
-			return
-		}
-		m.Restarts++
-		if c.State == runtime.StateLost {
-			return // the machine ended it, not the workload: it starts again at once
-		}
-		reason, detail := protocol.WorkloadStatus_CRASH_LOOP, "the container exited with code "+
-			strconv.FormatUint(uint64(c.ExitCode), 10)
-		switch {
-		case run.OverDisk != "":
-			reason, detail = protocol.WorkloadStatus_DISK_LIMIT, run.OverDisk
-		case c.OOMKilled:
-			reason, detail = protocol.WorkloadStatus_OUT_OF_MEMORY, "the container used more memory than it may"
-		}
-		m.Member = m.Failed(a.Revision, reason, detail, false, exited.Sub(run.StartedAt), now)
-	})
-	if err != nil {
+func (r *Reconciler) storeExit(a agent.RecordExit, l agent.Listed, now time.Time) error {
+	run := r.store.Runs()[l.ID]
+	exited := r.clock.FromMachineTime(l.ExitedAt, run.StartedAt)
+	if err := r.store.UpdateMember(a.MemberID, func(m *state.Member) {
+		a.RecordMember(&m.Member, run, l, exited, now)
+	}); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/exit/restart_counted")
-	return r.store.UpdateRun(c.ID, func(run *state.Run) {
-		run.ExitRecorded, run.ExitedAt, run.ExitCode = true, exited, int32(c.ExitCode)
-	})
+	return r.store.UpdateRun(l.ID, func(run *state.Run) { a.Record(run, l, exited) })
 }
 
 func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContainer) error {
@@ -270,13 +201,14 @@ func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContaine
 	return r.store.CloseRun(a.ContainerID)
 }
 
-func (r *Reconciler) removeNetwork(ctx context.Context, memberID string) error {
-	if err := r.machine.Network.Remove(ctx, memberID); err != nil {
+func (r *Reconciler) removeNetwork(ctx context.Context, a agent.RemoveNetwork) error {
+	if err := r.machine.Network.Remove(ctx, a.MemberID); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/network/removed")
-	return r.store.UpdateMember(memberID, func(m *state.Member) {
-		m.NetworkRevision, m.NetworkReady, m.NetNSPath, m.UserNSPath, m.IP = 0, false, "", "", ""
+	return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
+		a.Record(&m.Member)
+		m.NetNSPath, m.UserNSPath, m.IP = "", "", ""
 	})
 }
 
@@ -359,7 +291,7 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 
 func markHubAway(err error) error {
 	if fault.Is(err, fault.Unavailable) {
-		return fmt.Errorf("%w: %w", errHubAway, err)
+		return fmt.Errorf("%w: %w", agent.ErrHubAway, err)
 	}
 	return err
 }

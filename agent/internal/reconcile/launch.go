@@ -98,19 +98,10 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 	if err != nil {
 		return err
 	}
-	run := state.Run{
-		ID:         newRunID(a.MemberID),
-		MemberID:   a.MemberID,
-		InstanceID: a.Workload.InstanceID,
-		Service:    a.Service.Name,
-		Revision:   a.Revision,
-		LeaseNo:    a.LeaseNo,
-		// The file is there before the container is.
-		ConfigSHA256: a.Service.ConfigSHA256,
-	}
+	var run state.Run
 	var desired bool
 	err = r.withClock(func(now time.Time) (err error) {
-		run.OpenedAt = now
+		run = agent.NewRun(a, r.newRunID(a.MemberID), now)
 		desired, err = r.store.OpenRunIfDesired(run)
 		return err
 	})
@@ -190,7 +181,8 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 	}
 	failpoint.Hit("agent/network/complete")
 	return attachment.IP, r.store.UpdateMember(a.MemberID, func(m *state.Member) {
-		m.NetworkReady, m.Endpoints = true, endpoints
+		a.Record(&m.Member)
+		m.Endpoints = endpoints
 		m.NetNSPath, m.UserNSPath, m.IP = attachment.NetNSPath, attachment.UserNSPath, attachment.IP
 	})
 }
@@ -208,7 +200,7 @@ func (r *Reconciler) assignPorts(a agent.SetupNetwork) ([]state.HostPort, error)
 	}
 	free := func(port uint16) bool { return r.machine.Network.PortFree(a.MemberID, port) }
 	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, free, func(m *state.Member) {
-		m.NetworkRevision, m.NetworkReady = a.Revision, false
+		a.RecordIntent(&m.Member)
 	})
 	if err != nil {
 		return nil, err

@@ -8,7 +8,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
-	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -44,7 +43,7 @@ func (r *Reconciler) meteringLoop(ctx context.Context) {
 
 // sample passes one complete listing of the containers to the meter and returns it. A listing that failed is no sample;
 // the next one extends all that still runs, so nothing is lost. A proposed clock is set right after the listing.
-func (r *Reconciler) sample(ctx context.Context) ([]runtime.Container, error) {
+func (r *Reconciler) sample(ctx context.Context) ([]agent.Listed, error) {
 	if r.pendingClock.Load() == nil {
 		r.clockLock.RLock()
 		defer r.clockLock.RUnlock()
@@ -60,7 +59,7 @@ func (r *Reconciler) sample(ctx context.Context) ([]runtime.Container, error) {
 }
 
 // measure lists the containers and saves the sample. The caller holds clockLock.
-func (r *Reconciler) measure(ctx context.Context) ([]runtime.Container, error) {
+func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	r.sampling.Lock()
 	defer r.sampling.Unlock()
 	stamp := r.clock.Stamp()
@@ -73,16 +72,16 @@ func (r *Reconciler) measure(ctx context.Context) ([]runtime.Container, error) {
 	leases, busy := r.store.Leases(), r.busyMembers(stamp.At)
 	journal := r.store.Runs()
 	var used map[string]runtime.Stats
-	if slices.ContainsFunc(containers, func(c runtime.Container) bool { return c.State == runtime.StateRunning }) {
+	if slices.ContainsFunc(containers, func(l agent.Listed) bool { return l.Status == agent.Running }) {
 		// Without an answer nothing has a sample of CPU and memory, which costs the node and not the tenant. The same goes
 		// for a container that ends between the two questions.
 		used, _ = r.machine.Stats.AllStats(ctx)
 	}
 	o := meter.Observation{At: stamp.At, CutEvery: r.cfg.UsageInterval}
 	for _, c := range containers {
-		run := r.meterRun(c, before[c.ID], journal[c.ID], busy[c.MemberID])
+		run := c.MeterRun(before[c.ID], journal[c.ID], busy[c.MemberID], r.clock)
 		run.LeaseNo = leases[c.MemberID].GetLeaseNo()
-		if stats, sampled := used[c.ID]; sampled && c.State == runtime.StateRunning {
+		if stats, sampled := used[c.ID]; sampled && c.Status == agent.Running {
 			run.CPUMicros, run.MemoryBytes, run.Sampled = int64(stats.CPUUsageMicros), int64(stats.MemoryBytes), true
 		}
 		o.Runs = append(o.Runs, run)
@@ -92,27 +91,4 @@ func (r *Reconciler) measure(ctx context.Context) ([]runtime.Container, error) {
 	failpoint.Hit("agent/sample/saved")
 	r.setCondition(protocol.ConditionDiskFull, r.store.Full())
 	return containers, err
-}
-
-// meterRun converts a listed container for the meter; before and journal are its run before and after the listing.
-func (r *Reconciler) meterRun(c runtime.Container, before, journal state.Run, busy agent.Work) meter.Run {
-	run := meter.Run{
-		RunID:     c.ID,
-		MemberID:  c.MemberID,
-		Revision:  c.Revision,
-		StartedAt: journal.StartedAt,
-		ExitedAt:  r.clock.Exited(c.ExitedAt),
-		// A container that does not answer was up before and has no exit: it counts on until its state is known.
-		Up: c.State == runtime.StateRunning || (c.State == runtime.StateUnknown && !journal.ExitRecorded),
-	}
-	// The listing may show a container half started whose start is in the journal by now; that is no exit.
-	halfStarted := before.StartedAt.IsZero() && (c.State == runtime.StateCreated || c.State == runtime.StateLost)
-	switch {
-	case halfStarted && !run.StartedAt.IsZero(), run.StartedAt.IsZero() && busy.Other:
-		// It is starting: a later sample counts it from the journalled start.
-		run.Up, run.StartedAt, run.ExitedAt = false, time.Time{}, time.Time{}
-	case run.StartedAt.IsZero():
-		run.StartedAt = r.clock.FromMachineTime(c.StartedAt, journal.OpenedAt)
-	}
-	return run
 }

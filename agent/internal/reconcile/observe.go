@@ -3,7 +3,6 @@ package reconcile
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -55,12 +54,32 @@ func (r *Reconciler) observe(ctx context.Context) (snapshot, error) {
 }
 
 // list returns this agent's containers. Containers without a member were made by other programs.
-func (r *Reconciler) list(ctx context.Context) ([]runtime.Container, error) {
+func (r *Reconciler) list(ctx context.Context) ([]agent.Listed, error) {
 	all, err := r.machine.Containers.List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list containers: %w", err)
 	}
-	return slices.DeleteFunc(all, func(c runtime.Container) bool { return c.MemberID == "" }), nil
+	out := make([]agent.Listed, 0, len(all))
+	for _, c := range all {
+		if c.MemberID == "" {
+			continue
+		}
+		out = append(out, agent.Listed{
+			ID:         c.ID,
+			MemberID:   c.MemberID,
+			InstanceID: c.InstanceID,
+			Service:    c.Service,
+			Revision:   c.Revision,
+			SpecDigest: c.SpecDigest,
+			Status:     statusOf(c.State),
+			Lost:       c.State == runtime.StateLost,
+			ExitedAt:   c.ExitedAt,
+			ExitCode:   int32(c.ExitCode),
+			OOMKilled:  c.OOMKilled,
+			StartedAt:  c.StartedAt,
+		})
+	}
+	return out, nil
 }
 
 func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
@@ -85,24 +104,15 @@ func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
 }
 
 // journalUnknown adds containers and networks that the store does not know to the journal: their removal is proven too.
-func (r *Reconciler) journalUnknown(containers []runtime.Container, attached []string) error {
+func (r *Reconciler) journalUnknown(containers []agent.Listed, attached []string) error {
 	busy := r.busyMembers(r.clock.Now()) // before the journal: a start that ended by now is in the journal
 	runs, members := r.store.Runs(), r.store.Members()
 	for _, c := range containers {
 		if run, known := runs[c.ID]; !known {
-			run := state.Run{
-				ID:         c.ID,
-				MemberID:   c.MemberID,
-				InstanceID: c.InstanceID,
-				Service:    c.Service,
-				Revision:   c.Revision,
-				StartedAt:  r.clock.FromMachineTime(c.StartedAt, time.Time{}),
-			}
-			if err := r.store.JournalRun(run); err != nil {
+			if err := r.store.JournalRun(c.UnknownRun(r.clock)); err != nil {
 				return err
 			}
-		} else if run.StartedAt.IsZero() && c.State == runtime.StateRunning && !busy[c.MemberID].Other {
-			// The agent died between start and journal. Once the clock is set, the start would convert to another time.
+		} else if c.StartUnrecorded(run, busy[c.MemberID]) {
 			started := r.clock.FromMachineTime(c.StartedAt, run.OpenedAt)
 			if err := r.store.UpdateRun(c.ID, func(run *state.Run) { run.StartedAt = started }); err != nil {
 				return err
@@ -127,7 +137,7 @@ func (r *Reconciler) journalUnknown(containers []runtime.Container, attached []s
 }
 
 // closeMeasuredRuns removes runs from the journal whose container is gone and whose usage is sealed.
-func (r *Reconciler) closeMeasuredRuns(containers []runtime.Container, busy map[string]agent.Work) error {
+func (r *Reconciler) closeMeasuredRuns(containers []agent.Listed, busy map[string]agent.Work) error {
 	exists := make(map[string]bool, len(containers))
 	for _, c := range containers {
 		exists[c.ID] = true
@@ -143,33 +153,14 @@ func (r *Reconciler) closeMeasuredRuns(containers []runtime.Container, busy map[
 	return nil
 }
 
-// containers joins the runtime's containers with the journal.
-func (r *Reconciler) containers(listed []runtime.Container) []agent.Container {
+// containers joins the listed containers with the journal.
+func (r *Reconciler) containers(listed []agent.Listed) []agent.Container {
 	runs := r.store.Runs()
 	out := make([]agent.Container, 0, len(listed))
-	for _, c := range listed {
-		run := runs[c.ID]
-		x := agent.Container{
-			ID:             c.ID,
-			MemberID:       c.MemberID,
-			InstanceID:     c.InstanceID,
-			Service:        c.Service,
-			Revision:       c.Revision,
-			SpecDigest:     c.SpecDigest,
-			Status:         statusOf(c.State),
-			StartedAt:      run.StartedAt,
-			ExitedAt:       run.ExitedAt,
-			ExitCode:       run.ExitCode,
-			ExitRecorded:   run.ExitRecorded,
-			ReadyAt:        run.ReadyAt,
-			Failing:        r.failing(c.ID),
-			ConfigSHA256:   run.ConfigSHA256,
-			AcceleratorIDs: c.AcceleratorIDs,
-		}
-		if x.StartedAt.IsZero() {
-			x.StartedAt = r.clock.FromMachineTime(c.StartedAt, run.OpenedAt)
-		}
-		out = append(out, x)
+	for _, l := range listed {
+		c := l.Container(runs[l.ID], r.clock)
+		c.Failing = r.failing(l.ID)
+		out = append(out, c)
 	}
 	return out
 }
@@ -191,11 +182,7 @@ func statusOf(s runtime.State) agent.ContainerStatus {
 func networks(attached []string, members map[string]state.Member) []agent.Network {
 	out := make([]agent.Network, 0, len(attached))
 	for _, id := range attached {
-		n := agent.Network{MemberID: id}
-		if m := members[id]; m.NetworkReady {
-			n.Revision = m.NetworkRevision
-		}
-		out = append(out, n)
+		out = append(out, members[id].Network())
 	}
 	return out
 }

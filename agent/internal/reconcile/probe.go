@@ -60,8 +60,8 @@ func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 	for _, signed := range snap.desired.Workloads {
 		w := signed.Effective(snap.observed.Members[signed.MemberID])
 		for _, c := range snap.observed.Containers {
-			i := slices.IndexFunc(w.Services, func(s agent.Service) bool { return s.Name == c.Service })
-			if c.MemberID != w.MemberID || c.Revision != w.Revision || c.Status != agent.Running || i < 0 {
+			service, probed := w.Probed(c)
+			if !probed {
 				continue
 			}
 			live[c.ID] = true
@@ -72,7 +72,7 @@ func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 			p := &prober{cancel: cancel}
 			r.probers[c.ID] = p
 			ports := snap.members[c.MemberID].Ports
-			r.running.Go(func() { r.probeLoop(probing, p, c, w.Services[i].Spec, ports) })
+			r.running.Go(func() { r.probeLoop(probing, p, c, service.Spec, ports) })
 		}
 	}
 	for id, p := range r.probers {

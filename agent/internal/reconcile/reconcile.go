@@ -29,8 +29,6 @@ const (
 	maxActions = 32
 	// firstPassMax bounds how long housekeeping waits for the first pass.
 	firstPassMax = 5 * time.Second
-	// awayRetry is the pause after any action that failed because containerd or the hub did not answer.
-	awayRetry = time.Second
 	// imagesEvery is the interval of image garbage collection.
 	imagesEvery = 10 * time.Minute
 )
@@ -91,6 +89,8 @@ type Reconciler struct {
 	firstPass sync.Once
 
 	subscribers notify.Broadcast
+	// newRunID gives a member's next run an id that is never used twice.
+	newRunID func(memberID string) string
 
 	mu sync.Mutex
 	// busy holds the running actions of each member.
@@ -136,6 +136,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		retryAfter: map[string]time.Time{},
 		probers:    map[string]*prober{},
 		conditions: map[string]string{},
+		newRunID:   newRunID,
 	}
 	r.imageGC = loop.New("images", imagesEvery, r.collectImages, cfg.Log)
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)

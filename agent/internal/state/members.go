@@ -18,14 +18,10 @@ import (
 type Member struct {
 	agent.Member
 	// Ports are the host ports that the node chose; kept from the first start until the member is retired.
-	Ports []HostPort `json:",omitempty"`
-	// NetworkRevision is the workload revision that the member's network was made for, written before it is made.
-	NetworkRevision uint64 `json:",omitempty"`
-	// NetworkReady says that its setup has finished.
-	NetworkReady bool   `json:",omitempty"`
-	NetNSPath    string `json:",omitempty"`
-	UserNSPath   string `json:",omitempty"`
-	IP           string `json:",omitempty"`
+	Ports      []HostPort `json:",omitempty"`
+	NetNSPath  string     `json:",omitempty"`
+	UserNSPath string     `json:",omitempty"`
+	IP         string     `json:",omitempty"`
 	// Reported says that the hub has acknowledged a report that held Removal.
 	Reported bool `json:",omitempty"`
 }
@@ -38,30 +34,8 @@ type HostPort struct {
 	Container uint16
 }
 
-// Run is one start of one container in the journal, from before the container exists until after it is gone.
-type Run struct {
-	ID         string
-	MemberID   string
-	InstanceID string
-	Service    string
-	Revision   uint64
-	LeaseNo    uint64
-	OpenedAt   time.Time
-	// StartedAt is the container's start on the agent's clock; zero until it was seen up.
-	StartedAt time.Time `json:",omitzero"`
-	// ConfigSHA256 is the digest of the config that the container has, in hex.
-	ConfigSHA256 string `json:",omitempty"`
-	// StopRequested says that the agent has stopped it, so that its exit is no failure.
-	StopRequested bool `json:",omitempty"`
-	// OverDisk says why the agent ended it: it exceeded its disk limit.
-	OverDisk string `json:",omitempty"`
-	// ReadyAt is when the readiness probe first succeeded.
-	ReadyAt time.Time `json:",omitzero"`
-	// ExitedAt and ExitCode are durable when ExitRecorded.
-	ExitRecorded bool      `json:",omitempty"`
-	ExitedAt     time.Time `json:",omitzero"`
-	ExitCode     int32     `json:",omitempty"`
-}
+// Run is a run in the journal.
+type Run = agent.Run
 
 // Members returns all members, removed ones too.
 func (s *Store) Members() map[string]Member {

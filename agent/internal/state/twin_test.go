@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
@@ -320,7 +321,7 @@ func (w *twin) acceptLeases() {
 func (w *twin) openRun() {
 	id := w.member()
 	w.runNo++
-	r := nodestore.Run{
+	r := agent.Run{
 		ID: fmt.Sprintf("%s.%d", id, w.runNo), MemberID: id, InstanceID: "i-" + id, Service: "main",
 		Revision: 1 + uint64(w.rng.IntN(3)), LeaseNo: w.leaseNo[id], OpenedAt: w.now,
 	}
@@ -329,24 +330,16 @@ func (w *twin) openRun() {
 		decided[p.SHA256Hex()] = state.AdmissionDecision{Admitted: true}
 	}
 	w.disk.SetAdmissions(decided)
-	opened, err := w.disk.OpenRunIfDesired(onDisk(r))
+	opened, err := w.disk.OpenRunIfDesired(r)
 	require.NoError(w.t, err)
 	require.Equal(w.t, opened, w.model.OpenRunIfDesired(r))
 	if !opened && w.rng.IntN(8) > 0 {
 		return
 	}
 	// Or a container that only the machine knows.
-	require.NoError(w.t, w.disk.JournalRun(onDisk(r)))
+	require.NoError(w.t, w.disk.JournalRun(r))
 	w.model.JournalRun(r)
 	w.machine[r.ID] = meter.Run{RunID: r.ID, MemberID: id, Revision: r.Revision, LeaseNo: r.LeaseNo}
-}
-
-func onDisk(r nodestore.Run) state.Run {
-	return state.Run{
-		ID: r.ID, MemberID: r.MemberID, InstanceID: r.InstanceID, Service: r.Service, Revision: r.Revision,
-		LeaseNo: r.LeaseNo, OpenedAt: r.OpenedAt, StartedAt: r.StartedAt, ReadyAt: r.ReadyAt,
-		StopRequested: r.StopRequested, ExitRecorded: r.ExitRecorded, ExitedAt: r.ExitedAt, ExitCode: r.ExitCode,
-	}
 }
 
 // changeMachine lets a container come up, end, or disappear with its run.
@@ -394,7 +387,7 @@ func (w *twin) changeJournal() {
 	require.NoError(w.t, w.disk.UpdateRun(run, func(r *state.Run) {
 		r.ReadyAt, r.StartedAt, r.StopRequested = at, at, true
 	}))
-	w.model.UpdateRun(run, func(r *nodestore.Run) { r.ReadyAt, r.StartedAt, r.StopRequested = at, at, true })
+	w.model.UpdateRun(run, func(r *agent.Run) { r.ReadyAt, r.StartedAt, r.StopRequested = at, at, true })
 }
 
 func (w *twin) setClock() {

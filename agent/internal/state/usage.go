@@ -130,9 +130,7 @@ func (s *Store) Measured(runID string) bool {
 
 // Metering reports whether the meter has an open interval of the member.
 func (s *Store) Metering(memberID string) bool {
-	return view(s, func(d *data) bool {
-		return slices.ContainsFunc(d.meter.Intervals, func(iv meter.Interval) bool { return iv.MemberID == memberID })
-	})
+	return view(s, func(d *data) bool { return d.meter.Metering(memberID) })
 }
 
 // Consumed returns what a member has used, in base units by meter, as far as it is sealed.

@@ -63,7 +63,12 @@ func (s *Store) checkOrder(next *protocol.DesiredState, digest Sum) error {
 }
 
 func (s *Store) keepPart(sum Sum, w *protocol.Workload) {
-	s.Parts[sum] = Part{w, agent.NewWorkload(w.GetId(), w)}
+	p := Part{w, agent.NewWorkload(w.GetId(), w)}
+	if back := w.GetFallback(); back != nil {
+		fallback := agent.NewWorkload(w.GetId(), back)
+		p.workload.Fallback = &fallback
+	}
+	s.Parts[sum] = p
 	s.UpdateMember(w.GetId(), func(m *Member) {
 		m.InstanceID, m.CorrelationID = w.GetInstanceId(), w.GetCorrelationId()
 	})

@@ -28,7 +28,7 @@ type Store struct {
 	batches   []*protocol.LeaseBatch
 	leaseFrom map[string]*protocol.LeaseBatch
 	Members   map[string]Member
-	Runs      map[string]Run
+	Runs      map[string]agent.Run
 	// Consumed is what members have used, in base units by meter.
 	Consumed map[string]map[string]int64
 	Meter    meter.State
@@ -56,26 +56,14 @@ type Part struct {
 // Member is what the store keeps of a member.
 type Member struct {
 	agent.Member
-	NetworkRevision uint64
-	NetworkReady    bool
 	// Reported says that the hub has acknowledged the proof of removal.
 	Reported bool
-}
-
-// Run is one start of one container in the journal.
-type Run struct {
-	ID, MemberID, InstanceID, Service string
-	Revision, LeaseNo                 uint64
-	OpenedAt, StartedAt, ReadyAt      time.Time
-	StopRequested, ExitRecorded       bool
-	ExitedAt                          time.Time
-	ExitCode                          int32
 }
 
 // New is an empty store.
 func New(nodeID, incarnation string) *Store {
 	return &Store{
-		Parts: map[Sum]Part{}, Leases: map[string]*protocol.Lease{}, Members: map[string]Member{}, Runs: map[string]Run{},
+		Parts: map[Sum]Part{}, Leases: map[string]*protocol.Lease{}, Members: map[string]Member{}, Runs: map[string]agent.Run{},
 		Consumed: map[string]map[string]int64{}, Segments: map[uint64]spool.Sealed{},
 		leaseFrom:      map[string]*protocol.LeaseBatch{},
 		Chain:          spool.Chain{NodeID: nodeID, Incarnation: incarnation},
@@ -107,10 +95,11 @@ func (s *Store) UpdateMember(id string, change func(*Member)) {
 }
 
 // OpenRunIfDesired stores a run and opens its usage interval, if the accepted state contains it.
-func (s *Store) OpenRunIfDesired(r Run) (desired bool) {
+func (s *Store) OpenRunIfDesired(r agent.Run) (desired bool) {
 	for _, ref := range s.State.GetParts() {
-		w := s.Parts[Sum(ref.GetSha256())].Document
-		desired = desired || ref.GetId() == r.MemberID && w.GetRevision() == r.Revision && !w.GetStopped()
+		w := s.Parts[Sum(ref.GetSha256())].workload
+		desired = desired || ref.GetId() == r.MemberID && w.Effective(s.Members[r.MemberID].Member).Revision == r.Revision &&
+			!w.Stopped
 	}
 	if desired {
 		s.Runs[r.ID] = r
@@ -122,14 +111,14 @@ func (s *Store) OpenRunIfDesired(r Run) (desired bool) {
 }
 
 // JournalRun adds an existing container that the journal does not know.
-func (s *Store) JournalRun(r Run) {
+func (s *Store) JournalRun(r agent.Run) {
 	if _, known := s.Runs[r.ID]; !known {
 		s.Runs[r.ID] = r
 	}
 }
 
 // UpdateRun changes a run in the journal; an unknown id changes nothing.
-func (s *Store) UpdateRun(id string, change func(*Run)) {
+func (s *Store) UpdateRun(id string, change func(*agent.Run)) {
 	if r, known := s.Runs[id]; known {
 		change(&r)
 		s.Runs[id] = r
@@ -146,7 +135,7 @@ func (s *Store) CloseRun(id string) {
 func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	leap := to.At.Sub(from)
 	for id := range s.Runs {
-		s.UpdateRun(id, func(r *Run) { meter.MoveTimes(leap, &r.OpenedAt, &r.StartedAt, &r.ReadyAt, &r.ExitedAt) })
+		s.UpdateRun(id, func(r *agent.Run) { meter.MoveTimes(leap, &r.OpenedAt, &r.StartedAt, &r.ReadyAt, &r.ExitedAt) })
 	}
 	for id, m := range s.Members {
 		if m.Removal == nil {
@@ -160,7 +149,9 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 
 // Desired is the accepted state as agent.Diff takes it.
 func (s *Store) Desired() agent.Desired {
-	d := agent.Desired{Epoch: s.State.GetEpoch(), Generation: s.State.GetGeneration()}
+	d := agent.Desired{
+		Epoch: s.State.GetEpoch(), Generation: s.State.GetGeneration(), Unverified: s.State == nil,
+	}
 	for _, ref := range s.State.GetParts() {
 		sum := Sum(ref.GetSha256())
 		if p, there := s.Parts[sum]; there {
@@ -172,9 +163,14 @@ func (s *Store) Desired() agent.Desired {
 	return d
 }
 
-// AgentLeases are the leases as agent.Diff takes them.
+// AgentLeases are the leases as agent.Diff takes them. Before the first batch each member may have one.
 func (s *Store) AgentLeases() agent.Leases {
 	out := make(agent.Leases, len(s.Leases))
+	if len(s.batches) == 0 {
+		for id := range s.Members {
+			out[id] = agent.Lease{MemberID: id, Unverified: true}
+		}
+	}
 	for id, l := range s.Leases {
 		out[id] = agent.NewLease(l, s.Consumed[id])
 	}
