@@ -14,8 +14,8 @@ import (
 
 // Script says what is left to chance in a world.
 type Script interface {
-	// Takes is how long something takes at the machine; whole microseconds.
-	Takes(kind string) time.Duration
+	// Takes is how long something takes at the machine for a member or an image, in whole microseconds.
+	Takes(kind, subject string) time.Duration
 	// Fails is how an action ends that begins now; nil is without failure.
 	Fails(kind string) error
 	// HubAway says that there is no session.
@@ -29,18 +29,18 @@ type Script interface {
 type Node struct{ n *node }
 
 // NewNode returns a node whose machine is off.
-func NewNode(incarnation string, s Script) *Node {
+func NewNode(id string, s Script) *Node {
 	w := &World{rng: rand.New(rand.NewPCG(1, 1)), digest: newDigest, script: s}
 	w.oracle = newOracle(w)
 	n := newNode(w, 0)
-	w.nodes = []*node{n}
-	n.store = &disk{Store: nodestore.New(n.id, incarnation)}
+	w.nodes, n.id = []*node{n}, id
+	n.store = &disk{Store: nodestore.New(n.id, "")}
 	n.up.cutUp = true
 	return &Node{n}
 }
 
-// ID is the node's id.
-func (x *Node) ID() string { return x.n.id }
+// SetIncarnation names the store's life.
+func (x *Node) SetIncarnation(name string) { x.n.store.Chain.Incarnation = name }
 
 // Time is the true time.
 func (x *Node) Time() time.Time { return x.n.w.now.time() }
@@ -64,13 +64,17 @@ func (x *Node) Advance(to time.Time) {
 	}
 }
 
-// PowerOn boots the machine and starts the agent; PowerOff ends everything at once.
-func (x *Node) PowerOn()  { x.n.powerOn() }
+// PowerOn boots the machine and starts the agent.
+func (x *Node) PowerOn() { x.n.powerOn() }
+
+// PowerOff ends everything at once.
 func (x *Node) PowerOff() { x.n.powerOff() }
 
-// StartAgent starts the agent's process; KillAgent ends it, and containers run on.
+// StartAgent starts the agent's process.
 func (x *Node) StartAgent() { x.n.startAgent() }
-func (x *Node) KillAgent()  { x.n.killAgent() }
+
+// KillAgent ends the agent's process; containers run on.
+func (x *Node) KillAgent() { x.n.killAgent() }
 
 // AcceptState accepts a desired state.
 func (x *Node) AcceptState(v protocol.Verified[*protocol.DesiredState], parts [][]byte) error {
@@ -123,6 +127,15 @@ func (x *Node) Containers() []agent.Listed {
 
 // Networks are the members with a network.
 func (x *Node) Networks() []string { return slices.Sorted(maps.Keys(x.n.networks)) }
+
+// Busy are the members with running actions, and with which.
+func (x *Node) Busy() map[string]agent.Work {
+	busy := map[string]agent.Work{}
+	for id := range x.n.busy {
+		busy[id] = x.n.busyWith(id)
+	}
+	return busy
+}
 
 // Report is what the last pass reported.
 func (x *Node) Report() []*protocol.WorkloadStatus { return x.n.report }

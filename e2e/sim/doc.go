@@ -4,8 +4,9 @@
 // goroutine and no map whose order matters.
 //
 // The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt), hub/lifecycle, hub/billing,
-// hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload, NewLease,
-// Member.Failed), agent/clock, agent/hubsession, agent/meter and agent/spool; protocol's signatures and verification.
+// hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload, NewLease, what is
+// recorded of each action, and how a listed container is observed, metered and probed), agent/clock, agent/hubsession,
+// agent/meter and agent/spool; protocol's signatures and verification.
 // TestTheSimulationDefinesNoConstantOfTheProduct keeps their numbers there, too.
 //
 // The adapters are modelled, because the originals are bound to SQL, Badger, containerd or QUIC:
@@ -13,11 +14,14 @@
 //   - the tables of the ledger: package books; hub/internal/ledger's TestTheSimulationsBooksAreTheLedgers runs both
 //   - the other tables of the hub: watermarks, sessions and hellos (intake.go); states, members and claims (hub.go)
 //   - the store of the node: package nodestore; agent/internal/state's TestTheSimulationsStoreIsTheNodes runs both
-//   - the machine with its containers (machine.go), the execution of actions (reconcile.go), the network (uplink.go):
-//     no test compares these three with the originals
+//   - passes and the execution of actions, as effects on a clock (reconcile.go, execute.go, machine.go):
+//     agent/internal/reconcile's TestTheSimulationExecutesAsTheNode runs both at the same time, to the microsecond.
+//     The original is not run here: its actions are goroutines that wait, which leave neither one order of events for
+//     a seed nor this speed
+//   - the network and the session (uplink.go): no test compares them with agent/internal/uplink
 //
-// Not modelled: epochs and key rotation, manifests, allocations billed by the hub, the API. Segments are chained, not
-// signed.
+// Not modelled: epochs and key rotation, manifests, configs, published ports, limits of parallel actions, probes that
+// fail after readiness, allocations billed by the hub, the API. Segments are chained, not signed.
 //
 // Each rule that this simulation once found missing has a name (Breakage); left out, it breaks a law.
 //

@@ -30,13 +30,13 @@ func (n *node) begin(a agent.Action) {
 	case agent.RecordExit:
 		n.record(a, "record exit", func() { n.recordExit(a) })
 	case agent.RemoveContainer:
-		takes := n.change("remove", second/20, second, func() { n.remove(a.ContainerID) })
+		takes := n.change(id, "remove", second/20, second, func() { n.remove(a.ContainerID) })
 		n.do(a, takes, "removed", func() error { n.store.CloseRun(a.ContainerID); return nil })
 	case agent.RemoveNetwork:
-		takes := n.change("remove network", second/20, second/2, func() { delete(n.networks, id) })
+		takes := n.change(id, "remove network", second/20, second/2, func() { delete(n.networks, id) })
 		n.do(a, takes, "network removed", func() error { n.updateMember(id, a.Record); return nil })
 	case agent.RetireMember:
-		n.do(a, n.w.takes("retire", second/20, second/2), "retire", func() error { return n.retire(id) })
+		n.do(a, n.w.takes("retire", id, second/20, second/2), "retire", func() error { return n.retire(id) })
 	case agent.DeliverConfig: // the simulated apps take no config
 	case agent.FetchPart:
 		n.fetch(a)
@@ -45,7 +45,7 @@ func (n *node) begin(a agent.Action) {
 	case agent.SetupNetwork:
 		n.updateMember(id, a.RecordIntent)
 		n.networks[id] = true
-		takes := n.w.takes("network", second/20, second/3)
+		takes := n.w.takes("network", id, second/20, second/3)
 		n.later(takes, "network", func() { n.updateMember(id, a.Record) })
 		n.launch(a, takes, a.Start)
 	case agent.StartContainer:
@@ -85,15 +85,15 @@ func (n *node) later(takes instant, kind string, do func()) {
 }
 
 // change changes the machine after a while. It returns when the agent hears of that, which may come too late for it.
-func (n *node) change(kind string, from, to instant, change func()) instant {
-	takes := n.w.takes(kind, from, to)
+func (n *node) change(id, kind string, from, to instant, change func()) instant {
+	takes := n.w.takes(kind, id, from, to)
 	n.later(takes, kind, change)
-	return takes + n.w.takes("answer", 0, second/100)
+	return takes + n.w.takes("answer", id, 0, second/100)
 }
 
 // record executes an action that changes the store only.
 func (n *node) record(a agent.Action, kind string, record func()) {
-	n.do(a, n.w.takes("record", 0, second/50), kind, func() error { record(); return nil })
+	n.do(a, n.w.takes("record", agent.MemberOf(a), 0, second/50), kind, func() error { record(); return nil })
 }
 
 func (n *node) finish(id string, t *task) {
@@ -128,13 +128,13 @@ func (n *node) failed(a agent.Action, err error) {
 func (n *node) stop(a agent.StopContainer) {
 	n.w.oracle.stopping(n, a)
 	n.store.UpdateRun(a.ContainerID, a.RecordIntent)
-	takes := n.w.takes("stop", second/10, span(min(a.Grace, 8*time.Second))+second/5)
+	takes := n.w.takes("stop", a.MemberID, second/10, span(min(a.Grace, 8*time.Second))+second/5)
 	n.w.after(takes, n.i, "stopped", func() {
 		if c := n.containerOf(a.ContainerID); c != nil {
 			n.end(c, true, 143)
 		}
 	})
-	n.do(a, takes+n.w.takes("answer", 0, second/100), "stop", func() error { return nil })
+	n.do(a, takes+n.w.takes("answer", a.MemberID, 0, second/100), "stop", func() error { return nil })
 }
 
 // launch starts containers, which run once their network is complete.
@@ -163,8 +163,8 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 		},
 		cpuMillis: int64(resources.GetCpuMillis()), memoryBytes: int64(resources.GetMemoryBytes()),
 	}
-	made := n.w.takes("create", second/100, second/10)
-	up := max(made, network) + n.w.takes("start", second/10, second)
+	made := n.w.takes("create", a.MemberID, second/100, second/10)
+	up := max(made, network) + n.w.takes("start", a.MemberID, second/10, second)
 	goesOn, err := n.w.script == nil && n.w.chance(0.5), n.w.fails("start", 0.01)
 	life, boot := n.life, n.bootID
 	n.w.after(made, n.i, "container", func() {
@@ -173,9 +173,9 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 		}
 	})
 	if err != nil {
-		gone := up + n.w.takes("remove", second/20, second)
+		gone := up + n.w.takes("remove", a.MemberID, second/20, second)
 		n.later(gone, "remove", func() { n.remove(id) })
-		ends = gone + n.w.takes("answer", 0, second/100)
+		ends = gone + n.w.takes("answer", a.MemberID, 0, second/100)
 		n.later(ends, "removed", func() { n.store.CloseRun(id) })
 		return ends, err
 	}
@@ -185,7 +185,7 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 			n.start(c)
 		}
 	})
-	ends = up + n.w.takes("answer", 0, second/100)
+	ends = up + n.w.takes("answer", a.MemberID, 0, second/100)
 	n.later(ends, "started", func() { n.recordStart(c) })
 	return ends, nil
 }
@@ -214,7 +214,7 @@ func (n *node) pull(a agent.PullImage) {
 		return
 	}
 	err := n.w.fails("pull", 0.02)
-	n.do(a, n.w.takes("pull", second, 20*second), "pull", func() error {
+	n.do(a, n.w.takes("pull", a.Image, second, 20*second), "pull", func() error {
 		n.images[a.Image] = n.images[a.Image] || err == nil
 		return err
 	})
@@ -226,7 +226,7 @@ func (n *node) fetch(a agent.FetchPart) {
 		n.do(a, 0, "fetch", errHubAway)
 		return
 	}
-	n.do(a, n.w.takes("fetch", second/50, second), "fetch", func() error {
+	n.do(a, n.w.takes("fetch", a.MemberID, second/50, second), "fetch", func() error {
 		raw, err := n.up.part(a.SHA256)
 		if err != nil {
 			return err

@@ -184,7 +184,7 @@ func (n *node) start(c *container) {
 	n.w.result.Starts++
 	n.w.oracle.started(n, c)
 	crashChance := n.w.oracle.crashChanceOf(c.MemberID)
-	c.readyAt = n.w.now + n.w.takes("ready", second/2, 8*second)
+	c.readyAt = n.w.now + n.w.takes("ready", c.MemberID, second/2, 8*second)
 	n.w.after(c.readyAt-n.w.now, n.i, "ready", n.wake)
 	if crashChance > 0 && !n.w.healing && n.w.chance(crashChance) {
 		n.w.after(n.w.between(second, 20*hour), n.i, "exit", func() {

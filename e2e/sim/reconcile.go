@@ -23,7 +23,7 @@ func (n *node) wake() {
 	}
 	n.waking = true
 	life := n.life
-	n.w.after(n.w.takes("pass", 0, second/50), n.i, "pass", func() {
+	n.w.after(n.w.takes("pass", "", 0, second/50), n.i, "pass", func() {
 		n.waking = false
 		if n.agentUp && (n.life == life || !n.waking) {
 			n.pass()
@@ -129,10 +129,12 @@ func (n *node) closeMeasuredRuns(busy map[string]agent.Work) {
 
 // probe notes which containers have become ready.
 func (n *node) probe(desired agent.Desired, observed agent.Observed) {
-	for _, signed := range desired.Workloads {
-		w := signed.Effective(observed.Members[signed.MemberID])
-		for i, c := range observed.Containers {
-			if _, probed := w.Probed(c); probed && c.ReadyAt.IsZero() && n.containers[i].readyAt <= n.w.now {
+	for i, c := range observed.Containers {
+		if !c.ReadyAt.IsZero() || c.Status != agent.Running || n.containers[i].readyAt > n.w.now {
+			continue
+		}
+		for _, signed := range desired.Workloads {
+			if _, probed := signed.Effective(observed.Members[signed.MemberID]).Probed(c); probed {
 				n.store.UpdateRun(c.ID, func(r *agent.Run) { r.ReadyAt = n.now() })
 				n.wake()
 			}
@@ -142,11 +144,14 @@ func (n *node) probe(desired agent.Desired, observed agent.Observed) {
 
 func (n *node) observe(now time.Time) agent.Observed {
 	o := agent.Observed{
-		Containers: make([]agent.Container, 0, len(n.containers)), Members: make(map[string]agent.Member, len(n.store.Members)),
-		Images: n.images, Busy: make(map[string]agent.Work, len(n.busy)),
+		Containers: make([]agent.Container, 0, len(n.containers)),
+		Members:    make(map[string]agent.Member, len(n.store.Members)),
+		Images:     n.images,
+		Busy:       make(map[string]agent.Work, len(n.busy)),
 	}
+	times := n.at(n.w.now)
 	for _, c := range n.containers {
-		o.Containers = append(o.Containers, c.Container(n.store.Runs[c.ID], n.at(n.w.now)))
+		o.Containers = append(o.Containers, c.Container(n.store.Runs[c.ID], times))
 	}
 	for _, id := range slices.Sorted(maps.Keys(n.networks)) {
 		o.Networks = append(o.Networks, n.store.Members[id].Network())

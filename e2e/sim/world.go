@@ -326,10 +326,10 @@ func (w *World) between(a, b instant) instant { return a + w.upTo(b-a) }
 
 func (w *World) chance(p float64) bool { return w.rng.Float64() < p }
 
-// takes is how long something takes at a machine.
-func (w *World) takes(kind string, from, to instant) instant {
+// takes is how long something takes at a machine for a member or an image.
+func (w *World) takes(kind, subject string, from, to instant) instant {
 	if w.script != nil {
-		return span(w.script.Takes(kind))
+		return span(w.script.Takes(kind, subject))
 	}
 	return w.between(from, to)
 }

@@ -314,6 +314,8 @@ type hub struct {
 	leaseNo      uint64
 	parts        map[[32]byte][]byte
 	withheld     bool
+	// now is the time of what it signs.
+	now func() time.Time
 	// readyWithin replaces the manifest's readiness timeout, in seconds.
 	readyWithin string
 	// accelerators are AMD's, given to the one service.
@@ -322,14 +324,17 @@ type hub struct {
 	configJSON, onChange string
 }
 
-func newHub(t testing.TB, word string) *hub {
+// newSigner is a hub without a registry.
+func newSigner(t testing.TB, issued time.Time) *hub {
 	t.Helper()
 	key := func() ed25519.PrivateKey {
 		_, k, err := ed25519.GenerateKey(rand.Reader)
 		require.NoError(t, err)
 		return k
 	}
-	h := &hub{t: t, root: key(), state: key(), lease: key(), cat: key(), node: key(), parts: map[[32]byte][]byte{}}
+	h := &hub{
+		t: t, root: key(), state: key(), lease: key(), cat: key(), node: key(), parts: map[[32]byte][]byte{}, now: time.Now,
+	}
 	role := func(name string, k ed25519.PrivateKey) *protocol.Role {
 		pub := k.Public().(ed25519.PublicKey)
 		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
@@ -338,13 +343,18 @@ func newHub(t testing.TB, word string) *hub {
 		}}}
 	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
-		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.Now(),
+		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.New(issued),
 		Roles: []*protocol.Role{role("root", h.root), role("state", h.state), role("lease", h.lease), role("catalog", h.cat)},
 	}, protocol.NewEd25519Signer(h.root))
 	require.NoError(t, err)
 	h.bundle, err = protocol.VerifyBundle(env, protocol.Fingerprint(h.root.Public().(ed25519.PublicKey)))
 	require.NoError(t, err)
+	return h
+}
 
+func newHub(t testing.TB, word string) *hub {
+	t.Helper()
+	h := newSigner(t, time.Now())
 	images := registry.New(registry.Logger(log.New(io.Discard, "", 0)))
 	h.registry = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if h.registryDown.Load() {
@@ -410,7 +420,7 @@ func (h *hub) desired(ws ...*protocol.Workload) (protocol.Verified[*protocol.Des
 	h.generation++
 	d := &protocol.DesiredState{
 		NodeId: nodeID, NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: h.generation,
-		IssuedAt: timestamppb.Now(),
+		IssuedAt: timestamppb.New(h.now()),
 	}
 	var parts [][]byte
 	for _, w := range ws {
@@ -435,7 +445,7 @@ func (h *hub) newLease(memberID string, life time.Duration) *protocol.Lease {
 	defer h.mu.Unlock()
 	h.leaseNo++
 	return &protocol.Lease{
-		MemberId: memberID, LeaseNo: h.leaseNo, ExpiresAt: timestamppb.New(time.Now().Add(life)), EndPolicy: "stop",
+		MemberId: memberID, LeaseNo: h.leaseNo, ExpiresAt: timestamppb.New(h.now().Add(life)), EndPolicy: "stop",
 		CapNanos: 1 << 60,
 		Prices:   []*protocol.FrozenPrice{{Meter: protocol.MeterSessionSeconds, PriceNanos: 1000, PerQuantity: 1_000_000}},
 	}

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
@@ -61,25 +62,29 @@ func (r *Reconciler) list(ctx context.Context) ([]agent.Listed, error) {
 	}
 	out := make([]agent.Listed, 0, len(all))
 	for _, c := range all {
-		if c.MemberID == "" {
-			continue
+		if c.MemberID != "" {
+			out = append(out, listed(c))
 		}
-		out = append(out, agent.Listed{
-			ID:         c.ID,
-			MemberID:   c.MemberID,
-			InstanceID: c.InstanceID,
-			Service:    c.Service,
-			Revision:   c.Revision,
-			SpecDigest: c.SpecDigest,
-			Status:     statusOf(c.State),
-			Lost:       c.State == runtime.StateLost,
-			ExitedAt:   c.ExitedAt,
-			ExitCode:   int32(c.ExitCode),
-			OOMKilled:  c.OOMKilled,
-			StartedAt:  c.StartedAt,
-		})
 	}
 	return out, nil
+}
+
+func listed(c runtime.Container) agent.Listed {
+	return agent.Listed{
+		ID:             c.ID,
+		MemberID:       c.MemberID,
+		InstanceID:     c.InstanceID,
+		Service:        c.Service,
+		Revision:       c.Revision,
+		SpecDigest:     c.SpecDigest,
+		AcceleratorIDs: c.AcceleratorIDs,
+		Status:         statusOf(c.State),
+		Lost:           c.State == runtime.StateLost,
+		ExitedAt:       c.ExitedAt,
+		ExitCode:       int32(c.ExitCode),
+		OOMKilled:      c.OOMKilled,
+		StartedAt:      c.StartedAt,
+	}
 }
 
 func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {

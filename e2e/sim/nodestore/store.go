@@ -63,7 +63,8 @@ type Member struct {
 // New is an empty store.
 func New(nodeID, incarnation string) *Store {
 	return &Store{
-		Parts: map[Sum]Part{}, Leases: map[string]*protocol.Lease{}, Members: map[string]Member{}, Runs: map[string]agent.Run{},
+		Parts: map[Sum]Part{}, Leases: map[string]*protocol.Lease{},
+		Members: map[string]Member{}, Runs: map[string]agent.Run{},
 		Consumed: map[string]map[string]int64{}, Segments: map[uint64]spool.Sealed{},
 		leaseFrom:      map[string]*protocol.LeaseBatch{},
 		Chain:          spool.Chain{NodeID: nodeID, Incarnation: incarnation},

@@ -1,0 +1,12 @@
+package reconcile
+
+import (
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+)
+
+// SetRunIDs replaces how runs are named.
+func (r *Reconciler) SetRunIDs(next func(memberID string) string) { r.newRunID = next }
+
+// ListedOf is a container as the loop passes it on.
+func ListedOf(c runtime.Container) agent.Listed { return listed(c) }
