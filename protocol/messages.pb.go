@@ -308,7 +308,7 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -383,7 +383,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -479,7 +479,7 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41, 1}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -1592,7 +1592,9 @@ type Port struct {
 	// http or tcp.
 	Protocol string `protobuf:"bytes,3,opt,name=protocol,proto3" json:"protocol,omitempty"`
 	// private: the node's 127.0.0.1 only.
-	Expose        string `protobuf:"bytes,4,opt,name=expose,proto3" json:"expose,omitempty"`
+	Expose string `protobuf:"bytes,4,opt,name=expose,proto3" json:"expose,omitempty"`
+	// Port of the node that the tenant chose; 0 leaves it to the node.
+	HostPort      uint32 `protobuf:"varint,5,opt,name=host_port,json=hostPort,proto3" json:"host_port,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1653,6 +1655,13 @@ func (x *Port) GetExpose() string {
 		return x.Expose
 	}
 	return ""
+}
+
+func (x *Port) GetHostPort() uint32 {
+	if x != nil {
+		return x.HostPort
+	}
+	return 0
 }
 
 type Resources struct {
@@ -2819,8 +2828,10 @@ type NodeFacts struct {
 	RuncVersion       string                 `protobuf:"bytes,8,opt,name=runc_version,json=runcVersion,proto3" json:"runc_version,omitempty"`
 	Accelerators      []*Accelerator         `protobuf:"bytes,9,rep,name=accelerators,proto3" json:"accelerators,omitempty"`
 	// What the host cannot give, in words: user_namespaces_unavailable, seccomp_unavailable …
-	Conditions    []string               `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	BootTime      *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=boot_time,json=bootTime,proto3" json:"boot_time,omitempty"`
+	Conditions []string               `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	BootTime   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=boot_time,json=bootTime,proto3" json:"boot_time,omitempty"`
+	// The ports of the node that its owner lets tenants choose; absent: none.
+	HostPorts     *PortRange `protobuf:"bytes,12,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2932,6 +2943,66 @@ func (x *NodeFacts) GetBootTime() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *NodeFacts) GetHostPorts() *PortRange {
+	if x != nil {
+		return x.HostPorts
+	}
+	return nil
+}
+
+// PortRange is a range of ports, both ends included.
+type PortRange struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	First         uint32                 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	Last          uint32                 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PortRange) Reset() {
+	*x = PortRange{}
+	mi := &file_protocol_messages_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PortRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PortRange) ProtoMessage() {}
+
+func (x *PortRange) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
+func (*PortRange) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *PortRange) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *PortRange) GetLast() uint32 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
 // Accelerator is one GPU as its node finds it.
 type Accelerator struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2960,7 +3031,7 @@ type Accelerator struct {
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2972,7 +3043,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2985,7 +3056,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Accelerator) GetId() string {
@@ -3087,7 +3158,7 @@ type AcceleratorLink struct {
 
 func (x *AcceleratorLink) Reset() {
 	*x = AcceleratorLink{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3099,7 +3170,7 @@ func (x *AcceleratorLink) String() string {
 func (*AcceleratorLink) ProtoMessage() {}
 
 func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3112,7 +3183,7 @@ func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorLink.ProtoReflect.Descriptor instead.
 func (*AcceleratorLink) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AcceleratorLink) GetPeerId() string {
@@ -3150,7 +3221,7 @@ type AcceleratorPartition struct {
 
 func (x *AcceleratorPartition) Reset() {
 	*x = AcceleratorPartition{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3162,7 +3233,7 @@ func (x *AcceleratorPartition) String() string {
 func (*AcceleratorPartition) ProtoMessage() {}
 
 func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3175,7 +3246,7 @@ func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorPartition.ProtoReflect.Descriptor instead.
 func (*AcceleratorPartition) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AcceleratorPartition) GetId() string {
@@ -3224,7 +3295,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3236,7 +3307,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3249,7 +3320,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -3326,7 +3397,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3338,7 +3409,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3351,7 +3422,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -3377,7 +3448,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3389,7 +3460,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3402,7 +3473,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -3421,7 +3492,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3433,7 +3504,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3446,7 +3517,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -3465,7 +3536,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3477,7 +3548,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3490,7 +3561,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -3510,7 +3581,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3522,7 +3593,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3535,7 +3606,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GoAway) GetReason() string {
@@ -3557,7 +3628,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3569,7 +3640,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3582,7 +3653,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -3620,7 +3691,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3632,7 +3703,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3645,7 +3716,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -3703,7 +3774,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3715,7 +3786,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3728,7 +3799,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -3782,7 +3853,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3794,7 +3865,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3807,7 +3878,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -3889,7 +3960,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3901,7 +3972,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3914,7 +3985,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -4052,7 +4123,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4064,7 +4135,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4077,7 +4148,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -4127,7 +4198,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4139,7 +4210,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4152,7 +4223,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -4196,7 +4267,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4208,7 +4279,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4221,7 +4292,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -4262,7 +4333,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4274,7 +4345,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4287,7 +4358,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -4312,7 +4383,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4324,7 +4395,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4337,7 +4408,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -4393,7 +4464,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4405,7 +4476,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4418,7 +4489,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -4499,7 +4570,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4511,7 +4582,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4524,7 +4595,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -4564,7 +4635,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4576,7 +4647,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4589,7 +4660,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -4612,7 +4683,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4624,7 +4695,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4637,7 +4708,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -4683,7 +4754,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4695,7 +4766,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4708,7 +4779,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -4783,7 +4854,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4795,7 +4866,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4808,7 +4879,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *ExecRequest) GetMemberId() string {
@@ -4866,7 +4937,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4878,7 +4949,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4891,7 +4962,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -4920,7 +4991,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4932,7 +5003,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4945,7 +5016,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -4986,7 +5057,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4998,7 +5069,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5011,7 +5082,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -5143,12 +5214,13 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x04NONE\x10\x03\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value\"u\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\"\x92\x01\n" +
 	"\x04Port\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12%\n" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x16\n" +
-	"\x06expose\x18\x04 \x01(\tR\x06expose\"\xc6\x01\n" +
+	"\x06expose\x18\x04 \x01(\tR\x06expose\x12\x1b\n" +
+	"\thost_port\x18\x05 \x01(\rR\bhostPort\"\xc6\x01\n" +
 	"\tResources\x12\x1d\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rR\tcpuMillis\x12!\n" +
@@ -5259,7 +5331,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x05facts\x18\t \x01(\v2\x14.gpuaas.v1.NodeFactsR\x05facts\x12\x1a\n" +
 	"\bfeatures\x18\n" +
 	" \x03(\tR\bfeatures\x12!\n" +
-	"\flast_session\x18\v \x01(\x04R\vlastSession\"\x9a\x03\n" +
+	"\flast_session\x18\v \x01(\x04R\vlastSession\"\xcf\x03\n" +
 	"\tNodeFacts\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x0e\n" +
 	"\x02os\x18\x02 \x01(\tR\x02os\x12\x16\n" +
@@ -5274,7 +5346,12 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"conditions\x18\n" +
 	" \x03(\tR\n" +
 	"conditions\x127\n" +
-	"\tboot_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\"\xb0\x03\n" +
+	"\tboot_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\x123\n" +
+	"\n" +
+	"host_ports\x18\f \x01(\v2\x14.gpuaas.v1.PortRangeR\thostPorts\"5\n" +
+	"\tPortRange\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\rR\x04last\"\xb0\x03\n" +
 	"\vAccelerator\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06vendor\x18\x02 \x01(\tR\x06vendor\x12\x14\n" +
@@ -5519,7 +5596,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 55)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
 	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
@@ -5554,53 +5631,54 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*HubMessage)(nil),            // 30: gpuaas.v1.HubMessage
 	(*Hello)(nil),                 // 31: gpuaas.v1.Hello
 	(*NodeFacts)(nil),             // 32: gpuaas.v1.NodeFacts
-	(*Accelerator)(nil),           // 33: gpuaas.v1.Accelerator
-	(*AcceleratorLink)(nil),       // 34: gpuaas.v1.AcceleratorLink
-	(*AcceleratorPartition)(nil),  // 35: gpuaas.v1.AcceleratorPartition
-	(*Welcome)(nil),               // 36: gpuaas.v1.Welcome
-	(*PushState)(nil),             // 37: gpuaas.v1.PushState
-	(*PushLeases)(nil),            // 38: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),            // 39: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),             // 40: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                // 41: gpuaas.v1.GoAway
-	(*Ack)(nil),                   // 42: gpuaas.v1.Ack
-	(*Nack)(nil),                  // 43: gpuaas.v1.Nack
-	(*StateUpload)(nil),           // 44: gpuaas.v1.StateUpload
-	(*Report)(nil),                // 45: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 46: gpuaas.v1.WorkloadStatus
-	(*OwnerRefusal)(nil),          // 47: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),     // 48: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 49: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 50: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 51: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 52: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 53: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 54: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 55: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 56: gpuaas.v1.TunnelRequest
-	(*ExecRequest)(nil),           // 57: gpuaas.v1.ExecRequest
-	(*ConnectRequest)(nil),        // 58: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),           // 59: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 60: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 61: google.protobuf.Timestamp
+	(*PortRange)(nil),             // 33: gpuaas.v1.PortRange
+	(*Accelerator)(nil),           // 34: gpuaas.v1.Accelerator
+	(*AcceleratorLink)(nil),       // 35: gpuaas.v1.AcceleratorLink
+	(*AcceleratorPartition)(nil),  // 36: gpuaas.v1.AcceleratorPartition
+	(*Welcome)(nil),               // 37: gpuaas.v1.Welcome
+	(*PushState)(nil),             // 38: gpuaas.v1.PushState
+	(*PushLeases)(nil),            // 39: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),            // 40: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),             // 41: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                // 42: gpuaas.v1.GoAway
+	(*Ack)(nil),                   // 43: gpuaas.v1.Ack
+	(*Nack)(nil),                  // 44: gpuaas.v1.Nack
+	(*StateUpload)(nil),           // 45: gpuaas.v1.StateUpload
+	(*Report)(nil),                // 46: gpuaas.v1.Report
+	(*WorkloadStatus)(nil),        // 47: gpuaas.v1.WorkloadStatus
+	(*OwnerRefusal)(nil),          // 48: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),     // 49: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 50: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 51: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 52: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 53: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 54: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 55: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 56: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 57: gpuaas.v1.TunnelRequest
+	(*ExecRequest)(nil),           // 58: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),        // 59: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),           // 60: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 61: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 62: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	7,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	10, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	61, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	61, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	62, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	62, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	11, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	11, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	61, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	61, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	61, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	62, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	62, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	62, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	14, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	6,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	6,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
 	16, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
 	15, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	61, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	62, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
 	18, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
 	19, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
 	20, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
@@ -5608,69 +5686,70 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	22, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
 	17, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
 	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	61, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	62, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
 	24, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	25, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	61, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	61, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	62, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	62, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
 	27, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	61, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	61, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	62, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	62, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	31, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	42, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	43, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	45, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	44, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	36, // 37: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	37, // 38: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	38, // 39: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	39, // 40: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	40, // 41: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	41, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	43, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	44, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	46, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	45, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	37, // 37: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	38, // 38: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	39, // 39: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	40, // 40: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	41, // 41: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	42, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
 	32, // 43: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	33, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	61, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	34, // 46: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
-	35, // 47: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	61, // 48: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	6,  // 49: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	6,  // 50: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	6,  // 51: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,  // 52: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,  // 53: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	3,  // 54: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	6,  // 55: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	6,  // 56: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	6,  // 57: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	61, // 58: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	46, // 59: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	33, // 60: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	4,  // 61: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	5,  // 62: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	61, // 63: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	61, // 64: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	61, // 65: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	48, // 66: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	49, // 67: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	6,  // 68: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	61, // 69: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	6,  // 70: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	3,  // 71: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	54, // 72: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	3,  // 73: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	55, // 74: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	6,  // 75: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	61, // 76: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	59, // 77: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	58, // 78: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	57, // 79: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	3,  // 80: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	81, // [81:81] is the sub-list for method output_type
-	81, // [81:81] is the sub-list for method input_type
-	81, // [81:81] is the sub-list for extension type_name
-	81, // [81:81] is the sub-list for extension extendee
-	0,  // [0:81] is the sub-list for field type_name
+	34, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	62, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	33, // 46: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
+	35, // 47: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	36, // 48: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	62, // 49: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	6,  // 50: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	6,  // 51: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	6,  // 52: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,  // 53: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,  // 54: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	3,  // 55: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	6,  // 56: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	6,  // 57: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	6,  // 58: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	62, // 59: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	47, // 60: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	34, // 61: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	4,  // 62: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	5,  // 63: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	62, // 64: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	62, // 65: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	62, // 66: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	49, // 67: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	50, // 68: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	6,  // 69: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	62, // 70: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	6,  // 71: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	3,  // 72: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	55, // 73: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	3,  // 74: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	56, // 75: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	6,  // 76: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	62, // 77: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	60, // 78: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	59, // 79: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	58, // 80: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	3,  // 81: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	82, // [82:82] is the sub-list for method output_type
+	82, // [82:82] is the sub-list for method input_type
+	82, // [82:82] is the sub-list for extension type_name
+	82, // [82:82] is the sub-list for extension extendee
+	0,  // [0:82] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -5693,13 +5772,13 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[27].OneofWrappers = []any{}
-	file_protocol_messages_proto_msgTypes[46].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[28].OneofWrappers = []any{}
+	file_protocol_messages_proto_msgTypes[47].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[50].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[51].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
 		(*TunnelRequest_Exec)(nil),
@@ -5710,7 +5789,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   55,
+			NumMessages:   56,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -13,6 +13,7 @@ package protocol
 //	1  2026-11-23  Accelerator has address, NUMA node, cores, versions, links and partitions; reports name accelerators.
 //	1  2026-11-23  TunnelRequest.connect and exec; an agent without them answers FEATURE_MISSING.
 //	1  2026-11-23  Resources.shm_bytes; needs the manifest feature resources.
+//	1  2026-11-23  Port.host_port, NodeFacts.host_ports; needs the feature host_ports.
 const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).

@@ -1298,6 +1298,9 @@ type AppInstance struct {
 	Parameters      map[string]interface{} `json:"parameters"`
 	PlacementIntent PlacementIntent        `json:"placement_intent"`
 
+	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+	Ports PortChoices `json:"ports,omitempty,omitzero"`
+
 	// PreviousVersion What a rollback without a target goes back to
 	PreviousVersion string `json:"previous_version,omitempty,omitzero"`
 
@@ -1341,6 +1344,9 @@ type AppInstanceCreate struct {
 	// Parameters Checked against the version's parameter schema. Not for secrets: they are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
 	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
+
+	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+	Ports PortChoices `json:"ports,omitempty,omitzero"`
 
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources InstanceResources `json:"resources,omitempty,omitzero"`
@@ -1398,6 +1404,9 @@ type AppInstanceUpgrade struct {
 
 	// Parameters All of them; absent leaves them as they are
 	Parameters map[string]interface{} `json:"parameters,omitempty,omitzero"`
+
+	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+	Ports PortChoices `json:"ports,omitempty,omitzero"`
 
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources     InstanceResources `json:"resources,omitempty,omitzero"`
@@ -2091,6 +2100,18 @@ type PolicyOverrides struct {
 	// MaxAccelerators Absent means no limit
 	MaxAccelerators int32 `json:"max_accelerators,omitempty,omitzero"`
 }
+
+// PortChoice defines model for PortChoice.
+type PortChoice struct {
+	// HostPort One that the node's owner lets tenants choose; absent leaves it to the node
+	HostPort int32 `json:"host_port,omitempty,omitzero"`
+
+	// Name As in the manifest
+	Name string `json:"name"`
+}
+
+// PortChoices Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+type PortChoices = []PortChoice
 
 // PositiveAmount Decimal number, not negative, with at most nine digits after the point.
 type PositiveAmount = string
@@ -3995,7 +4016,8 @@ type ClientInterface interface {
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-	// `placement_required`.
+	// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+	// `port_unavailable`).
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -4006,7 +4028,8 @@ type ClientInterface interface {
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-	// `placement_required`.
+	// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+	// `port_unavailable`).
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -4147,9 +4170,10 @@ type ClientInterface interface {
 
 	// UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 	//
-	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+	// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 	// once ran.
@@ -4161,9 +4185,10 @@ type ClientInterface interface {
 
 	// UpgradeAppInstance Upgrade the instance in place to another version
 	//
-	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+	// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 	// once ran.
@@ -5689,7 +5714,8 @@ func (c *Client) ListAppInstances(ctx context.Context, projectID ProjectID, para
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 // `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-// `placement_required`.
+// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+// `port_unavailable`).
 //
 // Takes any type of body and a specified content type.
 //
@@ -5710,7 +5736,8 @@ func (c *Client) CreateAppInstanceWithBody(ctx context.Context, projectID Projec
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 // `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-// `placement_required`.
+// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+// `port_unavailable`).
 //
 // Takes a body of the `application/json` content type.
 //
@@ -6001,9 +6028,10 @@ func (c *Client) StopAppInstance(ctx context.Context, projectID ProjectID, appIn
 
 // UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 //
-// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 // others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 // node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 // `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 // once ran.
@@ -6025,9 +6053,10 @@ func (c *Client) UpgradeAppInstanceWithBody(ctx context.Context, projectID Proje
 
 // UpgradeAppInstance Upgrade the instance in place to another version
 //
-// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 // others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 // node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 // `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 // once ran.
@@ -11979,7 +12008,8 @@ type ClientWithResponsesInterface interface {
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-	// `placement_required`.
+	// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+	// `port_unavailable`).
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -11990,7 +12020,8 @@ type ClientWithResponsesInterface interface {
 	//
 	// Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 	// `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-	// `placement_required`.
+	// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+	// `port_unavailable`).
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -12143,9 +12174,10 @@ type ClientWithResponsesInterface interface {
 
 	// UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 	//
-	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+	// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 	// once ran.
@@ -12157,9 +12189,10 @@ type ClientWithResponsesInterface interface {
 
 	// UpgradeAppInstanceWithResponse Upgrade the instance in place to another version
 	//
-	// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+	// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 	// others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-	// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+	// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+	// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 	// node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 	// `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 	// once ran.
@@ -17895,7 +17928,8 @@ func (c *ClientWithResponses) ListAppInstancesWithResponse(ctx context.Context, 
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 // `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-// `placement_required`.
+// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+// `port_unavailable`).
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -17912,7 +17946,8 @@ func (c *ClientWithResponses) CreateAppInstanceWithBodyWithResponse(ctx context.
 //
 // Modes and scopes are hints; the answer says what is in effect and why (`hint_results`). Without
 // `placement_intent.allocation_ids` the only active allocation with room is taken, otherwise 409
-// `placement_required`.
+// `placement_required`. A port of the node that is in use, or that its owner lets nobody choose, is refused (409
+// `port_unavailable`).
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -18155,9 +18190,10 @@ func (c *ClientWithResponses) StopAppInstanceWithResponse(ctx context.Context, p
 
 // UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 //
-// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 // others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 // node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 // `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 // once ran.
@@ -18175,9 +18211,10 @@ func (c *ClientWithResponses) UpgradeAppInstanceWithBodyWithResponse(ctx context
 
 // UpgradeAppInstanceWithResponse Upgrade the instance in place to another version
 //
-// Members and ports stay, and so do resources, parameters and config where the body does not name others; with
+// Members stay, and so do ports, resources, parameters and config where the body does not name others; with
 // others, `target_version` may be the version that runs. What does not fit into the allocation beside its other
-// instances is refused (409 `insufficient_capacity`). A version that is not ready in time is left again by the
+// instances is refused (409 `insufficient_capacity`), and so is a port of the node that is in use or that its
+// owner lets nobody choose (409 `port_unavailable`). A version that is not ready in time is left again by the
 // node itself, without the hub, and with it its resources, parameters and config: `upgrading`, `rolling_back`,
 // `running`, with the events `failed` and `rolled_back`. 409 unless the instance runs, or has failed after it
 // once ran.

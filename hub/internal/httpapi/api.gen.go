@@ -1297,6 +1297,9 @@ type AppInstance struct {
 	Parameters      map[string]interface{} `json:"parameters"`
 	PlacementIntent PlacementIntent        `json:"placement_intent"`
 
+	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+	Ports PortChoices `json:"ports,omitempty,omitzero"`
+
 	// PreviousVersion What a rollback without a target goes back to
 	PreviousVersion string `json:"previous_version,omitempty,omitzero"`
 
@@ -1340,6 +1343,9 @@ type AppInstanceCreate struct {
 	// Parameters Checked against the version's parameter schema. Not for secrets: they are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
 	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
+
+	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+	Ports PortChoices `json:"ports,omitempty,omitzero"`
 
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources InstanceResources `json:"resources,omitempty,omitzero"`
@@ -1397,6 +1403,9 @@ type AppInstanceUpgrade struct {
 
 	// Parameters All of them; absent leaves them as they are
 	Parameters map[string]interface{} `json:"parameters,omitempty,omitzero"`
+
+	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+	Ports PortChoices `json:"ports,omitempty,omitzero"`
 
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources     InstanceResources `json:"resources,omitempty,omitzero"`
@@ -2090,6 +2099,18 @@ type PolicyOverrides struct {
 	// MaxAccelerators Absent means no limit
 	MaxAccelerators int32 `json:"max_accelerators,omitempty,omitzero"`
 }
+
+// PortChoice defines model for PortChoice.
+type PortChoice struct {
+	// HostPort One that the node's owner lets tenants choose; absent leaves it to the node
+	HostPort int32 `json:"host_port,omitempty,omitzero"`
+
+	// Name As in the manifest
+	Name string `json:"name"`
+}
+
+// PortChoices Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
+type PortChoices = []PortChoice
 
 // PositiveAmount Decimal number, not negative, with at most nine digits after the point.
 type PositiveAmount = string
