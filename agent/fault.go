@@ -18,6 +18,8 @@ const (
 	CodeAcceleratorUnusable fault.Code = "accelerator_unusable"
 	// CodeAcceleratorInUse: another container holds the accelerator.
 	CodeAcceleratorInUse fault.Code = "accelerator_in_use"
+	// CodePortTaken: a port of the node is in use.
+	CodePortTaken fault.Code = "port_taken"
 )
 
 // IsAcceleratorUnusable reports whether err is the fault of an accelerator that cannot be used.
@@ -28,6 +30,9 @@ func IsAcceleratorInUse(err error) bool { return hasCode(err, CodeAcceleratorInU
 
 // IsFeatureMissing reports whether err is the fault of a feature that the agent lacks.
 func IsFeatureMissing(err error) bool { return hasCode(err, CodeFeatureMissing) }
+
+// IsPortTaken reports whether err is the fault of a port of the node that is in use.
+func IsPortTaken(err error) bool { return hasCode(err, CodePortTaken) }
 
 // IsDiskFull reports whether err is the fault of a full disk.
 func IsDiskFull(err error) bool { return hasCode(err, fault.CodeDiskFull) }

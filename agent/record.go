@@ -115,7 +115,7 @@ func reasonOf(a Action, err error) protocol.WorkloadStatus_Reason {
 		return protocol.WorkloadStatus_FEATURE_MISSING
 	case IsAcceleratorUnusable(err):
 		return protocol.WorkloadStatus_DEVICE_FAULT
-	case IsAcceleratorInUse(err):
+	case IsAcceleratorInUse(err), IsPortTaken(err):
 		return protocol.WorkloadStatus_INSUFFICIENT_CAPACITY
 	}
 	if _, is := a.(PullImage); is {

@@ -104,15 +104,20 @@ func parseDestination(text string) (Destination, error) {
 	if !hasPorts {
 		return d, nil
 	}
-	first, last, isRange := strings.Cut(ports, "-")
-	if !isRange {
-		last = first
-	}
-	a, errA := strconv.ParseUint(first, 10, 16)
-	b, errB := strconv.ParseUint(last, 10, 16)
-	if errA != nil || errB != nil || a == 0 || a > b {
+	var ok bool
+	if d.FirstPort, d.LastPort, ok = parsePorts(ports); !ok {
 		return Destination{}, bad
 	}
-	d.FirstPort, d.LastPort = uint16(a), uint16(b)
 	return d, nil
+}
+
+// parsePorts reads "8000" or "8000-8010".
+func parsePorts(text string) (first, last uint16, ok bool) {
+	from, to, isRange := strings.Cut(text, "-")
+	if !isRange {
+		to = from
+	}
+	a, errA := strconv.ParseUint(from, 10, 16)
+	b, errB := strconv.ParseUint(to, 10, 16)
+	return uint16(a), uint16(b), errA == nil && errB == nil && a > 0 && a <= b
 }

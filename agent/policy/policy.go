@@ -34,6 +34,9 @@ type Policy struct {
 	Largest Size `yaml:"largest_workload"`
 	// Egress bounds what members reach outside the machine.
 	Egress Egress `yaml:"egress"`
+	// HostPorts are the ports of the machine that tenants may choose; the zero value is none. The agent gives them to
+	// nobody else.
+	HostPorts PortRange `yaml:"host_ports"`
 	// ShareWeakIsolation lets workloads of several orgs run side by side although the machine isolates containers weakly.
 	ShareWeakIsolation bool `yaml:"share_weak_isolation"`
 
@@ -109,6 +112,9 @@ func (p Policy) Refuses(w *protocol.Workload) string {
 	}
 	if !p.Apps.allow(w.GetAppSlug()) {
 		return "The owner of this node does not accept this app."
+	}
+	if rule := p.HostPorts.refuses(w); rule != "" {
+		return rule
 	}
 	return p.Largest.refuses(w)
 }

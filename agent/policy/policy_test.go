@@ -14,7 +14,10 @@ import (
 func TestLaw15TheOwnersRulesDecide(t *testing.T) {
 	workload := &protocol.Workload{OrgSlug: "acme", AppSlug: "jupyter", Services: []*protocol.Service{
 		{Resources: &protocol.Resources{CpuMillis: 1500, MemoryBytes: 2_000_000_001, AcceleratorIds: []string{"a"}}},
-		{Resources: &protocol.Resources{CpuMillis: 600, AcceleratorIds: []string{"b"}}},
+		{
+			Resources: &protocol.Resources{CpuMillis: 600, AcceleratorIds: []string{"b"}},
+			Ports:     []*protocol.Port{{Name: "http"}},
+		},
 	}}
 	for doc, says := range map[string]string{
 		"":                              "",
@@ -43,6 +46,33 @@ func TestLaw15TheOwnersRulesDecide(t *testing.T) {
 			continue
 		}
 		require.Contains(t, p.Refuses(workload), says, doc)
+	}
+}
+
+// Tenants choose only the ports that the owner names, and none where the owner names none.
+func TestLaw15TheOwnerSaysWhichPortsTenantsChoose(t *testing.T) {
+	for doc, says := range map[string]string{
+		"":                                   "lets nobody choose its ports",
+		"host_ports: 30001":                  "",
+		"host_ports: 30001-30002":            "",
+		"host_ports: 30000-30001":            "",
+		"host_ports: 30002-30003":            "from 30002 to 30003; this workload asks for 30001",
+		"host_ports: 443":                    "from 443 to 443; this workload asks for 30001",
+		"host_ports: 1-65535\nclosed: false": "",
+	} {
+		p, err := policy.Parse([]byte(doc))
+		require.NoError(t, err, doc)
+		require.Empty(t, p.Refuses(&protocol.Workload{Services: []*protocol.Service{{Ports: []*protocol.Port{{}}}}}), doc)
+		rule := p.Refuses(&protocol.Workload{Services: []*protocol.Service{{}, {
+			Ports: []*protocol.Port{{Name: "http"}, {Name: "admin", HostPort: 30001}},
+		}}})
+		if says == "" {
+			require.Empty(t, rule, doc)
+		} else {
+			require.Contains(t, rule, says, doc)
+		}
+		require.Equal(t, says == "", p.HostPorts.Contains(30001), doc)
+		require.Equal(t, doc == "", p.HostPorts.Protocol() == nil, doc)
 	}
 }
 
@@ -79,6 +109,11 @@ func TestAPolicyWithAnErrorInItIsRefusedAsAWhole(t *testing.T) {
 		"egress: {allow: ['10.1.2.3:0']}":      "no IPv4 address or network",
 		"egress: {allow: ['10.1.2.3:9-8']}":    "no IPv4 address or network",
 		"egress: {allow: ['127.0.0.1:5432']}":  "the machine itself",
+		"host_ports: 0":                        "a port like 8443 or a range",
+		"host_ports: 30001-30000":              "a port like 8443 or a range",
+		"host_ports: 65536":                    "a port like 8443 or a range",
+		"host_ports: [30000, 30001]":           "a port like 8443 or a range",
+		"host_ports: {first: 1}":               "a port like 8443 or a range",
 		strings.Repeat("#", policy.MaxBytes+1): "the limit is",
 	} {
 		_, err := policy.Parse([]byte(doc))

@@ -38,6 +38,7 @@ const (
 	RuleAcceleratorClaims    Rule = "accelerator_claimed_twice"
 	RuleAcceleratorShared    Rule = "accelerator_given_twice"
 	RuleAcceleratorUnclaimed Rule = "accelerator_not_in_allocation"
+	RuleHostPortShared       Rule = "host_port_given_twice"
 	RuleTooMany              Rule = "too_many"
 	RuleTooLarge             Rule = "too_large"
 )
@@ -71,6 +72,7 @@ func Check(snap Snapshot, state NodeState) error {
 	c.claims()
 	c.parts()
 	c.capacity()
+	c.hostPorts()
 	return c.err()
 }
 
@@ -270,6 +272,19 @@ func (c *checker) capacity() {
 	for _, a := range c.snap.Allocations {
 		if allocations[a.ID].overfull() {
 			c.add(RuleAllocationFull, a.ID)
+		}
+	}
+}
+
+// hostPorts checks that no two members have the same port of the node.
+func (c *checker) hostPorts() {
+	member := map[uint32]string{}
+	for _, p := range c.state.Parts {
+		for _, port := range hostPortsOf(p.Workload) {
+			if other := member[port]; other != "" && other != p.ID {
+				c.add(RuleHostPortShared, p.ID)
+			}
+			member[port] = p.ID
 		}
 	}
 }

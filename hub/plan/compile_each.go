@@ -28,7 +28,7 @@ func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, e
 	}
 	f := partialState{
 		snap: snap, allocations: map[string]*allocationUse{}, given: map[string]bool{},
-		seen: map[string]bool{},
+		seen: map[string]bool{}, ports: map[uint32]bool{},
 	}
 	for _, a := range snap.Allocations {
 		f.allocations[a.ID] = newAllocationUse(a)
@@ -71,8 +71,10 @@ type partialState struct {
 	allocations map[string]*allocationUse
 	// given are the accelerators in use, seen the ids of the added members.
 	given, seen map[string]bool
-	members     []Member
-	parts       []Part
+	// ports are the ports of the node in use.
+	ports   map[uint32]bool
+	members []Member
+	parts   []Part
 }
 
 // admit adds a member's part, or returns the rules that it breaks.
@@ -102,8 +104,15 @@ func (f *partialState) admit(m Member, p Part) error {
 			return Violations{{RuleAcceleratorShared, id}}
 		}
 	}
+	ports := hostPortsOf(p.Workload)
+	if slices.ContainsFunc(ports, func(port uint32) bool { return f.ports[port] }) {
+		return Violations{{RuleHostPortShared, m.ID}}
+	}
 	for id := range mine {
 		f.given[id] = true
+	}
+	for _, port := range ports {
+		f.ports[port] = true
 	}
 	*u = next
 	f.seen[m.ID] = true
@@ -160,4 +169,17 @@ func acceleratorsOf(w *protocol.Workload) map[string]bool {
 		}
 	}
 	return ids
+}
+
+// hostPortsOf returns the ports of the node that were chosen for a workload or its fallback.
+func hostPortsOf(w *protocol.Workload) []uint32 {
+	var ports []uint32
+	for _, s := range slices.Concat(w.GetServices(), w.GetFallback().GetServices()) {
+		for _, p := range s.GetPorts() {
+			if p.GetHostPort() != 0 {
+				ports = append(ports, p.GetHostPort())
+			}
+		}
+	}
+	return ports
 }

@@ -17,6 +17,11 @@ func TestOfMembersThatTogetherBreakARuleTheOlderStays(t *testing.T) {
 			older, younger := s.Members[1].Services[0].GetResources(), s.Members[0].Services[0].GetResources()
 			younger.AcceleratorIds = older.GetAcceleratorIds()
 		},
+		plan.RuleHostPortShared: func(s *plan.Snapshot) {
+			for _, m := range s.Members {
+				m.Services[0].Ports = []*protocol.Port{{Name: "http", ContainerPort: 80, HostPort: 30001}}
+			}
+		},
 		plan.RuleDuplicateMember: func(s *plan.Snapshot) { s.Members = append(s.Members, s.Members[0]) },
 		plan.RuleAllocationFull: func(s *plan.Snapshot) {
 			for _, m := range s.Members {

@@ -2,9 +2,11 @@ package plan
 
 import (
 	"cmp"
+	"fmt"
 	"slices"
 
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Need is the capacity that an allocation or an instance needs.
@@ -22,6 +24,8 @@ type Need struct {
 	Shapes []string
 	// Features are what a node must know to run the version.
 	Features []string
+	// HostPorts are ports of the node; one of 0 is the node's choice.
+	HostPorts []uint32
 }
 
 // Candidate is a node or an allocation with its free capacity.
@@ -38,7 +42,29 @@ type Candidate struct {
 	MemoryBytes  int64
 	Accelerators []Accelerator
 	// Features are those of the node's agent.
-	Features []string
+	Features  []string
+	HostPorts HostPorts
+}
+
+// HostPorts are the ports of a node that tenants may choose: those within Allowed that are not Taken.
+type HostPorts struct {
+	// Allowed is nil where the node's owner lets tenants choose none.
+	Allowed *protocol.PortRange
+	Taken   []uint32
+}
+
+// Refuses says why a port cannot be chosen; empty where it can.
+func (h HostPorts) Refuses(port uint32) string {
+	switch {
+	case port == 0:
+	case h.Allowed == nil:
+		return "the owner of the node lets nobody choose a port"
+	case port < h.Allowed.GetFirst() || port > h.Allowed.GetLast():
+		return fmt.Sprintf("must lie between %d and %d on this node", h.Allowed.GetFirst(), h.Allowed.GetLast())
+	case slices.Contains(h.Taken, port):
+		return "is in use on this node"
+	}
+	return ""
 }
 
 // Accelerator is one that is free.
@@ -74,7 +100,8 @@ func Needs(m manifest.Manifest, chosen manifest.Choice, maxAccelerators int) []N
 		CPUMillis:   int64(cmp.Or(chosen.CPUMillis, r.CPUMillis.Default)),
 		MemoryBytes: int64(cmp.Or(chosen.MemoryMiB, r.MemoryMiB.Default)) << 20,
 		Shapes:      c.RequiresCapacityShape,
-		Features:    m.Features(),
+		Features:    m.FeaturesFor(chosen),
+		HostPorts:   chosen.HostPorts(),
 	}
 	count, none := int(m.AcceleratorBounds().Default), chosen.AcceleratorModel == ""
 	if chosen.Accelerators != nil {
@@ -130,8 +157,10 @@ const (
 	// LacksFeature: the node's agent does not know something that the version uses.
 	LacksFeature Misfit = "feature_missing"
 	// LacksCPU, LacksMemory and LacksAccelerators: not enough is free.
-	LacksCPU          Misfit = "insufficient_cpu"
-	LacksMemory       Misfit = "insufficient_memory"
+	LacksCPU    Misfit = "insufficient_cpu"
+	LacksMemory Misfit = "insufficient_memory"
+	// LacksPort: a port of the node is in use, or its owner lets nobody choose it.
+	LacksPort         Misfit = "port_unavailable"
 	LacksAccelerators Misfit = "insufficient_accelerators"
 )
 
@@ -160,6 +189,8 @@ func Fit(need Need, candidate Candidate) (Choice, Misfit) {
 		return Choice{}, LacksCPU
 	case need.MemoryBytes > candidate.MemoryBytes:
 		return Choice{}, LacksMemory
+	case slices.ContainsFunc(need.HostPorts, func(p uint32) bool { return candidate.HostPorts.Refuses(p) != "" }):
+		return Choice{}, LacksPort
 	}
 	if need.Whole {
 		if len(matching(need, candidate.Accelerators)) < need.Accelerators {

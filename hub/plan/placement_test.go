@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func TestPlacement(t *testing.T) {
@@ -26,6 +27,8 @@ func TestPlacement(t *testing.T) {
 		older.Features = features
 		return older
 	}
+	open := candidate
+	open.HostPorts = plan.HostPorts{Allowed: &protocol.PortRange{First: 30001, Last: 30003}, Taken: []uint32{30002}}
 	cases := []struct {
 		name      string
 		need      plan.Need
@@ -60,6 +63,11 @@ func TestPlacement(t *testing.T) {
 		{"bare metal takes every accelerator", plan.Need{Whole: true}, empty, []string{"GPU-0", "GPU-1", "GPU-2"}, plan.Fits},
 		{"another shape", plan.Need{Shapes: []string{plan.ShapeBaremetal}}, candidate, nil, plan.WrongShape},
 		{"an agent that knows more", plan.Need{Features: []string{"a"}}, knows("a", "b"), nil, plan.Fits},
+		{"ports that are left to the node", plan.Need{HostPorts: []uint32{0, 0}}, candidate, nil, plan.Fits},
+		{"a port of an owner who allows none", plan.Need{HostPorts: []uint32{0, 30001}}, candidate, nil, plan.LacksPort},
+		{"ports that are allowed and free", plan.Need{HostPorts: []uint32{30001, 30003}}, open, nil, plan.Fits},
+		{"a port that another has", plan.Need{HostPorts: []uint32{30001, 30002}}, open, nil, plan.LacksPort},
+		{"a port that is not allowed", plan.Need{HostPorts: []uint32{30004}}, open, nil, plan.LacksPort},
 		{"an agent that is too old", plan.Need{Features: []string{"a", "c"}}, knows("a", "b"), nil, plan.LacksFeature},
 	}
 	for _, c := range cases {

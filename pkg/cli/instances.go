@@ -149,6 +149,9 @@ func (a *app) createInstanceCommand() *cobra.Command {
 		body.OperatingMode, body.ControlPlaneScope = client.OperatingMode(mode), client.ControlPlaneScope(scope)
 		body.PlacementIntent.AllocationIds = allocations
 		body.Resources = resources.chosen()
+		if body.Ports, err = resources.ports(); err != nil {
+			return err
+		}
 		if body.Parameters, err = parameters(s.env.Stdin, paramsFile, params); err != nil {
 			return err
 		}
@@ -316,6 +319,9 @@ func (a *app) upgradeCommand() *cobra.Command {
 			}
 			body := client.AppInstanceUpgrade{TargetVersion: to, Resources: resources.chosen()}
 			var err error
+			if body.Ports, err = resources.ports(); err != nil {
+				return client.AppInstance{}, err
+			}
 			if body.Parameters, err = parameters(s.env.Stdin, paramsFile, params); err != nil {
 				return client.AppInstance{}, err
 			}

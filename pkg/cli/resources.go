@@ -2,8 +2,10 @@ package cli
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"strconv"
+	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -63,12 +65,16 @@ type resourceChoice struct {
 	client.InstanceResources
 
 	accelerators int32
+	// hostPorts are NAME=PORT.
+	hostPorts []string
 }
 
 func resourceFlags(f *pflag.FlagSet) *resourceChoice {
 	r := placementFlags(f)
 	f.Int64Var(&r.DiskMib, "disk-mib", 0, "what a container may write to its own file system, in MiB")
 	f.Int64Var(&r.ShmMib, "shm-mib", 0, "size of /dev/shm in MiB")
+	f.StringArrayVar(&r.hostPorts, "host-port", nil, "port of the node for a port of the version, as NAME=PORT; 0 leaves "+
+		"it to the node (repeatable)")
 	return r
 }
 
@@ -88,4 +94,18 @@ func (r *resourceChoice) chosen() client.InstanceResources {
 		out.Accelerators = &r.accelerators
 	}
 	return out
+}
+
+// ports reads the ports of the node that were chosen.
+func (r *resourceChoice) ports() (client.PortChoices, error) {
+	var chosen client.PortChoices
+	for _, text := range r.hostPorts {
+		name, number, _ := strings.Cut(text, "=")
+		port, err := strconv.ParseUint(number, 10, 16)
+		if err != nil || name == "" {
+			return nil, usage(fmt.Errorf("--host-port must look like NAME=PORT, not %q", text))
+		}
+		chosen = append(chosen, client.PortChoice{Name: name, HostPort: int32(port)})
+	}
+	return chosen, nil
 }

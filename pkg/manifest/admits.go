@@ -84,6 +84,7 @@ func (m Manifest) shapeOf(s *protocol.Service) (Shape, error) {
 				CPUMillis: r.GetCpuMillis(), MemoryBytes: r.GetMemoryBytes(),
 				DiskBytes: r.GetDiskBytes(), ShmBytes: r.GetShmBytes(),
 				Variant: v.Name, AcceleratorVendor: v.Accelerator, AcceleratorIDs: r.GetAcceleratorIds(),
+				Ports: portsOf(s),
 			}, nil
 		}
 	}

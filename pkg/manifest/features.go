@@ -20,6 +20,9 @@ const FeatureResources = "resources"
 // FeatureVariants is the choice of an image by the model, memory and driver of the accelerators.
 const FeatureVariants = "variants"
 
+// FeatureHostPorts is the choice of ports of the node. No key of a manifest belongs to it: a choice needs it.
+const FeatureHostPorts = "host_ports"
+
 // ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
 // such document, so that a node which gets one, signed, is older than the manifest.
 var ErrSchema = errors.New("the manifest does not follow the schema of this build")
@@ -52,9 +55,19 @@ func featuresOf(tree any) []string {
 	return slices.Sorted(maps.Keys(used))
 }
 
-// KnownFeatures returns every feature that this build's manifests can need, sorted.
+// FeaturesFor returns what a node must know to run the version with a choice, sorted.
+func (m Manifest) FeaturesFor(c Choice) []string {
+	features := m.Features()
+	if slices.ContainsFunc(c.Ports, func(p PortChoice) bool { return p.HostPort != 0 }) {
+		features = append(features, FeatureHostPorts)
+		slices.Sort(features)
+	}
+	return features
+}
+
+// KnownFeatures returns every feature that this build's workloads can need, sorted.
 func KnownFeatures() []string {
-	known := append(slices.Collect(maps.Values(keyFeatures())), SchemaV1)
+	known := append(slices.Collect(maps.Values(keyFeatures())), SchemaV1, FeatureHostPorts)
 	slices.Sort(known)
 	return slices.Compact(known)
 }

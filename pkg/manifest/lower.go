@@ -22,6 +22,8 @@ type Shape struct {
 	AcceleratorVendor string
 	// AcceleratorIDs are the stable ids of the accelerators claimed for the member.
 	AcceleratorIDs []string
+	// Ports are the ports of the node that were chosen.
+	Ports []PortChoice
 }
 
 const mebibyte = 1 << 20
@@ -78,10 +80,13 @@ func Lower(m Manifest, in Inputs, shape Shape) ([]*protocol.Service, error) {
 		WorkingDir:       p.WorkingDir,
 		Config:           m.config(in.ConfigJSON),
 	}
+	if err := p.checkPorts(shape.Ports); err != nil {
+		return nil, err
+	}
 	for _, port := range p.Ports {
 		s.Ports = append(s.Ports, &protocol.Port{
 			Name: port.Name, ContainerPort: port.Container, Protocol: port.Protocol,
-			Expose: port.Expose,
+			Expose: port.Expose, HostPort: hostPortOf(shape.Ports, port.Name),
 		})
 	}
 	for _, dir := range p.Scratch {

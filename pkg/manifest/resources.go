@@ -46,6 +46,8 @@ type Choice struct {
 	MemoryMiB        uint64 `json:"memory_mib,omitempty"`
 	DiskMiB          uint64 `json:"disk_mib,omitempty"`
 	ShmMiB           uint64 `json:"shm_mib,omitempty"`
+	// Ports are those of the node that were chosen; the node chooses the others.
+	Ports []PortChoice `json:"ports,omitempty"`
 }
 
 // ChoiceOf returns the choice that the services were lowered from.
@@ -59,6 +61,7 @@ func ChoiceOf(services []*protocol.Service) Choice {
 		c.MemoryMiB += r.GetMemoryBytes() / mebibyte
 		c.DiskMiB += r.GetDiskBytes() / mebibyte
 		c.ShmMiB += r.GetShmBytes() / mebibyte
+		c.Ports = append(c.Ports, portsOf(s)...)
 	}
 	return c
 }
@@ -71,10 +74,15 @@ func (c Choice) Else(other Choice) Choice {
 	c.Accelerators = cmp.Or(c.Accelerators, other.Accelerators)
 	c.CPUMillis, c.MemoryMiB = cmp.Or(c.CPUMillis, other.CPUMillis), cmp.Or(c.MemoryMiB, other.MemoryMiB)
 	c.DiskMiB, c.ShmMiB = cmp.Or(c.DiskMiB, other.DiskMiB), cmp.Or(c.ShmMiB, other.ShmMiB)
+	for _, p := range other.Ports {
+		if !slices.ContainsFunc(c.Ports, p.sameName) {
+			c.Ports = append(slices.Clip(c.Ports), p)
+		}
+	}
 	return c
 }
 
-// CheckChoice checks a choice against the bounds of the version. The fault names each field that lies outside.
+// CheckChoice checks a choice against the version. The fault names each field that lies outside its bounds.
 func (m Manifest) CheckChoice(c Choice) error {
 	r := m.Version.RuntimeProfile.Resources
 	f := &findings{}
@@ -95,11 +103,12 @@ func (m Manifest) CheckChoice(c Choice) error {
 	if c.Accelerators != nil {
 		m.checkAccelerators(f, *c.Accelerators, c.AcceleratorModel)
 	}
+	m.Version.RuntimeProfile.findPorts(f, c.Ports)
 	if len(f.fields) == 0 {
 		return nil
 	}
-	return invalid(fault.Unprocessable, CodeResourcesInvalid, "The resources do not lie within the bounds of the version.",
-		f.fields)
+	return invalid(fault.Unprocessable, CodeResourcesInvalid, "The resources or ports do not lie within the bounds of "+
+		"the version.", f.fields)
 }
 
 func (m Manifest) checkAccelerators(f *findings, count int, model string) {

@@ -26,6 +26,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
@@ -247,7 +248,7 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 	c.inventory.Log = n.log
 	inventory := accelerator.New(c.inventory)
 	c.uplink.AgentVersion, c.uplink.Logs, c.uplink.Log = daemon.Version(), rt.Logs, n.log
-	c.uplink.Facts = facts(rt, inventory, n.log)
+	c.uplink.Facts = facts(rt, inventory, c.reconcile.Policy, n.log)
 	c.uplink.Exec = rt.RunCommand
 	up = uplink.New(c.uplink, n.creds, n.store, n.clock, acceptor)
 	machine := reconcile.Machine{
@@ -303,7 +304,8 @@ func weakIsolation(oldRunc bool, conditions []string) []string {
 }
 
 // facts returns the function that describes the machine for each hello: it may change while the agent runs.
-func facts(rt *runtime.Runtime, inventory *accelerator.Inventory, log *slog.Logger,
+func facts(rt *runtime.Runtime, inventory *accelerator.Inventory, owner func() (policy.Policy, error),
+	log *slog.Logger,
 ) func(context.Context) *protocol.NodeFacts {
 	return func(ctx context.Context) *protocol.NodeFacts {
 		facts, err := host.Facts(ctx, host.Config{})
@@ -319,6 +321,8 @@ func facts(rt *runtime.Runtime, inventory *accelerator.Inventory, log *slog.Logg
 		}
 		facts.Conditions = slices.Concat(facts.Conditions, rt.Conditions(), inventory.Conditions())
 		facts.Accelerators = inventory.List()
+		rules, _ := owner() // the reconciler reports an error in the file
+		facts.HostPorts = rules.HostPorts.Protocol()
 		return facts
 	}
 }

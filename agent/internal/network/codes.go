@@ -14,8 +14,6 @@ const (
 	codeNetworkFull fault.Code = "network_full"
 	// codeNetworkOverlaps: the member network or its bridge collides with a network of the machine.
 	codeNetworkOverlaps fault.Code = "network_overlaps"
-	// codePortTaken: a host port is already in use.
-	codePortTaken fault.Code = "port_taken"
 	// codeSysctlRefused: the agent cannot set a kernel parameter.
 	codeSysctlRefused fault.Code = "sysctl_refused"
 )

@@ -21,6 +21,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -305,8 +306,8 @@ func (n *Network) checkPortsFree(memberID string, ports []PortMapping) error {
 		}
 		for _, p := range ports {
 			if slices.ContainsFunc(r.Ports, p.conflictsWith) {
-				return fault.New(fault.Conflict, codePortTaken, fmt.Sprintf("Port %d of this node is published for another member.",
-					p.HostPort), nil)
+				return fault.New(fault.Conflict, agent.CodePortTaken, fmt.Sprintf("Port %d of this node is published for another "+
+					"member.", p.HostPort), nil)
 			}
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -56,7 +57,8 @@ func (h portReservation) is(p PortMapping) bool {
 }
 
 func portInUse(port uint16, cause error) error {
-	return fault.New(fault.Conflict, codePortTaken, fmt.Sprintf("Another program of this node uses port %d.", port), cause)
+	return fault.New(fault.Conflict, agent.CodePortTaken, fmt.Sprintf("Another program of this node uses port %d.", port),
+		cause)
 }
 
 // bindPort binds without SO_REUSEADDR: with it, others who set it could bind to the same port.

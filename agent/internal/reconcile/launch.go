@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
@@ -187,21 +189,27 @@ func (r *Reconciler) setupNetwork(ctx context.Context, a agent.SetupNetwork, nam
 	})
 }
 
-// assignPorts returns the host ports of the revision. A port that only its fallback has keeps its number too.
+// assignPorts returns the host ports of the revision. A port that only its fallback has keeps its number too, unless
+// the revision needs that.
 func (r *Reconciler) assignPorts(a agent.SetupNetwork) ([]state.HostPort, error) {
 	desired := portsOf(a.Workload)
 	keep := slices.Clone(desired)
 	if a.Workload.Fallback != nil {
 		for _, p := range portsOf(*a.Workload.Fallback) {
 			if !slices.ContainsFunc(desired, func(d *protocol.Port) bool { return d.GetName() == p.GetName() }) {
+				p = proto.CloneOf(p)
+				p.HostPort = 0
 				keep = append(keep, p)
 			}
 		}
 	}
-	free := func(port uint16) bool { return r.machine.Network.PortFree(a.MemberID, port) }
-	ports, err := r.store.AssignPorts(a.MemberID, keep, r.cfg.PortFrom, r.cfg.PortTo, free, func(m *state.Member) {
-		a.RecordIntent(&m.Member)
-	})
+	owner, _ := r.cfg.Policy() // each pass reports an error in the file
+	ports, err := r.store.AssignPorts(a.MemberID, keep, state.PortPool{
+		From:    r.cfg.PortFrom,
+		To:      r.cfg.PortTo,
+		Tenants: owner.HostPorts.Contains,
+		Free:    func(port uint16) bool { return r.machine.Network.PortFree(a.MemberID, port) },
+	}, func(m *state.Member) { a.RecordIntent(&m.Member) })
 	if err != nil {
 		return nil, err
 	}

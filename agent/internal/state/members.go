@@ -1,7 +1,6 @@
 package state
 
 import (
-	"fmt"
 	"maps"
 	"slices"
 	"time"
@@ -17,7 +16,7 @@ import (
 // Member is the store's record of a member.
 type Member struct {
 	agent.Member
-	// Ports are the host ports that the node chose; kept from the first start until the member is retired.
+	// Ports are the host ports that the node or the tenant chose; kept from the first start until the member is retired.
 	Ports      []HostPort `json:",omitempty"`
 	NetNSPath  string     `json:",omitempty"`
 	UserNSPath string     `json:",omitempty"`
@@ -85,73 +84,6 @@ func (s *Store) UpdateMember(id string, change func(*Member)) error {
 	m.Ports = slices.Clone(m.Ports)
 	change(&m)
 	return s.release(func(b *batch) { b.json(preMember+id, m) }, func(d *data) { d.members[id] = m })
-}
-
-// AssignPorts assigns a host port to each port of a member and stores the assignment, together with change. A port with
-// a host port keeps it while that is free; free reports whether another member or program uses a port. Ports are
-// assigned in rotation: a client of a removed member must not reach the next one.
-func (s *Store) AssignPorts(memberID string, want []*protocol.Port, from, to uint16, free func(uint16) bool,
-	change func(*Member),
-) ([]HostPort, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	taken := make(map[uint16]bool)
-	for id, other := range s.d.members {
-		if id == memberID {
-			continue
-		}
-		for _, p := range other.Ports {
-			taken[p.Host] = true
-		}
-	}
-	m := s.d.members[memberID]
-	m.ID = memberID
-	ports := make([]HostPort, 0, len(want))
-	for _, w := range want {
-		p := HostPort{Name: w.GetName(), Protocol: w.GetProtocol(), Container: uint16(w.GetContainerPort())}
-		i := slices.IndexFunc(m.Ports, func(old HostPort) bool { return old.Name == p.Name })
-		if i >= 0 && free(m.Ports[i].Host) {
-			p.Host = m.Ports[i].Host
-		}
-		ports = append(ports, p)
-		taken[p.Host] = true
-	}
-	settings := s.d.meta
-	for i := range ports {
-		if ports[i].Host != 0 {
-			continue
-		}
-		port, ok := nextPort(settings.LastPort, from, to, func(p uint16) bool { return !taken[p] && free(p) })
-		if !ok {
-			return nil, fault.New(fault.Unavailable, codePortsExhausted,
-				fmt.Sprintf("No port between %d and %d is free. Give the agent a wider --port-range.", from, to), nil)
-		}
-		ports[i].Host, settings.LastPort, taken[port] = port, port, true
-	}
-	m.Ports = ports
-	change(&m)
-	return slices.Clone(ports), s.write(
-		func(b *batch) { b.json(preMember+memberID, m); b.json(keyMeta, settings) },
-		func(d *data) { d.members[memberID], d.meta = m, settings },
-	)
-}
-
-// nextPort is the first usable port after the last one; the last one itself is tried last.
-func nextPort(last, from, to uint16, usable func(uint16) bool) (port uint16, ok bool) {
-	if last < from || last > to {
-		last = to
-	}
-	for port = last; ; {
-		if port++; port > to || port == 0 {
-			port = from
-		}
-		if usable(port) {
-			return port, true
-		}
-		if port == last {
-			return 0, false
-		}
-	}
 }
 
 // OpenRun stores a run and opens its usage interval, before the container is created.

@@ -7,11 +7,61 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
+
+func anyPort(uint16) bool { return true }
+
+// pool lets tenants choose the ports from 30000.
+func pool(from, to uint16, free func(uint16) bool) state.PortPool {
+	return state.PortPool{From: from, To: to, Free: free, Tenants: func(port uint16) bool { return port >= 30000 }}
+}
+
+// A port that a tenant chose is given to no other member, and the node itself never chooses one that tenants may.
+func TestAChosenPortIsTheMembersOrNobodys(t *testing.T) {
+	s := open(t, t.TempDir(), newMesh(t))
+	free := func(p uint16) bool { return p != 30003 }
+	assign := func(member string, ports ...*protocol.Port) ([]uint16, error) {
+		got, err := s.AssignPorts(member, ports, pool(29999, 30001, free), func(*state.Member) {})
+		var hosts []uint16
+		for _, p := range got {
+			hosts = append(hosts, p.Host)
+		}
+		return hosts, err
+	}
+	web := func(host uint32) *protocol.Port {
+		return &protocol.Port{Name: "http", ContainerPort: 80, HostPort: host}
+	}
+	shell := func(host uint32) *protocol.Port {
+		return &protocol.Port{Name: "ssh", ContainerPort: 22, HostPort: host}
+	}
+	got, err := assign("a", web(30001), shell(0))
+	require.NoError(t, err)
+	require.Equal(t, []uint16{30001, 29999}, got)
+	_, err = assign("b", web(0))
+	require.True(t, fault.Is(err, fault.Unavailable), "the rest of the range is for tenants to choose: %v", err)
+	for why, port := range map[string]uint32{"another member has it": 30001, "a program has it": 30003} {
+		_, err = assign("b", web(port))
+		require.True(t, agent.IsPortTaken(err), why)
+		require.Empty(t, s.Members()["b"].Ports, why)
+	}
+	_, err = assign("b", web(30002), shell(30002))
+	require.True(t, agent.IsPortTaken(err))
+
+	got, err = assign("a", web(30002), shell(0))
+	require.NoError(t, err)
+	require.Equal(t, []uint16{30002, 29999}, got, "another choice moves the port")
+	got, err = assign("a", web(0), shell(30002))
+	require.NoError(t, err)
+	require.Equal(t, []uint16{29999, 30002}, got, "what is chosen comes first")
+	got, err = assign("b", web(30001))
+	require.NoError(t, err)
+	require.Equal(t, []uint16{30001}, got, "what was left is free")
+}
 
 func TestPortsStayWithTheirMember(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
@@ -21,26 +71,26 @@ func TestPortsStayWithTheirMember(t *testing.T) {
 		Protocol: "tcp",
 	}}
 	free := func(p uint16) bool { return p != 20001 }
-	a, err := s.AssignPorts("a", web, 20000, 20004, free, func(*state.Member) {})
+	a, err := s.AssignPorts("a", web, pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, []uint16{20000, 20002}, []uint16{a[0].Host, a[1].Host})
-	b, err := s.AssignPorts("b", web[:1], 20000, 20004, free, func(*state.Member) {})
+	b, err := s.AssignPorts("b", web[:1], pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.EqualValues(t, 20003, b[0].Host)
 	require.NoError(t, s.Close())
 
 	s = open(t, dir, m)
-	again, err := s.AssignPorts("a", web, 20000, 20004, free, func(*state.Member) {})
+	again, err := s.AssignPorts("a", web, pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, a, again)
-	_, err = s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
+	_, err = s.AssignPorts("c", web, pool(20000, 20004, free), func(*state.Member) {})
 	require.True(t, fault.Is(err, fault.Unavailable))
 	require.NoError(t, s.Retire("a", nil, noon))
-	c, err := s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
+	c, err := s.AssignPorts("c", web, pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, []uint16{20004, 20000}, []uint16{c[0].Host, c[1].Host}, "what the retired member had is free again")
 	free = func(p uint16) bool { return p != 20000 }
-	c, err = s.AssignPorts("c", web, 20000, 20004, free, func(*state.Member) {})
+	c, err = s.AssignPorts("c", web, pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, []uint16{20004, 20001}, []uint16{c[0].Host, c[1].Host}, "another program has taken one meanwhile")
 }
@@ -51,7 +101,7 @@ func TestAPortThatWasGivenBackIsGivenAgainAfterAllOthers(t *testing.T) {
 	s := open(t, dir, m)
 	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}}
 	assign := func(member string) uint16 {
-		ports, err := s.AssignPorts(member, web, 20000, 20003, func(uint16) bool { return true }, func(*state.Member) {})
+		ports, err := s.AssignPorts(member, web, pool(20000, 20003, anyPort), func(*state.Member) {})
 		require.NoError(t, err)
 		return ports[0].Host
 	}

@@ -21,6 +21,8 @@ type Adopted struct {
 	CPUMillis      int64
 	MemoryBytes    int64
 	AcceleratorIDs []string
+	// HostPorts are the ports of the node that were chosen.
+	HostPorts []uint32
 }
 
 // Adopt records what a member uses that a restored hub does not know. An unknown allocation is created and grows with
@@ -44,13 +46,17 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, 
 	if err := takeAccelerators(ctx, tx, a, now); err != nil {
 		return false, at, err
 	}
+	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE node_id = $1 AND port = ANY($2::INT8[])`, a.NodeID,
+		portNumbers(a.HostPorts)); err != nil {
+		return false, at, err
+	}
 	if err := insertClaims(ctx, tx, at, a.AcceleratorIDs, now); err != nil && !fault.Is(err, fault.Conflict) {
 		return false, at, err // a conflict: the allocation has claimed some already
 	}
 	return made, at, Reserve(ctx, tx, Reservation{
 		MemberID: a.MemberID, AllocationID: a.AllocationID, NodeID: a.NodeID,
 		Choice: plan.Choice{
-			Need:           plan.Need{CPUMillis: a.CPUMillis, MemoryBytes: a.MemoryBytes},
+			Need:           plan.Need{CPUMillis: a.CPUMillis, MemoryBytes: a.MemoryBytes, HostPorts: a.HostPorts},
 			AcceleratorIDs: a.AcceleratorIDs,
 		},
 	}, now)

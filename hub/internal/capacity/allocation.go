@@ -205,6 +205,9 @@ func Reserve(ctx context.Context, tx db.Tx, r Reservation, now time.Time) error 
 	if err := insertReservation(ctx, tx, r, now); err != nil {
 		return err
 	}
+	if err := insertReservedPorts(ctx, tx, r); err != nil {
+		return err
+	}
 	return insertReservedAccelerators(ctx, tx, r)
 }
 
@@ -289,11 +292,16 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 		found plan.Choice
 		fits  int
 		older int
+		// inUse is the last candidate that fits but for a port of its node.
+		inUse *Candidate
 	)
 	for _, r := range candidates {
 		c, misfit := plan.FirstFit(needs, r.Candidate)
 		if misfit == plan.LacksFeature {
 			older++
+		}
+		if misfit == plan.LacksPort {
+			inUse = &r
 		}
 		if misfit != plan.Fits {
 			continue
@@ -308,6 +316,8 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 		return at, found, nil
 	case fits == 0 && older > 0:
 		return Candidate{}, plan.Choice{}, FeatureMissing()
+	case fits == 0 && inUse != nil:
+		return Candidate{}, plan.Choice{}, PortUnavailable(needs[0].HostPorts, inUse.HostPorts)
 	case named:
 		return Candidate{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
 			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.",

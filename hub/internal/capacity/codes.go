@@ -24,6 +24,8 @@ const (
 	codePlacementRequired fault.Code = "placement_required"
 	// codePlacementUnsupported: the placement names more than one allocation.
 	codePlacementUnsupported fault.Code = "placement_unsupported"
+	// codePortUnavailable: a port of the node that was chosen is in use, or the owner lets nobody choose it.
+	codePortUnavailable fault.Code = "port_unavailable"
 	// codeSKUExists: there is another SKU of this name.
 	codeSKUExists fault.Code = "sku_exists"
 	// codeSKUInvalid: the size of the SKU contradicts itself.

@@ -2,11 +2,13 @@ package capacity
 
 import (
 	"context"
+	"math"
 	"slices"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -14,6 +16,8 @@ import (
 type Use struct {
 	CPUMillis, MemoryBytes int64
 	AcceleratorIDs         []string
+	// HostPorts are the ports of the node that were chosen.
+	HostPorts []uint32
 }
 
 // UseOf is what a member uses that runs the services.
@@ -24,22 +28,31 @@ func UseOf(services []*protocol.Service) (u Use) {
 		u.MemoryBytes += int64(r.GetMemoryBytes())
 		u.AcceleratorIDs = append(u.AcceleratorIDs, r.GetAcceleratorIds()...)
 	}
+	u.HostPorts = manifest.ChoiceOf(services).HostPorts()
 	return u
 }
 
 // Resize chooses what a member uses next of its allocation, its own accelerators first, and reserves it beside what it
-// uses now: a node runs one or the other, and may go back. Settle ends that.
+// uses now: a node runs one or the other, and may go back. Settle ends that. Whether the node's owner lets a tenant
+// choose the ports of the node is the caller's question.
 func Resize(ctx context.Context, tx db.Tx, memberID string, needs []plan.Need) (plan.Choice, error) {
 	at, err := inPlace(ctx, tx, memberID)
 	if err != nil {
 		return plan.Choice{}, err
 	}
 	choice, misfit := plan.FirstFit(needs, at.Candidate)
-	if misfit != plan.Fits {
+	switch misfit {
+	case plan.Fits:
+	case plan.LacksPort:
+		return plan.Choice{}, PortUnavailable(needs[0].HostPorts, at.HostPorts)
+	default:
 		return plan.Choice{}, misfitInPlace(misfit)
 	}
 	return choice, at.reserve(ctx, tx, memberID, Use{
-		CPUMillis: choice.Need.CPUMillis, MemoryBytes: choice.Need.MemoryBytes, AcceleratorIDs: choice.AcceleratorIDs,
+		CPUMillis:      choice.Need.CPUMillis,
+		MemoryBytes:    choice.Need.MemoryBytes,
+		AcceleratorIDs: choice.AcceleratorIDs,
+		HostPorts:      choice.Need.HostPorts,
 	})
 }
 
@@ -54,7 +67,7 @@ func Regain(ctx context.Context, tx db.Tx, memberID string, use Use) error {
 			return misfitInPlace(plan.LacksAccelerators)
 		}
 	}
-	need := plan.Need{CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes}
+	need := plan.Need{CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes, HostPorts: use.HostPorts}
 	if _, misfit := plan.Fit(need, at.Candidate); misfit != plan.Fits {
 		return misfitInPlace(misfit)
 	}
@@ -65,6 +78,10 @@ func Regain(ctx context.Context, tx db.Tx, memberID string, use Use) error {
 func Settle(ctx context.Context, tx db.Tx, memberID string, use Use) error {
 	if err := tx.Queue(ctx, `UPDATE reservations SET cpu_millis = $2, memory_bytes = $3
 		WHERE member_id = $1 AND freed_at IS NULL`, memberID, use.CPUMillis, use.MemoryBytes); err != nil {
+		return err
+	}
+	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE member_id = $1 AND port <> ALL($2::INT8[])`, memberID,
+		portNumbers(use.HostPorts)); err != nil {
 		return err
 	}
 	return tx.Queue(ctx, `DELETE FROM reserved_accelerators WHERE member_id = $1 AND accelerator_id <> ALL($2::TEXT[])`,
@@ -102,6 +119,14 @@ func inPlace(ctx context.Context, tx db.Tx, memberID string) (Candidate, error) 
 		LEFT JOIN reserved_accelerators r ON r.node_id = g.node_id AND r.accelerator_id = g.id AND r.freed_at IS NULL
 		WHERE c.allocation_id = $1 AND c.released_at IS NULL AND (r.member_id IS NULL OR r.member_id = $2)
 		ORDER BY g.id`, allocationID, memberID)
+	if err != nil {
+		return Candidate{}, err
+	}
+	taken, err := takenPorts(ctx, tx, []string{a.NodeID}, memberID)
+	c.HostPorts = plan.HostPorts{
+		Allowed: &protocol.PortRange{First: 1, Last: math.MaxUint16},
+		Taken:   taken[a.NodeID],
+	}
 	return c, err
 }
 
@@ -114,9 +139,16 @@ func (c Candidate) reserve(ctx context.Context, tx db.Tx, memberID string, use U
 	added := slices.DeleteFunc(slices.Clone(use.AcceleratorIDs), func(id string) bool {
 		return slices.ContainsFunc(c.Accelerators, func(a plan.Accelerator) bool { return a.ID == id && a.Mine })
 	})
-	return insertReservedAccelerators(ctx, tx, Reservation{
-		MemberID: memberID, AllocationID: c.ID, NodeID: c.NodeID, Choice: plan.Choice{AcceleratorIDs: added},
-	})
+	r := Reservation{
+		MemberID:     memberID,
+		AllocationID: c.ID,
+		NodeID:       c.NodeID,
+		Choice:       plan.Choice{AcceleratorIDs: added, Need: plan.Need{HostPorts: use.HostPorts}},
+	}
+	if err := insertReservedPorts(ctx, tx, r); err != nil {
+		return err
+	}
+	return insertReservedAccelerators(ctx, tx, r)
 }
 
 // misfitInPlace names the field that the allocation has too little for.
@@ -130,6 +162,10 @@ func misfitInPlace(misfit plan.Misfit) error {
 		return f.WithField("/resources/memory_mib", "is more than the allocation has left")
 	case plan.LacksAccelerators:
 		return f.WithField("/resources/accelerators", "is more than the allocation has left")
+	case plan.LacksPort:
+		return fault.New(fault.Conflict, codePortUnavailable, "Another instance has a port of the node that this revision "+
+			"was published on; upgrade to its version with another port.", nil).
+			WithField("/version", "was published on a port that is in use")
 	case plan.Fits, plan.NotUsable, plan.NotEmpty, plan.WrongShape, plan.LacksFeature:
 	}
 	return f.WithField("/version", "does not run in this allocation: "+string(misfit))

@@ -85,6 +85,9 @@ func endReservation(ctx context.Context, tx db.Tx, memberID string) (allocationI
 	if err != nil {
 		return "", false, err
 	}
+	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE member_id = $1`, memberID); err != nil {
+		return "", false, err
+	}
 	_, err = tx.Exec(ctx, `DELETE FROM reserved_accelerators WHERE member_id = $1`, memberID)
 	return allocationID, true, err
 }
@@ -93,6 +96,9 @@ func endReservation(ctx context.Context, tx db.Tx, memberID string) (allocationI
 func endReservations(ctx context.Context, tx db.Tx, allocationID string) error {
 	if _, err := tx.Exec(ctx, `DELETE FROM reservations WHERE allocation_id = $1 AND freed_at IS NULL`,
 		allocationID); err != nil {
+		return err
+	}
+	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE allocation_id = $1`, allocationID); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `DELETE FROM reserved_accelerators WHERE allocation_id = $1`, allocationID)

@@ -62,7 +62,7 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 		return instance.Instance{}, err
 	}
 	failpoint.Hit("hub/create/lease_issued")
-	first := newRevision(version)
+	first := newRevision(version, in.Resources)
 	first.Resources = kept(in.Resources, member.services)
 	first.Services = map[string][]*protocol.Service{member.id: member.services}
 	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), first, db.NewID(), m.Now)
@@ -151,23 +151,24 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 	return i
 }
 
-// kept is what an instance keeps of its resources when it is upgraded: what was chosen, and the CPU, memory and
-// accelerators that it has. Disk and shared memory that were not chosen follow the version.
+// kept is what an instance keeps of its resources when it is upgraded: what was chosen, and the CPU, memory,
+// accelerators and ports that it has. Disk and shared memory that were not chosen follow the version.
 func kept(chosen manifest.Choice, services []*protocol.Service) manifest.Choice {
 	has := manifest.ChoiceOf(services)
 	has.AcceleratorModel, has.DiskMiB, has.ShmMiB = chosen.AcceleratorModel, chosen.DiskMiB, chosen.ShmMiB
 	return has
 }
 
-// newRevision is the content of a version that was decided on, without the services of its members.
-func newRevision(v resolvedVersion) instance.NewRevision {
+// newRevision is the content of a version that was decided on, without the services of its members and what is kept of
+// the choice.
+func newRevision(v resolvedVersion, chosen manifest.Choice) instance.NewRevision {
 	return instance.NewRevision{
 		AppVersion:         v.Version.Version,
 		ParametersJSON:     v.parametersJSON,
 		ConfigJSON:         v.configJSON,
 		ManifestEnvelope:   v.ManifestEnvelope,
 		DelegationEnvelope: v.DelegationEnvelope,
-		Features:           v.Version.Manifest.Features(),
+		Features:           v.Version.Manifest.FeaturesFor(chosen),
 		ReadinessTimeout:   time.Duration(v.Version.Manifest.Version.RuntimeProfile.ReadinessTimeoutSeconds) * time.Second,
 	}
 }

@@ -40,7 +40,7 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	if err != nil {
 		return placement{}, err
 	}
-	offline, err := checkNodes(ctx, tx, m, candidates)
+	offline, err := checkNodes(ctx, tx, m, candidates, in.Resources)
 	if err != nil {
 		return placement{}, err
 	}
@@ -82,12 +82,14 @@ func lower(ctx context.Context, tx db.Tx, w resolvedVersion, chosen manifest.Cho
 	at plan.Choice,
 ) ([]*protocol.Service, error) {
 	services, err := manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
-		CPUMillis:   uint32(min(at.Need.CPUMillis, math.MaxUint32)),
-		MemoryBytes: uint64(at.Need.MemoryBytes),
-		DiskBytes:   chosen.DiskMiB << 20,
-		ShmBytes:    chosen.ShmMiB << 20,
-		Variant:     at.Need.Variant.Name, AcceleratorVendor: at.Need.Variant.Accelerator,
-		AcceleratorIDs: at.AcceleratorIDs,
+		CPUMillis:         uint32(min(at.Need.CPUMillis, math.MaxUint32)),
+		MemoryBytes:       uint64(at.Need.MemoryBytes),
+		DiskBytes:         chosen.DiskMiB << 20,
+		ShmBytes:          chosen.ShmMiB << 20,
+		Variant:           at.Need.Variant.Name,
+		AcceleratorVendor: at.Need.Variant.Accelerator,
+		AcceleratorIDs:    at.AcceleratorIDs,
+		Ports:             chosen.Ports,
 	})
 	if err != nil {
 		return nil, err
@@ -95,10 +97,11 @@ func lower(ctx context.Context, tx db.Tx, w resolvedVersion, chosen manifest.Cho
 	return services, artifact.CheckRunnable(ctx, tx, w.Version.Version, services)
 }
 
-// checkNodes marks the candidates on nodes that accept no new work unusable, and returns which nodes are offline.
-func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Candidate) (offline map[string]bool,
-	err error,
-) {
+// checkNodes marks the candidates on nodes that accept no new work unusable, gives each what its node knows and may
+// publish on, and returns which nodes are offline.
+func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Candidate,
+	chosen manifest.Choice,
+) (offline map[string]bool, err error) {
 	ids := make([]string, 0, len(candidates))
 	for _, r := range candidates {
 		ids = append(ids, r.NodeID)
@@ -125,5 +128,12 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Can
 		candidates[i].Features = node.Features
 		offline[node.ID] = !node.Connected(m.Now)
 	}
-	return offline, nil
+	if len(chosen.Ports) == 0 {
+		return offline, nil
+	}
+	allowed, err := fleet.HostPorts(ctx, tx, nodes)
+	if err != nil {
+		return nil, err
+	}
+	return offline, capacity.SetHostPorts(ctx, tx, candidates, allowed)
 }

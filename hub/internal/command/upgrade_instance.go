@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -52,11 +53,11 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 			"modes that the app instance runs in; deploy it anew.", nil).
 			WithField("/version", "does not support the modes of the app instance").Permanent()
 	}
-	if err := checkFeatures(ctx, tx, i, next.Version.Manifest.Features()); err != nil {
+	if err := checkNodesOf(ctx, tx, i, next.Version.Manifest, in.Resources); err != nil {
 		return instance.Change{}, err
 	}
-	made := newRevision(next)
-	chosen := in.Resources.Else(i.Resources)
+	chosen := in.Resources.Else(i.Resources.For(next.Version.Manifest))
+	made := newRevision(next, chosen)
 	if made.Services, err = s.lowerInPlace(ctx, tx, m, i, next, chosen); err != nil {
 		return instance.Change{}, err
 	}
@@ -95,8 +96,11 @@ func (s *Service) resolveNext(ctx context.Context, tx db.Tx, m Meta, i instance.
 	return resolvedVersion{next, string(parameters), string(config)}, err
 }
 
-// checkFeatures refuses a version that uses what the agent of a member's node does not know.
-func checkFeatures(ctx context.Context, tx db.Tx, i instance.Instance, features []string) error {
+// checkNodesOf refuses a version that uses what the agent of a member's node does not know, and a port of the node that
+// the owner lets nobody choose. Ports that the instance has stay allowed.
+func checkNodesOf(ctx context.Context, tx db.Tx, i instance.Instance, next manifest.Manifest,
+	chosen manifest.Choice,
+) error {
 	var ids []string
 	for _, member := range i.Members {
 		if !member.Gone {
@@ -107,12 +111,28 @@ func checkFeatures(ctx context.Context, tx db.Tx, i instance.Instance, features 
 	if err != nil {
 		return err
 	}
+	added := chosen.HostPorts()
+	for n, p := range chosen.Ports {
+		if slices.Contains(i.Resources.Ports, p) {
+			added[n] = 0
+		}
+	}
 	for _, node := range nodes {
-		if len(plan.MissingFeatures(features, node.Features)) > 0 {
+		if len(plan.MissingFeatures(next.FeaturesFor(chosen), node.Features)) > 0 {
 			return capacity.FeatureMissing()
 		}
 	}
-	return nil
+	if len(added) == 0 {
+		return nil
+	}
+	allowed, err := fleet.HostPorts(ctx, tx, nodes)
+	for _, ports := range allowed {
+		at := plan.HostPorts{Allowed: ports}
+		if slices.ContainsFunc(added, func(p uint32) bool { return at.Refuses(p) != "" }) {
+			return capacity.PortUnavailable(added, at)
+		}
+	}
+	return err
 }
 
 // fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil
@@ -143,7 +163,7 @@ func (s *Service) lowerInPlace(ctx context.Context, tx db.Tx, m Meta, i instance
 		return nil, err
 	}
 	for n := range needs {
-		needs[n].Features = nil // checkFeatures has asked the nodes
+		needs[n].Features = nil // checkNodesOf has asked the nodes
 	}
 	out := map[string][]*protocol.Service{}
 	for _, member := range i.Members {

@@ -9,6 +9,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/base64"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -296,6 +297,9 @@ func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
 	}
 	if f.GetBootTime().IsValid() { // or it could not be encoded
 		out.BootTime = timestamppb.New(f.GetBootTime().AsTime())
+	}
+	if p := f.GetHostPorts(); p.GetFirst() > 0 && p.GetFirst() <= p.GetLast() && p.GetLast() <= math.MaxUint16 {
+		out.HostPorts = &protocol.PortRange{First: p.GetFirst(), Last: p.GetLast()}
 	}
 	return out
 }

@@ -56,6 +56,23 @@ func LoadFacts(ctx context.Context, tx db.Tx, nodes ...*Node) error {
 	return nil
 }
 
+// HostPorts returns the ports of nodes that their owners let tenants choose, by node; where they let them choose none
+// there is none.
+func HostPorts(ctx context.Context, tx db.Tx, nodes map[string]Node) (map[string]*protocol.PortRange, error) {
+	var list []*Node
+	for _, n := range nodes {
+		list = append(list, &n)
+	}
+	out := make(map[string]*protocol.PortRange, len(nodes))
+	if err := LoadFacts(ctx, tx, list...); err != nil {
+		return nil, err
+	}
+	for _, n := range list {
+		out[n.ID] = n.Facts.GetHostPorts()
+	}
+	return out, nil
+}
+
 // Get returns a node, banned or not.
 func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
 	if !db.IsID(nodeID) {

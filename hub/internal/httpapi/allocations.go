@@ -76,7 +76,7 @@ func (s *Server) ListTargets(ctx context.Context, r ListTargetsRequestObject) (L
 		ProjectID: r.ProjectID,
 		AppSlug:   r.AppSlug,
 		Version:   r.Version,
-		Resources: resourceChoice(chosen),
+		Resources: resourceChoice(chosen, nil),
 		Now:       metaFrom(ctx).Now,
 	})
 	return ListTargets200JSONResponse{Items: views(targets, targetView)}, err

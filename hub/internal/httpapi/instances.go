@@ -72,7 +72,7 @@ func (s *Server) CreateAppInstance(ctx context.Context,
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, Version: r.Body.Version, DisplayName: r.Body.DisplayName,
 		OperatingMode: string(r.Body.OperatingMode), ControlPlaneScope: string(r.Body.ControlPlaneScope),
 		AllocationIDs: r.Body.PlacementIntent.AllocationIds, Parameters: r.Body.Parameters, Config: r.Body.Config,
-		Resources: resourceChoice(r.Body.Resources),
+		Resources: resourceChoice(r.Body.Resources, r.Body.Ports),
 	}))
 	return CreateAppInstance201JSONResponse(view), err
 }
@@ -93,7 +93,7 @@ func (s *Server) UpgradeAppInstance(ctx context.Context,
 		ProjectID:  r.ProjectID,
 		InstanceID: r.AppInstanceID,
 		Version:    r.Body.TargetVersion,
-		Resources:  resourceChoice(r.Body.Resources),
+		Resources:  resourceChoice(r.Body.Resources, r.Body.Ports),
 		Parameters: r.Body.Parameters,
 		Config:     r.Body.Config,
 	}))
@@ -222,7 +222,7 @@ func commandedView(i instance.Instance, err error) (AppInstance, error) {
 	return instanceView(i)
 }
 
-func resourceChoice(r InstanceResources) manifest.Choice {
+func resourceChoice(r InstanceResources, ports PortChoices) manifest.Choice {
 	c := manifest.Choice{
 		AcceleratorModel: r.AcceleratorModel,
 		CPUMillis:        uint64(r.CPUMillis),
@@ -234,7 +234,16 @@ func resourceChoice(r InstanceResources) manifest.Choice {
 		count := int(*r.Accelerators)
 		c.Accelerators = &count
 	}
+	for _, p := range ports {
+		c.Ports = append(c.Ports, manifest.PortChoice{Name: p.Name, HostPort: uint32(p.HostPort)})
+	}
 	return c
+}
+
+func portsView(c manifest.Choice) PortChoices {
+	return views(c.Ports, func(p manifest.PortChoice) PortChoice {
+		return PortChoice{Name: p.Name, HostPort: int32(p.HostPort)}
+	})
 }
 
 func resourcesView(c manifest.Choice) InstanceResources {
@@ -265,6 +274,7 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: []Endpoint{},
 		Members:       []Member{},
 		Resources:     resourcesView(i.Resources),
+		Ports:         portsView(i.Resources),
 		RequestedBy:   RequestedBy{Type: RequestedByType(i.RequestedBy.Type), ID: i.RequestedBy.ID},
 		CorrelationID: i.CorrelationID, CreatedAt: i.CreatedAt, UpdatedAt: i.UpdatedAt, ActivatedAt: i.ActivatedAt,
 	}

@@ -56,9 +56,10 @@ func samples() map[string]string {
 			`"memory_mib":64}`,
 		"createAppInstance": `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated",` +
 			`"control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID +
-			`"]},"resources":{"cpu_millis":500},"parameters":{"x":1},"config":{}}`,
-		"upgradeAppInstance": `{"target_version":"2","resources":{"accelerators":0},"parameters":{"x":1},` +
+			`"]},"resources":{"cpu_millis":500},"ports":[{"name":"http","host_port":30000}],"parameters":{"x":1},` +
 			`"config":{}}`,
+		"upgradeAppInstance": `{"target_version":"2","resources":{"accelerators":0},"parameters":{"x":1},` +
+			`"ports":[{"name":"http","host_port":30000}],"config":{}}`,
 		"rollbackAppInstance": `{"target_version":"1"}`,
 		"changeAppInstance":   `{"display_name":"d","config":{}}`,
 		"execInAppInstance": `{"command":["a","b"],"terminal":true,"rows":24,"columns":80,"service":"main",` +

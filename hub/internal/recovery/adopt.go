@@ -187,11 +187,12 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		}
 	}
 	use := capacity.UseOf(larger(w))
+	use.HostPorts = capacity.UseOf(slices.Concat(w.GetServices(), w.GetFallback().GetServices())).HostPorts
 	made, allocation, err := capacity.Adopt(ctx, tx, capacity.Adopted{
 		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(),
 		ProjectID:     w.GetProjectId(),
 		CorrelationID: w.GetCorrelationId(), CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes,
-		AcceleratorIDs: use.AcceleratorIDs,
+		AcceleratorIDs: use.AcceleratorIDs, HostPorts: use.HostPorts,
 	}, a.by.Now)
 	if err != nil {
 		return err

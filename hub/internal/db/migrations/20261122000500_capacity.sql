@@ -97,3 +97,14 @@ CREATE TABLE IF NOT EXISTS reserved_accelerators (
 
 CREATE UNIQUE INDEX IF NOT EXISTS reserved_accelerators_active ON reserved_accelerators (node_id, accelerator_id)
   WHERE freed_at IS NULL;
+
+-- Ports of nodes that tenants chose; each has one member.
+CREATE TABLE IF NOT EXISTS reserved_ports (
+  node_id UUID NOT NULL,
+  port INT8 NOT NULL,
+  member_id UUID NOT NULL,
+  allocation_id UUID NOT NULL,
+  PRIMARY KEY (node_id, port)
+);
+
+CREATE INDEX IF NOT EXISTS reserved_ports_by_member ON reserved_ports (member_id);

@@ -1,0 +1,123 @@
+package state
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// PortPool says which ports of the node may be assigned.
+type PortPool struct {
+	// From and To bound the ports that the node itself chooses.
+	From, To uint16
+	// Tenants reports whether tenants may choose a port; the node never does then.
+	Tenants func(port uint16) bool
+	// Free reports whether no other member and no program uses a port.
+	Free func(port uint16) bool
+}
+
+// AssignPorts assigns a host port to each port of a member and stores the assignment, together with change. A port that
+// the tenant chose gets that one or none. One that has a host port keeps it while that is free. The others are assigned
+// in rotation: a client of a removed member must not reach the next one.
+func (s *Store) AssignPorts(memberID string, want []*protocol.Port, pool PortPool,
+	change func(*Member),
+) ([]HostPort, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	m, settings := s.d.members[memberID], s.d.meta
+	m.ID = memberID
+	a := assignment{pool: pool, last: settings.LastPort, taken: s.d.portsExcept(memberID)}
+	var err error
+	if m.Ports, err = a.assign(want, m.Ports); err != nil {
+		return nil, err
+	}
+	settings.LastPort = a.last
+	change(&m)
+	return slices.Clone(m.Ports), s.write(
+		func(b *batch) { b.json(preMember+memberID, m); b.json(keyMeta, settings) },
+		func(d *data) { d.members[memberID], d.meta = m, settings },
+	)
+}
+
+// portsExcept returns the host ports of all members but one.
+func (d *data) portsExcept(memberID string) map[uint16]bool {
+	taken := make(map[uint16]bool)
+	for id, other := range d.members {
+		if id == memberID {
+			continue
+		}
+		for _, p := range other.Ports {
+			taken[p.Host] = true
+		}
+	}
+	return taken
+}
+
+// assignment assigns the ports of one member.
+type assignment struct {
+	pool PortPool
+	// last is the port that the node chose last.
+	last  uint16
+	taken map[uint16]bool
+}
+
+func (a *assignment) usable(port uint16) bool {
+	return port != 0 && !a.taken[port] && a.pool.Free(port)
+}
+
+func (a *assignment) assign(want []*protocol.Port, has []HostPort) ([]HostPort, error) {
+	ports := make([]HostPort, len(want))
+	for i, w := range want {
+		ports[i] = HostPort{Name: w.GetName(), Protocol: w.GetProtocol(), Container: uint16(w.GetContainerPort())}
+		chosen := uint16(w.GetHostPort())
+		if chosen == 0 {
+			continue
+		}
+		if !a.usable(chosen) {
+			return nil, fault.New(fault.Conflict, agent.CodePortTaken, fmt.Sprintf("Port %d of this node is in use.", chosen),
+				nil)
+		}
+		ports[i].Host, a.taken[chosen] = chosen, true
+	}
+	for i := range ports {
+		k := slices.IndexFunc(has, func(old HostPort) bool { return old.Name == ports[i].Name })
+		if ports[i].Host == 0 && k >= 0 && a.usable(has[k].Host) {
+			ports[i].Host, a.taken[has[k].Host] = has[k].Host, true
+		}
+	}
+	for i := range ports {
+		if ports[i].Host != 0 {
+			continue
+		}
+		port, ok := nextPort(a.last, a.pool.From, a.pool.To, func(p uint16) bool {
+			return a.usable(p) && !a.pool.Tenants(p)
+		})
+		if !ok {
+			return nil, fault.New(fault.Unavailable, codePortsExhausted, fmt.Sprintf("No port between %d and %d is free. Give "+
+				"the agent a wider --port-range.", a.pool.From, a.pool.To), nil)
+		}
+		ports[i].Host, a.last, a.taken[port] = port, port, true
+	}
+	return ports, nil
+}
+
+// nextPort is the first usable port after the last one; the last one itself is tried last.
+func nextPort(last, from, to uint16, usable func(uint16) bool) (port uint16, ok bool) {
+	if last < from || last > to {
+		last = to
+	}
+	for port = last; ; {
+		if port++; port > to || port == 0 {
+			port = from
+		}
+		if usable(port) {
+			return port, true
+		}
+		if port == last {
+			return 0, false
+		}
+	}
+}
