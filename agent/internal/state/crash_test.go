@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -210,4 +211,15 @@ func runVictim(t *testing.T, dir string, lines int) string {
 	_ = cmd.Wait()
 	require.Empty(t, stderr.String())
 	return said.String()
+}
+
+// A process died after it created a file of Badger and before it allocated it.
+func TestAnEmptyMemtableThatAKilledProcessLeftIsNoObstacle(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	use(t, s, "a", "r1", 60)
+	before := s.Spool()
+	require.NoError(t, s.Close())
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "00099.mem"), nil, 0o600))
+	require.Equal(t, before, open(t, dir, m).Spool())
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"time"
 
@@ -242,8 +243,25 @@ func (s *Store) slotFile(name string, slotBytes int) slotFile {
 	return slotFile{path: filepath.Join(s.dir, name), slotBytes: slotBytes, code: code}
 }
 
+// unmarkedFile is the text of Badger's error about a file that a process created and did not live to mark as its own.
+// The failed attempt has marked it, and it holds nothing: the next one succeeds.
+const unmarkedFile = "Create a new file"
+
 func openBadger(dir string) (*badger.DB, error) {
-	db, err := badger.Open(badger.DefaultOptions(dir).
+	options := badgerOptions(dir)
+	db, err := badger.Open(options)
+	if err != nil && strings.Contains(err.Error(), unmarkedFile) {
+		db, err = badger.Open(options)
+	}
+	if err != nil {
+		return nil, fault.New(fault.Unavailable, codeStateUnusable,
+			fmt.Sprintf("The state in %s cannot be opened. If another agent uses it, stop that one first.", dir), err)
+	}
+	return db, nil
+}
+
+func badgerOptions(dir string) badger.Options {
+	return badger.DefaultOptions(dir).
 		WithSyncWrites(true).
 		WithLogger(nil).
 		WithMemTableSize(memTableBytes).WithNumMemtables(2).
@@ -257,12 +275,7 @@ func openBadger(dir string) (*badger.DB, error) {
 		WithDetectConflicts(false). // one writer: the mutex
 		// Without it a block that is altered ends an iteration early, without an error.
 		WithChecksumVerificationMode(options.OnTableRead).
-		WithVerifyValueChecksum(true))
-	if err != nil {
-		return nil, fault.New(fault.Unavailable, codeStateUnusable,
-			fmt.Sprintf("The state in %s cannot be opened. If another agent uses it, stop that one first.", dir), err)
-	}
-	return db, nil
+		WithVerifyValueChecksum(true)
 }
 
 // Close syncs and closes. Whatever is called afterwards fails.
