@@ -145,7 +145,7 @@ func TestLaw14ANodeGivesAnAcceleratorToOneContainer(t *testing.T) {
 	require.GreaterOrEqual(t, winner, 0)
 	for i, err := range errs {
 		if i != winner {
-			require.Equal(t, agent.CodeAcceleratorInUse, fault.As(err).Code)
+			require.Equal(t, agent.CodeAcceleratorInUse, fault.As(err).Code, "%v", err)
 		}
 	}
 	holder := specs[winner]
@@ -158,7 +158,7 @@ func TestLaw14ANodeGivesAnAcceleratorToOneContainer(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"GPU-a"}, c.AcceleratorIDs, "a restarted agent knows it from the container")
 	_, err = again.Start(t.Context(), another)
-	require.Equal(t, agent.CodeAcceleratorInUse, fault.As(err).Code)
+	require.Equal(t, agent.CodeAcceleratorInUse, fault.As(err).Code, "%v", err)
 	require.NoError(t, again.Stop(t.Context(), holder.ID, 0))
 	_, err = again.Start(t.Context(), another)
 	require.Equal(t, agent.CodeAcceleratorInUse, fault.As(err).Code, "its record still holds it")

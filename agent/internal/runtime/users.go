@@ -13,7 +13,7 @@ import (
 
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/mount"
-	"github.com/containerd/errdefs"
+	"github.com/google/uuid"
 	mobyuser "github.com/moby/sys/user"
 )
 
@@ -84,11 +84,9 @@ func (r *Runtime) findUser(ctx context.Context, image client.Image, who string) 
 		_ = done(end)
 	}()
 	service := r.client.SnapshotService(r.cfg.Snapshotter)
-	key := "inspect-" + image.Target().Digest.Encoded() + "-" + strconv.Itoa(os.Getpid())
+	// Each has a view of its own: containers of one image start side by side, and the first to end removes its view.
+	key := "inspect-" + uuid.NewString()
 	mounts, err := service.View(ctx, key, parent)
-	if errdefs.IsAlreadyExists(err) {
-		mounts, err = service.Mounts(ctx, key)
-	}
 	if err != nil {
 		return user{}, fmt.Errorf("inspect the image: %w", err)
 	}
