@@ -7,10 +7,16 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuaas/gpuaas/agent/internal/containerfiles"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 )
 
-func main() { os.Exit(program().Main()) }
+func main() {
+	if len(os.Args) > 1 && os.Args[1] == containerfiles.Name {
+		os.Exit(containerfiles.Run(os.Args[2:])) // a process of a container's user: it must not read a configuration
+	}
+	os.Exit(program().Main())
+}
 
 func program() daemon.Program {
 	return daemon.Program{Root: newRoot(), EnvPrefix: "GPUAAS_AGENT_", Default: "run"}

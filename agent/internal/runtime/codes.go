@@ -19,6 +19,10 @@ const (
 	codeContainerMissing fault.Code = "container_missing"
 	// codeContainerUnknown: the container does not answer at present.
 	codeContainerUnknown fault.Code = "container_unknown"
+	// codeCopiesBusy: as many copies of files run as the node allows.
+	codeCopiesBusy fault.Code = "copies_busy"
+	// codeCopyFailed: the process of a copy was ended.
+	codeCopyFailed fault.Code = "copy_failed"
 	// codeImageDigestMismatch: the content of an image does not match its digest.
 	codeImageDigestMismatch fault.Code = "image_digest_mismatch"
 	// codeImageMissing: the image is not on the node yet.

@@ -37,10 +37,11 @@ func (r *Runtime) RunCommand(ctx context.Context, id string, c execstream.Comman
 	if len(c.Argv) == 0 {
 		return 0, badSpec("There is no command to run.")
 	}
-	task, process, err := r.processOf(ctx, id)
+	task, spec, err := r.taskOf(ctx, id)
 	if err != nil {
 		return 0, err
 	}
+	process := spec.Process
 	process.Args, process.Terminal = c.Argv, c.Terminal
 	input := &commandInput{Reader: c.Stdin, ended: make(chan struct{})}
 	opts := []cio.Opt{cio.WithStreams(input, c.Stdout, c.Stderr), cio.WithFIFODir(r.files(id).dir)}
@@ -128,8 +129,8 @@ func (c *commandInput) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// processOf returns the container's task, and its process as the pattern of another one in it.
-func (r *Runtime) processOf(ctx context.Context, id string) (client.Task, *specs.Process, error) {
+// taskOf returns the container's task, and its spec with its process as the pattern of another one in it.
+func (r *Runtime) taskOf(ctx context.Context, id string) (client.Task, *specs.Spec, error) {
 	container, err := r.client.LoadContainer(ctx, id)
 	if err != nil {
 		return nil, nil, notRunning(err)
@@ -142,8 +143,7 @@ func (r *Runtime) processOf(ctx context.Context, id string) (client.Task, *specs
 	if err != nil {
 		return nil, nil, notRunning(err)
 	}
-	process := *spec.Process
-	return task, &process, nil
+	return task, spec, nil
 }
 
 // commandID is the id of a new command: of this agent, to be told from those that an earlier one has left.

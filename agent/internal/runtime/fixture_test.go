@@ -32,6 +32,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/internal/containerfiles"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
@@ -42,6 +43,9 @@ import (
 var appBinary string
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == containerfiles.Name {
+		os.Exit(containerfiles.Run(os.Args[2:]))
+	}
 	dir, err := os.MkdirTemp("", "gpuaas-runtime-app-")
 	if err != nil {
 		log.Fatal(err)

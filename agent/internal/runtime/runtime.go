@@ -145,6 +145,8 @@ type Runtime struct {
 	starting, running sync.Map
 	// commands marks the commands in containers that this process has started.
 	commands string
+	// copies has an entry for each copy of files that runs.
+	copies chan struct{}
 }
 
 // Open connects to containerd, detects the host's features, and removes what interrupted pulls left.
@@ -184,6 +186,7 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	}
 	r := &Runtime{
 		cfg: cfg, client: c, users: map[string]user{}, ready: map[string]readyImage{}, commands: uuid.NewString()[:8],
+		copies: make(chan struct{}, maxCopies),
 	}
 	r.disk.layers = map[string]*layer{}
 	ask = r.ns(ask)

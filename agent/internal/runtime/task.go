@@ -153,10 +153,11 @@ func (r *Runtime) Exec(ctx context.Context, id string, argv []string, timeout ti
 	if len(argv) == 0 {
 		return 0, badSpec("The probe names no command.")
 	}
-	task, process, err := r.processOf(ctx, id)
+	task, spec, err := r.taskOf(ctx, id)
 	if err != nil {
 		return 0, err
 	}
+	process := spec.Process
 	process.Args, process.Terminal = argv, false
 	p, err := task.Exec(ctx, r.commandID(), process, cio.NullIO)
 	if err != nil {
