@@ -36,7 +36,10 @@ func (r *Runtime) rotatedPath(id string) string {
 func (r *Runtime) removeLogs(id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for _, path := range []string{r.logPath(id), r.rotatedPath(id), r.rotatedPath(id) + ".new"} {
+	for _, path := range []string{
+		r.logPath(id), r.rotatedPath(id), r.rotatedPath(id) + ".new",
+		r.timesPath(id), r.timesPath(id) + ".new", r.rotatedTimesPath(id), r.rotatedTimesPath(id) + ".new",
+	} {
 		if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("remove log: %w", err)
 		}
@@ -46,7 +49,8 @@ func (r *Runtime) removeLogs(id string) error {
 
 // RotateLogs bounds the disk that logs take: a log over the limit is copied beside itself, replacing the copy before,
 // and cut to nothing. The shim that writes it appends, so it goes on at the new end; what it writes between copy and
-// cut is lost. Call it often: between two calls a log may grow without limit.
+// cut is lost. It notes when each log grew, for LogsSince. Call it often: between two calls a log may grow without
+// limit.
 func (r *Runtime) RotateLogs(ctx context.Context) error {
 	entries, err := os.ReadDir(r.cfg.LogDir)
 	if err != nil {
@@ -55,7 +59,15 @@ func (r *Runtime) RotateLogs(ctx context.Context) error {
 	var errs []error
 	for _, e := range entries {
 		id, isLog := strings.CutSuffix(e.Name(), logSuffix)
-		if info, err := e.Info(); !isLog || err != nil || info.Size() <= r.cfg.MaxLogBytes {
+		if !isLog {
+			continue
+		}
+		info, err := e.Info()
+		if err != nil {
+			continue
+		}
+		if info.Size() <= r.cfg.MaxLogBytes {
+			errs = append(errs, r.noteLogTime(id, info, time.Now())) // all of that size is older
 			continue
 		}
 		if ctx.Err() != nil {
@@ -82,7 +94,8 @@ func (r *Runtime) rotate(id string) error {
 		return err
 	}
 	// After a burst only the newest part is kept.
-	if _, err := log.Seek(max(0, size-r.cfg.MaxLogBytes), io.SeekStart); err != nil {
+	from := max(0, size-r.cfg.MaxLogBytes)
+	if _, err := log.Seek(from, io.SeekStart); err != nil {
 		return err
 	}
 	fresh := r.rotatedPath(id) + ".new"
@@ -94,8 +107,15 @@ func (r *Runtime) rotate(id string) error {
 	if errors.Is(err, io.EOF) {
 		err = nil
 	}
+	// The records of the log before must not stand beside this one.
+	if gone := os.Remove(r.rotatedTimesPath(id)); !errors.Is(gone, fs.ErrNotExist) {
+		err = errors.Join(err, gone)
+	}
 	if err = errors.Join(err, copied.Close()); err == nil {
 		err = os.Rename(fresh, r.rotatedPath(id))
+	}
+	if err == nil {
+		err = r.rotateLogTimes(id, from, size)
 	}
 	// Cut it even when the disk is too full for a copy: bounding the log comes first.
 	return errors.Join(err, log.Truncate(0))
@@ -105,6 +125,12 @@ func (r *Runtime) rotate(id string) error {
 // lines first (0 means all that is kept, at most MaxTailLines). With follow it goes on with what is written, until the
 // container has ended and all of its output is read, or the reader is closed.
 func (r *Runtime) Logs(ctx context.Context, id string, tailLines int, follow bool) (io.ReadCloser, error) {
+	return r.LogsSince(ctx, id, tailLines, time.Time{}, follow)
+}
+
+// LogsSince is Logs without the lines that were written before since; the zero time means all.
+func (r *Runtime) LogsSince(ctx context.Context, id string, tailLines int, since time.Time, follow bool,
+) (io.ReadCloser, error) {
 	if !idPattern.MatchString(id) {
 		return nil, badSpec("The run has no usable id.")
 	}
@@ -122,7 +148,7 @@ func (r *Runtime) Logs(ctx context.Context, id string, tailLines int, follow boo
 	pr, pw := io.Pipe()
 	go func() {
 		defer func() { _ = log.Close() }()
-		pw.CloseWithError(r.copyLog(ctx, pw, log, id, tailLines, follow))
+		pw.CloseWithError(r.copyLog(ctx, pw, log, id, tailLines, since, follow))
 	}()
 	return &logReader{PipeReader: pr, cancel: cancel}, nil
 }
@@ -138,13 +164,20 @@ func (l *logReader) Close() error {
 	return l.PipeReader.Close()
 }
 
-func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id string, tailLines int, follow bool) error {
+func (r *Runtime) copyLog(ctx context.Context, w io.Writer, log *os.File, id string, tailLines int, since time.Time,
+	follow bool,
+) error {
+	rotated, current, err := r.startOfLog(id, log, since)
+	if err != nil {
+		return err
+	}
 	at, lines, err := tail(log, tailLines)
 	if err != nil {
 		return err
 	}
-	if lines < tailLines {
-		if err := copyRotated(w, r.rotatedPath(id), tailLines-lines); err != nil {
+	at = max(at, current)
+	if lines < tailLines && rotated >= 0 {
+		if err := copyRotated(w, r.rotatedPath(id), tailLines-lines, rotated); err != nil {
 			return err
 		}
 	}
@@ -185,7 +218,8 @@ func isWritten(log *os.File) bool {
 	return errors.Is(err, unix.EAGAIN)
 }
 
-func copyRotated(w io.Writer, path string, lines int) error {
+// copyRotated copies the last lines of a rotated log, none of them from before the given offset.
+func copyRotated(w io.Writer, path string, lines int, from int64) error {
 	old, err := os.Open(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
@@ -198,7 +232,7 @@ func copyRotated(w io.Writer, path string, lines int) error {
 	if err != nil {
 		return err
 	}
-	if _, err := old.Seek(at, io.SeekStart); err != nil {
+	if _, err := old.Seek(max(at, from), io.SeekStart); err != nil {
 		return err
 	}
 	_, err = io.Copy(w, old)

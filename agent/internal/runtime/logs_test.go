@@ -125,3 +125,55 @@ func TestPurgeLeavesNothing(t *testing.T) {
 	require.NoDirExists(t, f.cfg.StateDir)
 	require.NoDirExists(t, f.cfg.LogDir)
 }
+
+func TestALogIsReadSinceATime(t *testing.T) {
+	f := newFixture(t, func(c *runtime.Config) { c.MaxLogBytes = 1000 })
+	id := f.startWaiting(f.image())
+	path := filepath.Join(f.cfg.LogDir, id+".log")
+	f.waitForLog(id, "ready")
+	write := func(text string) (after time.Time) {
+		log, err := os.OpenFile(path, os.O_WRONLY|os.O_APPEND, 0)
+		require.NoError(t, err)
+		_, err = log.WriteString(text)
+		require.NoError(t, err)
+		require.NoError(t, log.Close())
+		require.NoError(t, f.rt.RotateLogs(t.Context()))
+		time.Sleep(20 * time.Millisecond) // coarser than a file system's clock
+		return time.Now()
+	}
+	since := func(at time.Time, tail int) string {
+		r, err := f.rt.LogsSince(t.Context(), id, tail, at, false)
+		require.NoError(t, err)
+		defer func() { _ = r.Close() }()
+		text, err := io.ReadAll(r)
+		require.NoError(t, err)
+		return string(text)
+	}
+	began := time.Now().Add(-time.Hour)
+	first := write("first\n")
+	second := write("second\nbegun")
+	third := write(" and ended\n")
+	require.Equal(t, "ready\nfirst\nsecond\nbegun and ended\n", since(began, 0))
+	require.Equal(t, "second\nbegun and ended\n", since(first, 0))
+	require.Equal(t, "begun and ended\n", since(second, 0), "a line is whole")
+	require.Empty(t, since(third, 0))
+	require.Equal(t, "begun and ended\n", since(first, 1), "the last lines of those")
+
+	// The log before the rotation counts as well.
+	long := strings.Repeat("x", 1000) + "\n"
+	rotated := write(long)
+	write("after\n")
+	require.Equal(t, "after\n", since(rotated, 0))
+	require.True(t, strings.HasSuffix(since(third, 0), long[500:]+"after\n"))
+	require.NotContains(t, since(third, 0), "ended")
+	other := f.open() // the times are on the disk
+	r, err := other.LogsSince(t.Context(), id, 0, rotated, false)
+	require.NoError(t, err)
+	text, err := io.ReadAll(r)
+	require.NoError(t, err)
+	require.Equal(t, "after\n", string(text))
+	require.NoError(t, f.rt.Remove(t.Context(), id))
+	left, err := filepath.Glob(f.cfg.LogDir + "/*")
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
