@@ -11,9 +11,10 @@ package protocol
 //	1  2026-11-22  first version.
 //	1  2026-11-23  Service.config, WorkloadStatus.config_sha256; needs the manifest feature config.
 //	1  2026-11-23  Accelerator has address, NUMA node, cores, versions, links and partitions; reports name accelerators.
-//	1  2026-11-23  TunnelRequest.connect and exec; an agent without them answers FEATURE_MISSING.
+//	1  2026-11-23  TunnelRequest.connect, exec and copy; an agent without them answers FEATURE_MISSING.
 //	1  2026-11-23  Resources.shm_bytes; needs the manifest feature resources.
 //	1  2026-11-23  Port.host_port, NodeFacts.host_ports; needs the feature host_ports.
+//	1  2026-11-23  LogsRequest.since; an agent without it sends older lines as well.
 const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).

@@ -90,7 +90,7 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 	root.AddCommand(
 		a.loginCommand(), a.contextCommand(), a.whoamiCommand(),
 		a.appsCommand(), a.projectsCommand(), a.serviceAccountsCommand(), a.skusCommand(), a.allocationsCommand(),
-		a.instancesCommand(), a.portForwardCommand(), a.execCommand(),
+		a.instancesCommand(), a.portForwardCommand(), a.execCommand(), a.copyCommand(), a.logsCommand(),
 		a.nodesCommand(), a.recoveryCommand(), a.usageCommand(), a.ledgerCommand(), a.walletCommand(), a.auditCommand(),
 		a.orgsCommand(), a.usersCommand(), a.tokensCommand(), a.rolesCommand(), a.joinTokensCommand(), a.pricesCommand(),
 		a.creditsCommand(), a.publishersCommand(),

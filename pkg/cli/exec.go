@@ -77,7 +77,7 @@ func (s *session) exec(ctx context.Context, project, id string, body client.AppI
 			}
 		}()
 	}
-	code, err := s.receiveOutput(stream)
+	code, err := receiveOutput(stream, s.env.Stdout, s.env.Stderr)
 	if err != nil {
 		if ctx.Err() != nil {
 			return ctx.Err()
@@ -104,7 +104,7 @@ func (s *session) sendInput(to *execstream.Writer, stdin bool) {
 }
 
 // receiveOutput writes the command's output until its end.
-func (s *session) receiveOutput(stream io.Reader) (code int, err error) {
+func receiveOutput(stream io.Reader, stdout, stderr io.Writer) (code int, err error) {
 	for {
 		kind, payload, err := execstream.Receive(stream)
 		if err != nil {
@@ -112,9 +112,9 @@ func (s *session) receiveOutput(stream io.Reader) (code int, err error) {
 		}
 		switch kind { //nolint:exhaustive // the others are sent by callers
 		case execstream.Stdout:
-			_, err = s.env.Stdout.Write(payload)
+			_, err = stdout.Write(payload)
 		case execstream.Stderr:
-			_, err = s.env.Stderr.Write(payload)
+			_, err = stderr.Write(payload)
 		case execstream.Exit:
 			code, ok := execstream.DecodeExit(payload)
 			if !ok {

@@ -45,6 +45,18 @@ func (h *Hub) Exec(ctx context.Context, projectID, id string, command AppInstanc
 	return h.openStream(ctx, r, editors)
 }
 
+// Copy opens a stream for files of a container of an app instance; it carries the frames of pkg/execstream. It tries
+// once.
+func (h *Hub) Copy(ctx context.Context, projectID, id string, files AppInstanceCopy,
+	editors ...RequestEditorFn,
+) (*Stream, error) {
+	r, err := NewCopyAppInstanceFilesRequest(h.Server, projectID, id, files)
+	if err != nil {
+		return nil, err
+	}
+	return h.openStream(ctx, r, editors)
+}
+
 // openStream sends a request on an HTTP/1.1 connection of its own, which becomes the stream. The end of ctx aborts it.
 func (h *Hub) openStream(ctx context.Context, r *http.Request, editors []RequestEditorFn) (*Stream, error) {
 	sockets := &socketDialer{}

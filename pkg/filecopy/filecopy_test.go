@@ -114,7 +114,8 @@ func TestSpecialFilesOfAStreamAreNotMade(t *testing.T) {
 	write(t, dir+"/secret", "s", 0o600)
 	left, err := filecopy.Unpack(openRoot(t, dir), "", archive(t,
 		tar.Header{Typeflag: tar.TypeChar, Name: "null", Devmajor: 1, Devminor: 3},
-		tar.Header{Typeflag: tar.TypeFifo, Name: "pipe"}, tar.Header{Typeflag: tar.TypeLink, Name: "hard", Linkname: "secret"},
+		tar.Header{Typeflag: tar.TypeFifo, Name: "pipe"},
+		tar.Header{Typeflag: tar.TypeLink, Name: "hard", Linkname: "secret"},
 		tar.Header{Typeflag: tar.TypeReg, Name: "file"}))
 	require.NoError(t, err)
 	require.Equal(t, filecopy.Report{Special: 3}, left)

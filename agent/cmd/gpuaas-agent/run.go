@@ -247,9 +247,9 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 	}
 	c.inventory.Log = n.log
 	inventory := accelerator.New(c.inventory)
-	c.uplink.AgentVersion, c.uplink.Logs, c.uplink.Log = daemon.Version(), rt.Logs, n.log
+	c.uplink.AgentVersion, c.uplink.Logs, c.uplink.Log = daemon.Version(), rt.LogsSince, n.log
 	c.uplink.Facts = facts(rt, inventory, c.reconcile.Policy, n.log)
-	c.uplink.Exec = rt.RunCommand
+	c.uplink.Exec, c.uplink.Copy = rt.RunCommand, rt.CopyFiles
 	up = uplink.New(c.uplink, n.creds, n.store, n.clock, acceptor)
 	machine := reconcile.Machine{
 		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw, Accelerators: inventory,

@@ -33,8 +33,9 @@ const (
 )
 
 // CopyFiles copies between the command's streams and a path in the container, as a tar stream, and returns the exit
-// code. The end of ctx ends it. A process of its own does it (agent/internal/containerfiles), with the ids of the container's
-// user, without capabilities and in the container's cgroup: it reads, writes and uses no more than the container.
+// code. The end of ctx ends it. A process of its own does it (agent/internal/containerfiles), with the ids of the
+// container's user, without capabilities and in the container's cgroup: it reads, writes and uses no more than the
+// container.
 func (r *Runtime) CopyFiles(ctx context.Context, id, file string, into bool, c execstream.Command) (int, error) {
 	if !path.IsAbs(file) || strings.ContainsRune(file, 0) {
 		return 0, badSpec("A path in a container begins with a slash.")

@@ -126,8 +126,8 @@ func lineStart(f io.ReaderAt, offset int64) (int64, error) {
 	return offset, nil
 }
 
-// rotateLogTimes moves the records to the rotated log, which begins at the given offset of a log that has the given size
-// now. The caller cuts the log afterwards: a crash in between loses records, and never leaves one that covers too much.
+// rotateLogTimes moves the records to the rotated log, which begins at the given offset of a log that now has the given
+// size. The caller cuts the log afterwards: a crash in between loses records, and leaves none that covers too much.
 func (r *Runtime) rotateLogTimes(id string, from, size int64) error {
 	times, err := readLogTimes(r.timesPath(id))
 	if err != nil {

@@ -15,14 +15,40 @@ import (
 // byeTime is how long the caller may take to end the stream after the last frame.
 const byeTime = 10 * time.Second
 
-// serveExec runs a command whose input and output are the frames of the stream. The command is killed when the stream
-// ends before it.
+// serveExec runs a command in a container.
 func (s *session) serveExec(ctx context.Context, stream *link.Stream, r *protocol.ExecRequest) {
-	if s.u.cfg.Exec == nil {
+	s.serveCommand(ctx, stream, r, s.u.cfg.Exec, execstream.Command{
+		Argv: r.GetCommand(), Terminal: r.GetTerminal(),
+		Size: execstream.Size{Rows: uint16(r.GetRows()), Columns: uint16(r.GetColumns())},
+	})
+}
+
+// serveCopy copies files into or out of a container.
+func (s *session) serveCopy(ctx context.Context, stream *link.Stream, r *protocol.CopyRequest) {
+	var run runner
+	if s.u.cfg.Copy != nil {
+		run = func(ctx context.Context, runID string, c execstream.Command) (int, error) {
+			return s.u.cfg.Copy(ctx, runID, r.GetPath(), r.GetInto(), c)
+		}
+	}
+	s.serveCommand(ctx, stream, r, run, execstream.Command{})
+}
+
+// runner runs what has a caller at its ends in the container of a run.
+type runner func(ctx context.Context, runID string, c execstream.Command) (exitCode int, err error)
+
+// serveCommand runs a command whose input and output are the frames of the stream. The command is killed when the
+// stream ends before it.
+func (s *session) serveCommand(ctx context.Context, stream *link.Stream, of interface {
+	GetMemberId() string
+	GetService() string
+}, start runner, command execstream.Command,
+) {
+	if start == nil {
 		refuseTunnel(stream, protocol.Nack_FEATURE_MISSING)
 		return
 	}
-	run, err := s.u.store.NewestRun(r.GetMemberId(), r.GetService())
+	run, err := s.u.store.NewestRun(of.GetMemberId(), of.GetService())
 	if err != nil {
 		refuseTunnel(stream, tunnelRefusal(err))
 		return
@@ -49,11 +75,9 @@ func (s *session) serveExec(ctx context.Context, stream *link.Stream, r *protoco
 		_ = stream.SetDeadline(time.Now().Add(byeTime))
 	})
 	out := execstream.NewWriter(stream)
-	code, err := s.u.cfg.Exec(alive, run.ID, execstream.Command{
-		Argv: r.GetCommand(), Terminal: r.GetTerminal(),
-		Size:   execstream.Size{Rows: uint16(r.GetRows()), Columns: uint16(r.GetColumns())},
-		Resize: resize, Stdin: input, Stdout: out.Stream(execstream.Stdout), Stderr: out.Stream(execstream.Stderr),
-	})
+	command.Resize, command.Stdin = resize, input
+	command.Stdout, command.Stderr = out.Stream(execstream.Stdout), out.Stream(execstream.Stderr)
+	code, err := start(alive, run.ID, command)
 	_ = input.Close() // what still comes is dropped
 	_ = stream.SetDeadline(time.Now().Add(byeTime))
 	switch {

@@ -73,3 +73,38 @@ func TestACommandHasItsCallerAtItsEndsAndDiesWithTheStream(t *testing.T) {
 	stream.Abort()
 	<-killed
 }
+
+func TestACopyIsOfTheNewestRunOfTheMember(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	require.NoError(t, n.enroll(h))
+	n.run(uplink.Config{Copy: func(_ context.Context, runID, path string, into bool, c execstream.Command) (int, error) {
+		input, err := io.ReadAll(c.Stdin)
+		fmt.Fprint(c.Stdout, runID, path, into, string(input))
+		return 1, err
+	}})
+	require.NoError(t, n.store.OpenRun(state.Run{ID: "m1.1", MemberID: "m1", Service: "main", OpenedAt: n.clock.Now()}))
+	s := h.next()
+	for _, member := range []string{"m2", "m1"} {
+		stream, err := s.conn.Open(t.Context(), &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+		require.NoError(t, err)
+		require.NoError(t, stream.Send(&protocol.TunnelRequest{Request: &protocol.TunnelRequest_Copy{
+			Copy: &protocol.CopyRequest{MemberId: member, Path: "/data", Into: true},
+		}}))
+		answer := &protocol.TunnelResponse{}
+		require.NoError(t, stream.Receive(answer, protocol.MaxHeaderBytes))
+		if member == "m2" {
+			require.Equal(t, protocol.Nack_NOT_ASSIGNED, answer.GetErrorReason())
+			continue
+		}
+		to := execstream.NewWriter(stream)
+		require.NoError(t, to.Send(execstream.Stdin, []byte("tar")))
+		require.NoError(t, to.Send(execstream.StdinEnd, nil))
+		_, payload, err := execstream.Receive(stream)
+		require.NoError(t, err)
+		require.Equal(t, "m1.1/datatruetar", string(payload))
+		kind, payload, err := execstream.Receive(stream)
+		require.NoError(t, err)
+		require.Equal(t, execstream.Exit, kind)
+		require.Equal(t, execstream.EncodeExit(1), payload)
+	}
+}

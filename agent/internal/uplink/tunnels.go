@@ -61,6 +61,8 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 		s.serveConnect(ctx, stream, r.Connect)
 	case *protocol.TunnelRequest_Exec:
 		s.serveExec(ctx, stream, r.Exec)
+	case *protocol.TunnelRequest_Copy:
+		s.serveCopy(ctx, stream, r.Copy)
 	default:
 		refuseTunnel(stream, protocol.Nack_FEATURE_MISSING)
 	}
@@ -199,5 +201,9 @@ func (u *Uplink) openLogs(ctx context.Context, r *protocol.LogsRequest) (io.Read
 		return nil, err
 	}
 	lines := min(int(r.GetTailLines()), maxLogLines)
-	return u.cfg.Logs(ctx, run.ID, lines, r.GetFollow())
+	var since time.Time
+	if r.GetSince() != nil {
+		since = r.GetSince().AsTime()
+	}
+	return u.cfg.Logs(ctx, run.ID, lines, since, r.GetFollow())
 }

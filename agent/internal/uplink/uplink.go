@@ -56,10 +56,12 @@ type Config struct {
 	SessionAddr string
 	// Facts are gathered for each hello.
 	Facts func(ctx context.Context) *protocol.NodeFacts
-	// Logs reads the log of one container run.
-	Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
+	// Logs reads the log of one container run; the zero time means all of it.
+	Logs func(ctx context.Context, runID string, tailLines int, since time.Time, follow bool) (io.ReadCloser, error)
 	// Exec runs a command in the container of one run; the end of ctx kills it.
 	Exec func(ctx context.Context, runID string, c execstream.Command) (exitCode int, err error)
+	// Copy copies files into or out of the container of a run; see pkg/filecopy for the streams.
+	Copy func(ctx context.Context, runID, path string, into bool, c execstream.Command) (exitCode int, err error)
 	Log  *slog.Logger
 }
 

@@ -130,9 +130,9 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 	h, n := newHub(t), openNode(t)
 	require.NoError(t, n.enroll(h))
 	closed := make(chan struct{})
-	logs := func(ctx context.Context, runID string, tail int, follow bool) (io.ReadCloser, error) {
+	logs := func(ctx context.Context, runID string, tail int, since time.Time, follow bool) (io.ReadCloser, error) {
 		if !follow {
-			return io.NopCloser(strings.NewReader(fmt.Sprintf("%s %d", runID, tail))), nil
+			return io.NopCloser(strings.NewReader(fmt.Sprint(runID, " ", tail, " ", since.Unix()))), nil
 		}
 		pr, pw := io.Pipe()
 		context.AfterFunc(ctx, func() {
@@ -156,11 +156,11 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 	_, refused := tunnel(&protocol.LogsRequest{MemberId: "someone-else"})
 	require.Equal(t, protocol.Nack_NOT_ASSIGNED, refused)
 
-	stream, refused := tunnel(&protocol.LogsRequest{MemberId: "m1", TailLines: 5})
+	stream, refused := tunnel(&protocol.LogsRequest{MemberId: "m1", TailLines: 5, Since: timestamppb.New(time.Unix(7, 0))})
 	require.Empty(t, refused)
 	all, err := io.ReadAll(stream)
 	require.NoError(t, err)
-	require.Equal(t, "m1.1 5", string(all))
+	require.Equal(t, "m1.1 5 7", string(all))
 
 	stream, _ = tunnel(&protocol.LogsRequest{MemberId: "m1", Follow: true})
 	line := make([]byte, len("first line\n"))

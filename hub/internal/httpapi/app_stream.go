@@ -30,9 +30,13 @@ const (
 	streamProtocol = "gpuaas-stream"
 	// rightCheckEvery is how often it is checked whether the caller still has the right to a stream.
 	rightCheckEvery = 10 * time.Second
-	// actionDisconnect and actionExecEnd are audited at the end of a stream, with its bytes.
+	// The actions of audit rows, those at the end of a stream with its bytes.
+	actionConnect    = string(iam.InstanceConnect)
 	actionDisconnect = "apps.instance.disconnect"
+	actionExec       = string(iam.InstanceExec)
 	actionExecEnd    = "apps.instance.exec_end"
+	actionCopy       = "apps.instance.copy"
+	actionCopyEnd    = "apps.instance.copy_end"
 )
 
 // ForwardAppInstancePort opens a stream to a port that the app publishes.
@@ -57,7 +61,7 @@ func (s *Server) ForwardAppInstancePort(ctx context.Context,
 	}
 	stream := appStream{
 		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
-		permission: iam.InstanceConnect, endAction: actionDisconnect,
+		permission: iam.InstanceConnect, action: actionConnect, endAction: actionDisconnect,
 		detail: map[string]any{"port": r.Body.Port, "member_id": member.ID},
 	}
 	return stream.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
@@ -84,7 +88,7 @@ func (s *Server) ExecInAppInstance(ctx context.Context,
 	}
 	stream := appStream{
 		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
-		permission: iam.InstanceExec, endAction: actionExecEnd,
+		permission: iam.InstanceExec, action: actionExec, endAction: actionExecEnd,
 		detail: map[string]any{
 			"command": r.Body.Command[0], "terminal": r.Body.Terminal, "service": r.Body.Service, "member_id": member.ID,
 		},
@@ -93,6 +97,36 @@ func (s *Server) ExecInAppInstance(ctx context.Context,
 		return s.NodeStreams.Exec(ctx, member.NodeID, i.OrgID, &protocol.ExecRequest{
 			MemberId: member.ID, Service: r.Body.Service, Command: r.Body.Command, Terminal: r.Body.Terminal,
 			Rows: uint32(r.Body.Rows), Columns: uint32(r.Body.Columns),
+		})
+	})
+}
+
+// CopyAppInstanceFiles copies files into or out of a container of the app.
+func (s *Server) CopyAppInstanceFiles(ctx context.Context,
+	r CopyAppInstanceFilesRequestObject,
+) (CopyAppInstanceFilesResponseObject, error) {
+	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), iam.InstanceExec, r.ProjectID, r.AppInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	request, err := upgradeOf(ctx)
+	if err != nil {
+		return nil, err
+	}
+	member, err := memberOf(i, r.Body.MemberID, "/member_id")
+	if err != nil {
+		return nil, err
+	}
+	stream := appStream{
+		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
+		permission: iam.InstanceExec, action: actionCopy, endAction: actionCopyEnd,
+		detail: map[string]any{
+			"path": r.Body.Path, "into": r.Body.Into, "service": r.Body.Service, "member_id": member.ID,
+		},
+	}
+	return stream.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
+		return s.NodeStreams.Copy(ctx, member.NodeID, i.OrgID, &protocol.CopyRequest{
+			MemberId: member.ID, Service: r.Body.Service, Path: r.Body.Path, Into: r.Body.Into,
 		})
 	})
 }
@@ -118,10 +152,11 @@ type appStream struct {
 	again    func(context.Context) (iam.Principal, error)
 	instance instance.Instance
 	memberID string
-	// permission is needed for as long as the stream lasts, and is the action of its first audit row.
-	permission, endAction string
-	detail                map[string]any
-	node                  duplex.Stream
+	// permission is needed for as long as the stream lasts.
+	permission        iam.Permission
+	action, endAction string
+	detail            map[string]any
+	node              duplex.Stream
 }
 
 // open opens the node's side and audits that. Nothing flows before the row is there.
@@ -132,7 +167,7 @@ func (p appStream) open(ctx context.Context,
 	if p.node, err = node(context.WithoutCancel(ctx)); err != nil {
 		return p, err
 	}
-	if err := p.server.Commands.AuditStream(ctx, p.meta, p.permission, p.instance, p.detail); err != nil {
+	if err := p.server.Commands.AuditStream(ctx, p.meta, p.action, p.instance, p.detail); err != nil {
 		p.node.Abort()
 		return p, err
 	}
@@ -141,6 +176,9 @@ func (p appStream) open(ctx context.Context,
 
 // VisitExecInAppInstanceResponse makes it an answer of execInAppInstance.
 func (p appStream) VisitExecInAppInstanceResponse(w http.ResponseWriter) error { return p.serve(w) }
+
+// VisitCopyAppInstanceFilesResponse makes it an answer of copyAppInstanceFiles.
+func (p appStream) VisitCopyAppInstanceFilesResponse(w http.ResponseWriter) error { return p.serve(w) }
 
 // VisitForwardAppInstancePortResponse makes it an answer of forwardAppInstancePort.
 func (p appStream) VisitForwardAppInstancePortResponse(w http.ResponseWriter) error {

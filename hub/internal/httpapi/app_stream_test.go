@@ -101,7 +101,8 @@ func (s *theater) rowsOf(t *testing.T, i instance.Instance, n int) (rows []event
 		s.tx(t, func(ctx context.Context, tx db.Tx) error {
 			all, err := event.AuditOf(ctx, tx, "app_instance", i.ID, event.MaxPage)
 			for _, r := range all {
-				if strings.HasSuffix(r.Action, "connect") || strings.Contains(r.Action, "exec") {
+				if strings.HasSuffix(r.Action, "connect") || strings.Contains(r.Action, "exec") ||
+					strings.Contains(r.Action, "copy") {
 					rows = append(rows, r)
 				}
 			}
@@ -213,4 +214,32 @@ func TestACommandIsAuditedByItsFirstWordOnly(t *testing.T) {
 	_, _, res = openStream(t, hub, stranger, i, "exec", `{"command":["login"]}`)
 	require.Equal(t, http.StatusNotFound, res.StatusCode, "law 10")
 	require.Len(t, s.executed, 1)
+}
+
+func TestACopyIsAuditedWithItsPath(t *testing.T) {
+	s, hub, i, boss, stranger := forwarded(t)
+	conn, r, res := openStream(t, hub, boss, i, "copy", `{"path":"/data/model","into":true}`)
+	require.Equal(t, http.StatusSwitchingProtocols, res.StatusCode)
+	_, err := io.WriteString(conn, "frames")
+	require.NoError(t, err)
+	require.NoError(t, conn.CloseWrite())
+	answer, err := io.ReadAll(r)
+	require.NoError(t, err)
+	require.Equal(t, "FRAMES", string(answer))
+	require.Len(t, s.copied, 1)
+	require.Equal(t, "/data/model", s.copied[0].GetPath())
+	require.True(t, s.copied[0].GetInto())
+	rows := s.rowsOf(t, i, 2)
+	require.Equal(t, "apps.instance.copy", rows[0].Action)
+	require.Equal(t, "apps.instance.copy_end", rows[1].Action)
+	raw, err := json.Marshal(rows[1].After)
+	require.NoError(t, err)
+	require.Contains(t, string(raw), `"path":"/data/model"`)
+	require.Contains(t, string(raw), `"bytes_to_app":6`)
+
+	_, _, res = openStream(t, hub, stranger, i, "copy", `{"path":"/data/model"}`)
+	require.Equal(t, http.StatusNotFound, res.StatusCode, "law 10")
+	_, _, res = openStream(t, hub, boss, i, "copy", `{"path":"relative"}`)
+	require.Equal(t, http.StatusBadRequest, res.StatusCode)
+	require.Len(t, s.copied, 1)
 }

@@ -44,6 +44,7 @@ type theater struct {
 	direct http.Handler
 	// executed are the commands that were asked for.
 	executed []*protocol.ExecRequest
+	copied   []*protocol.CopyRequest
 }
 
 func (s *theater) Connect(ctx context.Context, nodeID, _ string, r *protocol.ConnectRequest) (duplex.Stream, error) {
@@ -55,6 +56,11 @@ func (s *theater) Connect(ctx context.Context, nodeID, _ string, r *protocol.Con
 
 func (s *theater) Exec(ctx context.Context, nodeID, orgID string, r *protocol.ExecRequest) (duplex.Stream, error) {
 	s.executed = append(s.executed, r)
+	return s.Connect(ctx, nodeID, orgID, &protocol.ConnectRequest{Port: "http"})
+}
+
+func (s *theater) Copy(ctx context.Context, nodeID, orgID string, r *protocol.CopyRequest) (duplex.Stream, error) {
+	s.copied = append(s.copied, r)
 	return s.Connect(ctx, nodeID, orgID, &protocol.ConnectRequest{Port: "http"})
 }
 

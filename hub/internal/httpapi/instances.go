@@ -1,9 +1,12 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"fmt"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -17,8 +20,11 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// defaultTailLines is how much of a log is shown when nothing is said.
-const defaultTailLines = 200
+const (
+	// defaultTailLines is how much of a log is shown when nothing is said, maxTailLines when only the time is.
+	defaultTailLines = 200
+	maxTailLines     = 10_000
+)
 
 // ListAppInstances lists a project's instances, the newest first.
 func (s *Server) ListAppInstances(ctx context.Context,
@@ -167,14 +173,22 @@ func (s *Server) GetAppInstanceLogs(ctx context.Context,
 	if err != nil {
 		return nil, err
 	}
-	tail := r.Params.TailLines
-	if tail == 0 {
-		tail = defaultTailLines
+	request := &protocol.LogsRequest{
+		MemberId: member.ID, Service: r.Params.Service, Follow: r.Params.Follow,
+		TailLines: uint32(cmp.Or(r.Params.TailLines, defaultTailLines)),
 	}
-	source, err := s.NodeStreams.Logs(ctx, member.NodeID, i.OrgID, &protocol.LogsRequest{
-		MemberId: member.ID, Service: r.Params.Service, TailLines: uint32(tail), Follow: r.Params.Follow,
-	})
+	if !r.Params.Since.IsZero() {
+		request.Since = timestamppb.New(r.Params.Since)
+		request.TailLines = uint32(cmp.Or(r.Params.TailLines, maxTailLines))
+	}
+	source, err := s.NodeStreams.Logs(ctx, member.NodeID, i.OrgID, request)
 	if err != nil {
+		return nil, err
+	}
+	if err := s.Commands.AuditStream(ctx, metaFrom(ctx), iam.InstanceLogs, i, map[string]any{
+		"member_id": member.ID, "service": r.Params.Service, "follow": r.Params.Follow,
+	}); err != nil {
+		_ = source.Close()
 		return nil, err
 	}
 	again := callOf(ctx).again

@@ -64,6 +64,7 @@ func samples() map[string]string {
 		"changeAppInstance":   `{"display_name":"d","config":{}}`,
 		"execInAppInstance": `{"command":["a","b"],"terminal":true,"rows":24,"columns":80,"service":"main",` +
 			`"member_id":"` + someID + `"}`,
+		"copyAppInstanceFiles":   `{"path":"/a","into":true,"service":"main","member_id":"` + someID + `"}`,
 		"forwardAppInstancePort": `{"port":"http","member_id":"` + someID + `"}`,
 		"grantCredit":            `{"org_id":"` + someID + `","amount":"10.5","currency":"EUR","description":"d"}`,
 		"createSKU": `{"slug":"gpu-9","capacity_shape":"gpu_slice","accelerator_count":1,` +

@@ -23,6 +23,8 @@ type NodeStreams interface {
 	Connect(ctx context.Context, nodeID, orgID string, r *protocol.ConnectRequest) (duplex.Stream, error)
 	// Exec runs a command in a container; the end of ctx aborts the stream and kills the command.
 	Exec(ctx context.Context, nodeID, orgID string, r *protocol.ExecRequest) (duplex.Stream, error)
+	// Copy copies files into or out of a container; the end of ctx aborts the stream and ends the copy.
+	Copy(ctx context.Context, nodeID, orgID string, r *protocol.CopyRequest) (duplex.Stream, error)
 }
 
 // Server answers the operations of the contract. Its methods are in one file for each resource. The program that wires

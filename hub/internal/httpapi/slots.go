@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -85,7 +86,7 @@ func slotsOfCaller(id callerID, operation string, waits bool) []slot {
 		out = ofCallerAndOrg(out, "watchers", id, maxCallerWatchers, maxOrgWatchers)
 	case operation == "getAppInstanceLogs":
 		out = ofCallerAndOrg(out, "log_streams", id, maxCallerLogStreams, maxOrgLogStreams)
-	case operation == "forwardAppInstancePort" || operation == "execInAppInstance":
+	case slices.Contains([]string{"forwardAppInstancePort", "execInAppInstance", "copyAppInstanceFiles"}, operation):
 		out = ofCallerAndOrg(out, "app_streams", id, maxCallerAppStreams, maxOrgAppStreams)
 	}
 	return out

@@ -88,6 +88,16 @@ func (s *Server) Exec(ctx context.Context, nodeID, orgID string, r *protocol.Exe
 	return t, nil
 }
 
+// Copy copies files into or out of a container of an org's member on the node that runs it. The stream carries the
+// frames of pkg/execstream.
+func (s *Server) Copy(ctx context.Context, nodeID, orgID string, r *protocol.CopyRequest) (duplex.Stream, error) {
+	t, err := s.openTunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{Request: &protocol.TunnelRequest_Copy{Copy: r}})
+	if err != nil {
+		return nil, err // not a nil tunnel in an interface
+	}
+	return t, nil
+}
+
 // openTunnel opens a tunnel within the budgets of the node and of the org, and returns it once the node has accepted
 // the request. It fails at once where the node is not connected.
 func (s *Server) openTunnel(ctx context.Context, nodeID, orgID string, r *protocol.TunnelRequest) (*tunnel, error) {
