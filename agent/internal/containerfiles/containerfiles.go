@@ -33,6 +33,9 @@ const (
 	holdFD = 4
 )
 
+// oomScore makes the kernel kill a copy before the app whose memory it shares.
+const oomScore = "1000"
+
 // Run copies the tar stream of stdin into the container, or the files of the container to stdout. It is the whole
 // program: what it returns is the exit code.
 func Run(args []string) int {
@@ -40,7 +43,12 @@ func Run(args []string) int {
 		fmt.Fprintln(os.Stderr, "a copy needs a direction and a path")
 		return 2
 	}
-	_, err := io.Copy(io.Discard, os.NewFile(holdFD, "hold"))
+	// The agent passes on the umask and the OOM score of a daemon.
+	syscall.Umask(0)
+	err := os.WriteFile("/proc/self/oom_score_adj", []byte(oomScore), 0)
+	if err == nil {
+		_, err = io.Copy(io.Discard, os.NewFile(holdFD, "hold"))
+	}
 	if err == nil {
 		err = giveUpRights()
 	}

@@ -28,14 +28,14 @@ func (f *fixture) command(id string, args ...string) (out string, code int, err 
 	return stdout.String(), code, err
 }
 
-// inCgroup counts the processes in the container's cgroup.
-func (f *fixture) inCgroup(id string) int {
+// cgroupPids are the processes in the container's cgroup.
+func (f *fixture) cgroupPids(id string) []string {
 	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
 		if data, err := os.ReadFile(filepath.Join(root, f.cfg.CgroupParent, id, "cgroup.procs")); err == nil {
-			return len(strings.Fields(string(data)))
+			return strings.Fields(string(data))
 		}
 	}
-	return 0
+	return nil
 }
 
 func TestACommandHasTheRightsOfItsContainerAndNoMore(t *testing.T) {
@@ -102,7 +102,7 @@ func TestACommandEndsByItselfByItsTerminalOrWithItsCaller(t *testing.T) {
 	unread, full := io.Pipe()
 	go func() {
 		_, _ = unread.Read(make([]byte, 1))
-		for f.inCgroup(id) != 2 && ctx.Err() == nil {
+		for len(f.cgroupPids(id)) != 2 && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
 		leave()

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/pkg/execstream"
@@ -70,6 +71,7 @@ func TestFilesAreCopiedWithTheRightsOfTheContainersUser(t *testing.T) {
 	spec.Service.User = "1234:5678"
 	spec.Service.Scratch = []*protocol.Scratch{{Path: "/scratch", SizeBytes: 1 << 20}}
 	root := fmt.Sprintf("/proc/%d/root", f.start(spec).PID)
+	defer unix.Umask(unix.Umask(0o077)) // the agent's own
 
 	notes, code := f.copyInto(spec.ID, "/scratch", "file", "text")
 	require.Zero(t, code, notes)
@@ -142,6 +144,16 @@ func TestNoLinkLeadsACopyOutOfTheContainer(t *testing.T) {
 	require.FileExists(t, root+"/scratch/planted", "a link inside is followed as the container does")
 }
 
+// oomScores are those of the processes in the container's cgroup.
+func (f *fixture) oomScores(id string) map[string]bool {
+	scores := map[string]bool{}
+	for _, pid := range f.cgroupPids(id) {
+		score, _ := os.ReadFile("/proc/" + pid + "/oom_score_adj")
+		scores[strings.TrimSpace(string(score))] = true
+	}
+	return scores
+}
+
 func TestACopyRunsInTheContainersCgroupAndEndsWithCallerOrContainer(t *testing.T) {
 	f := newFixture(t)
 	image := f.image()
@@ -162,7 +174,9 @@ func TestACopyRunsInTheContainersCgroupAndEndsWithCallerOrContainer(t *testing.T
 				})
 				ended <- err
 			}()
-			require.Eventually(t, func() bool { return f.inCgroup(id) == 2 }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return len(f.cgroupPids(id)) == 2 }, time.Minute, time.Millisecond)
+			require.Eventually(t, func() bool { return f.oomScores(id)["1000"] }, time.Minute, time.Millisecond,
+				"the kernel kills the copy before the app")
 			end(id, leave)
 			err := <-ended
 			require.Error(t, err)
