@@ -78,7 +78,7 @@ func TestGuidesHoldNoCommandThatIsNotRun(t *testing.T) {
 	for _, guide := range guides() {
 		for _, b := range readGuide(t, guide) {
 			switch b.language {
-			case blockRun, blockAdmin, "dockerfile":
+			case blockRun, blockAdmin, "dockerfile", "yaml":
 			case blockConsole:
 				for line := range strings.Lines(b.text) {
 					require.Contains(t, consoleCommands(), strings.Fields(line)[0], "%s: %s", b, line)
