@@ -4747,6 +4747,7 @@ type TunnelRequest struct {
 	//	*TunnelRequest_Logs
 	//	*TunnelRequest_Connect
 	//	*TunnelRequest_Exec
+	//	*TunnelRequest_Copy
 	Request       isTunnelRequest_Request `protobuf_oneof:"request"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4816,6 +4817,15 @@ func (x *TunnelRequest) GetExec() *ExecRequest {
 	return nil
 }
 
+func (x *TunnelRequest) GetCopy() *CopyRequest {
+	if x != nil {
+		if x, ok := x.Request.(*TunnelRequest_Copy); ok {
+			return x.Copy
+		}
+	}
+	return nil
+}
+
 type isTunnelRequest_Request interface {
 	isTunnelRequest_Request()
 }
@@ -4832,11 +4842,87 @@ type TunnelRequest_Exec struct {
 	Exec *ExecRequest `protobuf:"bytes,3,opt,name=exec,proto3,oneof"`
 }
 
+type TunnelRequest_Copy struct {
+	Copy *CopyRequest `protobuf:"bytes,4,opt,name=copy,proto3,oneof"`
+}
+
 func (*TunnelRequest_Logs) isTunnelRequest_Request() {}
 
 func (*TunnelRequest_Connect) isTunnelRequest_Request() {}
 
 func (*TunnelRequest_Exec) isTunnelRequest_Request() {}
+
+func (*TunnelRequest_Copy) isTunnelRequest_Request() {}
+
+// CopyRequest asks for files of the newest container of a member's service, or sends some. The stream then carries the
+// frames of pkg/execstream, with a tar stream (pkg/filecopy) as output or input.
+type CopyRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	MemberId      string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	Service       string                 `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	Path          string                 `protobuf:"bytes,3,opt,name=path,proto3" json:"path,omitempty"`
+	Into          bool                   `protobuf:"varint,4,opt,name=into,proto3" json:"into,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CopyRequest) Reset() {
+	*x = CopyRequest{}
+	mi := &file_protocol_messages_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CopyRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CopyRequest) ProtoMessage() {}
+
+func (x *CopyRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
+func (*CopyRequest) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *CopyRequest) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *CopyRequest) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *CopyRequest) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *CopyRequest) GetInto() bool {
+	if x != nil {
+		return x.Into
+	}
+	return false
+}
 
 // ExecRequest asks for a command in the newest container of a member's service. The stream then carries the frames of
 // pkg/execstream; its end kills the command.
@@ -4854,7 +4940,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4866,7 +4952,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4879,7 +4965,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *ExecRequest) GetMemberId() string {
@@ -4937,7 +5023,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4949,7 +5035,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4962,7 +5048,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -4980,18 +5066,20 @@ func (x *ConnectRequest) GetPort() string {
 }
 
 type LogsRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	MemberId      string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
-	Service       string                 `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
-	TailLines     uint32                 `protobuf:"varint,3,opt,name=tail_lines,json=tailLines,proto3" json:"tail_lines,omitempty"`
-	Follow        bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	MemberId  string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	Service   string                 `protobuf:"bytes,2,opt,name=service,proto3" json:"service,omitempty"`
+	TailLines uint32                 `protobuf:"varint,3,opt,name=tail_lines,json=tailLines,proto3" json:"tail_lines,omitempty"`
+	Follow    bool                   `protobuf:"varint,4,opt,name=follow,proto3" json:"follow,omitempty"`
+	// Leaves older lines out where the node knows them to be older; an agent that does not know the field sends all.
+	Since         *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=since,proto3" json:"since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5003,7 +5091,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5016,7 +5104,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -5047,6 +5135,13 @@ func (x *LogsRequest) GetFollow() bool {
 	return false
 }
 
+func (x *LogsRequest) GetSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Since
+	}
+	return nil
+}
+
 type TunnelResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// REASON_UNSPECIFIED on success.
@@ -5057,7 +5152,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5069,7 +5164,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5082,7 +5177,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -5558,12 +5653,18 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
 	"\bpassword\x18\x03 \x01(\tR\bpassword\x129\n" +
 	"\n" +
-	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xad\x01\n" +
+	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xdb\x01\n" +
 	"\rTunnelRequest\x12,\n" +
 	"\x04logs\x18\x01 \x01(\v2\x16.gpuaas.v1.LogsRequestH\x00R\x04logs\x125\n" +
 	"\aconnect\x18\x02 \x01(\v2\x19.gpuaas.v1.ConnectRequestH\x00R\aconnect\x12,\n" +
-	"\x04exec\x18\x03 \x01(\v2\x16.gpuaas.v1.ExecRequestH\x00R\x04execB\t\n" +
-	"\arequest\"\xa8\x01\n" +
+	"\x04exec\x18\x03 \x01(\v2\x16.gpuaas.v1.ExecRequestH\x00R\x04exec\x12,\n" +
+	"\x04copy\x18\x04 \x01(\v2\x16.gpuaas.v1.CopyRequestH\x00R\x04copyB\t\n" +
+	"\arequest\"l\n" +
+	"\vCopyRequest\x12\x1b\n" +
+	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x18\n" +
+	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
+	"\x04path\x18\x03 \x01(\tR\x04path\x12\x12\n" +
+	"\x04into\x18\x04 \x01(\bR\x04into\"\xa8\x01\n" +
 	"\vExecRequest\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x18\n" +
@@ -5573,13 +5674,14 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\acolumns\x18\x06 \x01(\rR\acolumns\"A\n" +
 	"\x0eConnectRequest\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x12\n" +
-	"\x04port\x18\x02 \x01(\tR\x04port\"{\n" +
+	"\x04port\x18\x02 \x01(\tR\x04port\"\xad\x01\n" +
 	"\vLogsRequest\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x1d\n" +
 	"\n" +
 	"tail_lines\x18\x03 \x01(\rR\ttailLines\x12\x16\n" +
-	"\x06follow\x18\x04 \x01(\bR\x06follow\"K\n" +
+	"\x06follow\x18\x04 \x01(\bR\x06follow\x120\n" +
+	"\x05since\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x05since\"K\n" +
 	"\x0eTunnelResponse\x129\n" +
 	"\ferror_reason\x18\x01 \x01(\x0e2\x16.gpuaas.v1.Nack.ReasonR\verrorReasonB#Z!github.com/gpuaas/gpuaas/protocolb\x06proto3"
 
@@ -5596,7 +5698,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 56)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
 	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
@@ -5656,29 +5758,30 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*PullCredentialRequest)(nil), // 55: gpuaas.v1.PullCredentialRequest
 	(*PullCredential)(nil),        // 56: gpuaas.v1.PullCredential
 	(*TunnelRequest)(nil),         // 57: gpuaas.v1.TunnelRequest
-	(*ExecRequest)(nil),           // 58: gpuaas.v1.ExecRequest
-	(*ConnectRequest)(nil),        // 59: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),           // 60: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 61: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 62: google.protobuf.Timestamp
+	(*CopyRequest)(nil),           // 58: gpuaas.v1.CopyRequest
+	(*ExecRequest)(nil),           // 59: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),        // 60: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),           // 61: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 62: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 63: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	7,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	10, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	62, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	62, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	63, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	63, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	9,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	11, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	11, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	62, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	62, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	62, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	63, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	63, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	63, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	14, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	6,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	6,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
 	16, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
 	15, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	62, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	63, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
 	18, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
 	19, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
 	20, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
@@ -5686,14 +5789,14 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	22, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
 	17, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
 	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	62, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	63, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
 	24, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	25, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	62, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	62, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	63, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	63, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
 	27, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	62, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	62, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	63, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	63, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
 	31, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
 	43, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
@@ -5708,11 +5811,11 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	42, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
 	32, // 43: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
 	34, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	62, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	63, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
 	33, // 46: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
 	35, // 47: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
 	36, // 48: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	62, // 49: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	63, // 49: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
 	6,  // 50: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
 	6,  // 51: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
 	6,  // 52: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
@@ -5722,34 +5825,36 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	6,  // 56: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
 	6,  // 57: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
 	6,  // 58: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	62, // 59: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	63, // 59: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
 	47, // 60: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
 	34, // 61: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
 	4,  // 62: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
 	5,  // 63: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	62, // 64: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	62, // 65: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	62, // 66: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	63, // 64: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	63, // 65: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	63, // 66: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
 	49, // 67: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
 	50, // 68: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
 	6,  // 69: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	62, // 70: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	63, // 70: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
 	6,  // 71: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
 	3,  // 72: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
 	55, // 73: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
 	3,  // 74: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
 	56, // 75: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
 	6,  // 76: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	62, // 77: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	60, // 78: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	59, // 79: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	58, // 80: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	3,  // 81: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	82, // [82:82] is the sub-list for method output_type
-	82, // [82:82] is the sub-list for method input_type
-	82, // [82:82] is the sub-list for extension type_name
-	82, // [82:82] is the sub-list for extension extendee
-	0,  // [0:82] is the sub-list for field type_name
+	63, // 77: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	61, // 78: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	60, // 79: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	59, // 80: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	58, // 81: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	63, // 82: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	3,  // 83: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	84, // [84:84] is the sub-list for method output_type
+	84, // [84:84] is the sub-list for method input_type
+	84, // [84:84] is the sub-list for extension type_name
+	84, // [84:84] is the sub-list for extension extendee
+	0,  // [0:84] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -5782,6 +5887,7 @@ func file_protocol_messages_proto_init() {
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
 		(*TunnelRequest_Exec)(nil),
+		(*TunnelRequest_Copy)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -5789,7 +5895,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   56,
+			NumMessages:   57,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -1332,6 +1332,21 @@ type AppInstanceChange struct {
 	DisplayName DisplayName            `json:"display_name,omitempty,omitzero"`
 }
 
+// AppInstanceCopy defines model for AppInstanceCopy.
+type AppInstanceCopy struct {
+	// Into The input goes there; absent: what is there comes as output
+	Into bool `json:"into,omitempty,omitzero"`
+
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
+	// Path File or directory in the container
+	Path string `json:"path"`
+
+	// Service Lower-case letters, digits and inner hyphens.
+	Service Slug `json:"service,omitempty,omitzero"`
+}
+
 // AppInstanceCreate defines model for AppInstanceCreate.
 type AppInstanceCreate struct {
 	// AppSlug Lower-case letters, digits and inner hyphens.
@@ -3213,8 +3228,11 @@ type GetAppInstanceLogsParams struct {
 	// Service Absent means the first service
 	Service Slug `form:"service,omitempty" json:"service,omitempty,omitzero"`
 
-	// TailLines Last lines only; absent means 200
+	// TailLines Last lines only; absent means 200, and with since 10000
 	TailLines int32 `form:"tail_lines,omitempty" json:"tail_lines,omitempty,omitzero"`
+
+	// Since Only lines that were written after this time, by the node's clock and to 10 seconds
+	Since time.Time `form:"since,omitempty" json:"since,omitempty,omitzero"`
 
 	// Follow Go on as more is written
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
@@ -3355,6 +3373,9 @@ type CreateAppInstanceJSONRequestBody = AppInstanceCreate
 
 // ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
 type ChangeAppInstanceJSONRequestBody = AppInstanceChange
+
+// CopyAppInstanceFilesJSONRequestBody defines body for CopyAppInstanceFiles for application/json ContentType.
+type CopyAppInstanceFilesJSONRequestBody = AppInstanceCopy
 
 // ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
 type ExecInAppInstanceJSONRequestBody = AppInstanceExec
@@ -4067,6 +4088,30 @@ type ClientInterface interface {
 	//
 	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
 	ChangeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CopyAppInstanceFilesWithBody Files into or out of a container of the app
+	//
+	// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+	// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+	// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+	// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+	CopyAppInstanceFilesWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CopyAppInstanceFiles Files into or out of a container of the app
+	//
+	// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+	// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+	// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+	// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+	CopyAppInstanceFiles(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body CopyAppInstanceFilesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	//
@@ -5806,6 +5851,50 @@ func (c *Client) ChangeAppInstanceWithBody(ctx context.Context, projectID Projec
 // Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
 func (c *Client) ChangeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewChangeAppInstanceRequest(c.Server, projectID, appInstanceID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CopyAppInstanceFilesWithBody Files into or out of a container of the app
+//
+// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+func (c *Client) CopyAppInstanceFilesWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCopyAppInstanceFilesRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CopyAppInstanceFiles Files into or out of a container of the app
+//
+// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+func (c *Client) CopyAppInstanceFiles(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body CopyAppInstanceFilesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCopyAppInstanceFilesRequest(c.Server, projectID, appInstanceID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -9696,6 +9785,60 @@ func NewChangeAppInstanceRequestWithBody(server string, projectID ProjectID, app
 	return req, nil
 }
 
+// NewCopyAppInstanceFilesRequest calls the generic CopyAppInstanceFiles builder with application/json body
+func NewCopyAppInstanceFilesRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body CopyAppInstanceFilesJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCopyAppInstanceFilesRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewCopyAppInstanceFilesRequestWithBody constructs an http.Request for the CopyAppInstanceFiles method, with any body, and a specified content type
+func NewCopyAppInstanceFilesRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/copy", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewDecommissionAppInstanceRequest constructs an http.Request for the DecommissionAppInstance method
 func NewDecommissionAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID) (*http.Request, error) {
 	var err error
@@ -9922,6 +10065,14 @@ func NewGetAppInstanceLogsRequest(server string, projectID ProjectID, appInstanc
 		}
 
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "tail_lines", params.TailLines, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "since", params.Since, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
 			return nil, err
 		} else {
 			for _, qp := range strings.Split(queryFrag, "&") {
@@ -12061,6 +12212,30 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
 	ChangeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*ChangeAppInstanceResponse, error)
+
+	// CopyAppInstanceFilesWithBodyWithResponse Files into or out of a container of the app
+	//
+	// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+	// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+	// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+	// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+	CopyAppInstanceFilesWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CopyAppInstanceFilesResponse, error)
+
+	// CopyAppInstanceFilesWithResponse Files into or out of a container of the app
+	//
+	// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+	// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+	// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+	// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+	CopyAppInstanceFilesWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body CopyAppInstanceFilesJSONRequestBody, reqEditors ...RequestEditorFn) (*CopyAppInstanceFilesResponse, error)
 
 	// DecommissionAppInstanceWithResponse Stop the app and remove all of it; final on the node's own proof
 	//
@@ -15328,6 +15503,47 @@ func (r ChangeAppInstanceResponse) ContentType() string {
 	return ""
 }
 
+type CopyAppInstanceFilesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CopyAppInstanceFilesResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CopyAppInstanceFilesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CopyAppInstanceFilesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CopyAppInstanceFilesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CopyAppInstanceFilesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type DecommissionAppInstanceResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -18012,6 +18228,42 @@ func (c *ClientWithResponses) ChangeAppInstanceWithResponse(ctx context.Context,
 	return ParseChangeAppInstanceResponse(rsp)
 }
 
+// CopyAppInstanceFilesWithBodyWithResponse Files into or out of a container of the app
+//
+// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+func (c *ClientWithResponses) CopyAppInstanceFilesWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CopyAppInstanceFilesResponse, error) {
+	rsp, err := c.CopyAppInstanceFilesWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCopyAppInstanceFilesResponse(rsp)
+}
+
+// CopyAppInstanceFilesWithResponse Files into or out of a container of the app
+//
+// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
+// input. The node finds the path, reads and writes as the user of the container; what arrives belongs to that
+// user. Special files, and links that lead out of what is copied, are left out. The exit code is 0 where all was
+// copied; errors (5) say what was left out or went wrong. Begin and end are audited with the path.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/copy (the `CopyAppInstanceFiles` operationId).
+func (c *ClientWithResponses) CopyAppInstanceFilesWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body CopyAppInstanceFilesJSONRequestBody, reqEditors ...RequestEditorFn) (*CopyAppInstanceFilesResponse, error) {
+	rsp, err := c.CopyAppInstanceFiles(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCopyAppInstanceFilesResponse(rsp)
+}
+
 // DecommissionAppInstanceWithResponse Stop the app and remove all of it; final on the node's own proof
 //
 // Returns a wrapper object for the known response body format(s).
@@ -20595,6 +20847,35 @@ func ParseChangeAppInstanceResponse(rsp *http.Response) (*ChangeAppInstanceRespo
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCopyAppInstanceFilesResponse parses an HTTP response from a CopyAppInstanceFilesWithResponse call
+func ParseCopyAppInstanceFilesResponse(rsp *http.Response) (*CopyAppInstanceFilesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CopyAppInstanceFilesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 101:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

@@ -1331,6 +1331,21 @@ type AppInstanceChange struct {
 	DisplayName DisplayName            `json:"display_name,omitempty,omitzero"`
 }
 
+// AppInstanceCopy defines model for AppInstanceCopy.
+type AppInstanceCopy struct {
+	// Into The input goes there; absent: what is there comes as output
+	Into bool `json:"into,omitempty,omitzero"`
+
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
+	// Path File or directory in the container
+	Path string `json:"path"`
+
+	// Service Lower-case letters, digits and inner hyphens.
+	Service Slug `json:"service,omitempty,omitzero"`
+}
+
 // AppInstanceCreate defines model for AppInstanceCreate.
 type AppInstanceCreate struct {
 	// AppSlug Lower-case letters, digits and inner hyphens.
@@ -3212,8 +3227,11 @@ type GetAppInstanceLogsParams struct {
 	// Service Absent means the first service
 	Service Slug `form:"service,omitempty" json:"service,omitempty,omitzero"`
 
-	// TailLines Last lines only; absent means 200
+	// TailLines Last lines only; absent means 200, and with since 10000
 	TailLines int32 `form:"tail_lines,omitempty" json:"tail_lines,omitempty,omitzero"`
+
+	// Since Only lines that were written after this time, by the node's clock and to 10 seconds
+	Since time.Time `form:"since,omitempty" json:"since,omitempty,omitzero"`
 
 	// Follow Go on as more is written
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
@@ -3354,6 +3372,9 @@ type CreateAppInstanceJSONRequestBody = AppInstanceCreate
 
 // ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
 type ChangeAppInstanceJSONRequestBody = AppInstanceChange
+
+// CopyAppInstanceFilesJSONRequestBody defines body for CopyAppInstanceFiles for application/json ContentType.
+type CopyAppInstanceFilesJSONRequestBody = AppInstanceCopy
 
 // ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
 type ExecInAppInstanceJSONRequestBody = AppInstanceExec
@@ -3564,6 +3585,9 @@ type ServerInterface interface {
 	// ChangeAppInstance Rename the instance or change its config, without a new version
 	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
 	ChangeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// CopyAppInstanceFiles Files into or out of a container of the app
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/copy)
+	CopyAppInstanceFiles(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/decommission)
 	DecommissionAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -5649,6 +5673,40 @@ func (siw *ServerInterfaceWrapper) ChangeAppInstance(c *gin.Context) {
 	siw.Handler.ChangeAppInstance(c, projectID, appInstanceID)
 }
 
+// CopyAppInstanceFiles operation middleware
+func (siw *ServerInterfaceWrapper) CopyAppInstanceFiles(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CopyAppInstanceFiles(c, projectID, appInstanceID)
+}
+
 // DecommissionAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) DecommissionAppInstance(c *gin.Context) {
 
@@ -5818,6 +5876,14 @@ func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "tail_lines", c.Request.URL.Query(), &params.TailLines, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
 	if err != nil {
 		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter tail_lines: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "since" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "since", c.Request.URL.Query(), &params.Since, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter since: %w", err), http.StatusBadRequest)
 		return
 	}
 
@@ -6895,6 +6961,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances", wrapper.CreateAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.GetAppInstance)
 	router.PATCH(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.ChangeAppInstance)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/copy", wrapper.CopyAppInstanceFiles)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/decommission", wrapper.DecommissionAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/exec", wrapper.ExecInAppInstance)
@@ -9325,6 +9392,41 @@ func (response ChangeAppInstancedefaultApplicationProblemPlusJSONResponse) Visit
 	return err
 }
 
+type CopyAppInstanceFilesRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *CopyAppInstanceFilesJSONRequestBody
+}
+
+type CopyAppInstanceFilesResponseObject interface {
+	VisitCopyAppInstanceFilesResponse(w http.ResponseWriter) error
+}
+
+type CopyAppInstanceFiles101Response struct {
+}
+
+func (response CopyAppInstanceFiles101Response) VisitCopyAppInstanceFilesResponse(w http.ResponseWriter) error {
+	w.WriteHeader(101)
+	return nil
+}
+
+type CopyAppInstanceFilesdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CopyAppInstanceFilesdefaultApplicationProblemPlusJSONResponse) VisitCopyAppInstanceFilesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type DecommissionAppInstanceRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -10759,6 +10861,9 @@ type StrictServerInterface interface {
 	// ChangeAppInstance Rename the instance or change its config, without a new version
 	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
 	ChangeAppInstance(ctx context.Context, request ChangeAppInstanceRequestObject) (ChangeAppInstanceResponseObject, error)
+	// CopyAppInstanceFiles Files into or out of a container of the app
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/copy)
+	CopyAppInstanceFiles(ctx context.Context, request CopyAppInstanceFilesRequestObject) (CopyAppInstanceFilesResponseObject, error)
 	// DecommissionAppInstance Stop the app and remove all of it; final on the node's own proof
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/decommission)
 	DecommissionAppInstance(ctx context.Context, request DecommissionAppInstanceRequestObject) (DecommissionAppInstanceResponseObject, error)
@@ -12873,6 +12978,51 @@ func (sh *strictHandler) ChangeAppInstance(ctx *gin.Context, projectID ProjectID
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(ChangeAppInstanceResponseObject); ok {
 		if err := validResponse.VisitChangeAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CopyAppInstanceFiles operation middleware
+func (sh *strictHandler) CopyAppInstanceFiles(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request CopyAppInstanceFilesRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body CopyAppInstanceFilesJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CopyAppInstanceFiles(ctx, request.(CopyAppInstanceFilesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CopyAppInstanceFiles")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CopyAppInstanceFilesResponseObject); ok {
+		if err := validResponse.VisitCopyAppInstanceFilesResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
