@@ -15,6 +15,7 @@ package protocol
 //	1  2026-11-23  Resources.shm_bytes; needs the manifest feature resources.
 //	1  2026-11-23  Port.host_port, NodeFacts.host_ports; needs the feature host_ports.
 //	1  2026-11-23  LogsRequest.since; an agent without it sends older lines as well.
+//	1  2026-11-23  NodeMessage.pull_progress; a hub that does not know it ignores it.
 const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).

@@ -1,6 +1,7 @@
 package cli
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,7 @@ import (
 	"io"
 	"net/http"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -41,6 +43,35 @@ func statusOf(i client.AppInstance) string {
 	return string(i.Status)
 }
 
+// pullOf says how far the pulls of an instance's images are; it is empty where none is under way.
+func pullOf(i client.AppInstance) string {
+	var (
+		done, total int64
+		phase       int
+		pulling     bool
+	)
+	phases := []client.ImagePullPhase{
+		client.ImagePullPhaseUnpacking, client.ImagePullPhaseFetching, client.ImagePullPhaseResolving,
+	}
+	for _, m := range i.Members {
+		p := m.ImagePull
+		if p.Phase == "" {
+			continue
+		}
+		pulling = true
+		done, total = done+p.DoneBytes, total+p.TotalBytes
+		phase = max(phase, slices.Index(phases, p.Phase))
+	}
+	switch {
+	case !pulling:
+		return ""
+	case total == 0:
+		return string(phases[phase]) + " the image"
+	default:
+		return fmt.Sprintf("%s the image, %d of %d MiB", phases[phase], done>>20, total>>20)
+	}
+}
+
 func (a *app) instancesCommand() *cobra.Command {
 	var status, slug string
 	list := projectListing(a, "list", "App instances of the project", cobra.NoArgs, instanceColumns(),
@@ -58,7 +89,11 @@ func (a *app) instancesCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		err = show(s, i, append(instanceColumns(),
+		columns := instanceColumns()
+		if pullOf(i) != "" {
+			columns = append(columns, column[client.AppInstance]{"PULL", pullOf})
+		}
+		err = show(s, i, append(columns,
 			column[client.AppInstance]{"SPENT", func(i client.AppInstance) string {
 				return strings.TrimSpace(i.Cost.Spent + " " + i.Cost.Currency)
 			}},
@@ -252,7 +287,14 @@ func readInput(stdin io.Reader, path string) ([]byte, error) {
 func (s *session) waitFor(ctx context.Context, project, id string,
 	want client.AppInstanceStatus,
 ) (client.AppInstance, error) {
-	return s.hub.WaitInstance(ctx, project, id, want, func(i client.AppInstance) { s.progress.note(statusOf(i)) })
+	var before client.AppInstance
+	return s.hub.FollowInstance(ctx, project, id, want, func(i client.AppInstance) {
+		if i.Status != before.Status || i.StatusReason != before.StatusReason || i.Health != before.Health {
+			s.progress.note(statusOf(i))
+		}
+		before = i
+		s.progress.now(cmp.Or(pullOf(i), "waiting until the app instance is "+string(want)))
+	})
 }
 
 func (a *app) watchCommand() *cobra.Command {

@@ -42,11 +42,23 @@ func (e *InstanceError) Error() string {
 func (h *Hub) WaitInstance(ctx context.Context, projectID, id string, want AppInstanceStatus,
 	onChange func(AppInstance),
 ) (AppInstance, error) {
-	var last AppInstance
-	err := h.Watch(ctx, projectID, id, func(i AppInstance) (bool, error) {
-		if onChange != nil && (i.Status != last.Status || i.StatusReason != last.StatusReason || i.Health != last.Health) {
+	var before AppInstance
+	return h.FollowInstance(ctx, projectID, id, want, func(i AppInstance) {
+		if onChange != nil &&
+			(i.Status != before.Status || i.StatusReason != before.StatusReason || i.Health != before.Health) {
 			onChange(i)
 		}
+		before = i
+	})
+}
+
+// FollowInstance is WaitInstance that passes on every answer, also those in which only the pull of an image goes on.
+func (h *Hub) FollowInstance(ctx context.Context, projectID, id string, want AppInstanceStatus,
+	onAnswer func(AppInstance),
+) (AppInstance, error) {
+	var last AppInstance
+	err := h.Watch(ctx, projectID, id, func(i AppInstance) (bool, error) {
+		onAnswer(i)
 		last = i
 		switch {
 		case i.Status == want:

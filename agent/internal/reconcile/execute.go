@@ -281,6 +281,7 @@ func (r *Reconciler) pull(ctx context.Context, a agent.PullImage) error {
 		}
 		return credential.GetUsername(), credential.GetPassword(), nil
 	}
+	defer r.notePull(a)()
 	err = r.machine.Images.EnsureImage(ctx, ref, creds, tlsConf)
 	if missing := runtime.SpaceMissing(err); missing > 0 {
 		r.imageSpace.Store(missing)

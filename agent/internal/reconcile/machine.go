@@ -47,6 +47,8 @@ type Containers interface {
 type Images interface {
 	EnsureImage(ctx context.Context, ref runtime.ImageRef, creds runtime.Credentials, tlsConf *tls.Config) error
 	HasImage(ctx context.Context, ref runtime.ImageRef) (bool, error)
+	// PullProgress returns false where no pull of the image is under way.
+	PullProgress(image string) (runtime.PullProgress, bool)
 	CollectImages(ctx context.Context, need int64, keep ...runtime.ImageRef) error
 }
 

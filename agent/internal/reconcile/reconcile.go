@@ -102,6 +102,8 @@ type Reconciler struct {
 	// debounced notifies the subscribers of changes that are not urgent.
 	debounced  *time.Timer
 	conditions map[string]string
+	// pulling has the image that a member waits for, by member id.
+	pulling map[string]string
 }
 
 // work is a running action: an image pull, which can be cancelled, or another one.
@@ -137,6 +139,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		probers:    map[string]*prober{},
 		conditions: map[string]string{},
 		newRunID:   newRunID,
+		pulling:    map[string]string{},
 	}
 	r.imageGC = loop.New("images", imagesEvery, r.collectImages, cfg.Log)
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)

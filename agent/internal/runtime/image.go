@@ -202,6 +202,9 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 	} else if !errdefs.IsNotFound(err) {
 		return pullFault(ref, err)
 	}
+	progress := &pullState{}
+	r.pulling.Store(ref.name(), progress)
+	defer r.pulling.Delete(ref.name())
 	// Without a lease, the garbage collection after any deletion would remove what has been fetched so far.
 	lease, err := r.client.LeasesService().Create(ctx, leases.WithRandomID(), leases.WithExpiration(leaseDuration))
 	if err != nil {
@@ -220,10 +223,12 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 		}
 	}()
 	failpoint.Hit("agent/pull/content_leased")
-	image, err := r.pullWatched(leases.WithLease(ctx, lease.ID), lease.ID, ref, creds, tlsConf)
+	u := &unpacking{r: r, lease: lease.ID, progress: progress}
+	image, err := u.pullWatched(leases.WithLease(ctx, lease.ID), ref, creds, tlsConf)
 	if err != nil {
 		return pullFault(ref, err)
 	}
+	progress.enter(PullUnpacking)
 	failpoint.Hit("agent/pull/fetched")
 	if err := r.remap(leases.WithLease(ctx, lease.ID), image); err != nil {
 		return pullFault(ref, err)

@@ -54,6 +54,8 @@ func SpaceMissing(err error) int64 {
 type unpacking struct {
 	r     *Runtime
 	lease string
+	// progress is what others see of the pull.
+	progress *pullState
 	// compressed is set before a layer is fetched.
 	compressed atomic.Int64
 	before     unix.Statfs_t

@@ -94,6 +94,11 @@ func (u *unpacking) unpack(ctx context.Context, config ocispec.Descriptor) error
 	if err != nil {
 		return err
 	}
+	var bytes int64
+	for _, l := range missing {
+		bytes += l.desc.Size
+	}
+	u.progress.fetching(bytes)
 	if err := u.unpackMissing(ctx, missing); err != nil {
 		return err
 	}

@@ -459,3 +459,36 @@ func TestPullOfAnAgentThatEndsInTheMiddleLeavesNothing(t *testing.T) {
 	require.Empty(t, f.snapshots())
 	require.NoError(t, f.ensure(image))
 }
+
+func TestPullShowsItsProgress(t *testing.T) {
+	f := newFixture(t)
+	layers := awkwardLayers(t)
+	img := withLayers(t, layers...)
+	image := f.registry.push("org/acme/"+f.word, img)
+	_, pulling := f.rt.PullProgress(image)
+	require.False(t, pulling)
+	all, err := img.Layers()
+	require.NoError(t, err)
+	var total, held int64
+	for _, l := range all {
+		size, err := l.Size()
+		require.NoError(t, err)
+		total += size
+	}
+	held, err = layers[1].Size()
+	require.NoError(t, err)
+	release := f.registry.holdLayer(layers[1])
+	defer release()
+	done := make(chan error, 1)
+	go func() { done <- f.ensure(image) }()
+	<-f.registry.holding
+	want := runtime.PullProgress{Phase: runtime.PullFetching, DoneBytes: total - held, TotalBytes: total}
+	require.Eventually(t, func() bool {
+		p, pulling := f.rt.PullProgress(image)
+		return pulling && p == want
+	}, time.Minute, 5*time.Millisecond)
+	release()
+	require.NoError(t, <-done)
+	_, pulling = f.rt.PullProgress(image)
+	require.False(t, pulling)
+}

@@ -22,17 +22,16 @@ import (
 )
 
 // pullWatched pulls and unpacks, and leaves nothing behind of an image that takes too much of the disk.
-func (r *Runtime) pullWatched(ctx context.Context, lease string, ref ImageRef, creds Credentials,
+func (u *unpacking) pullWatched(ctx context.Context, ref ImageRef, creds Credentials,
 	tlsConf *tls.Config,
 ) (client.Image, error) {
-	u := &unpacking{r: r, lease: lease}
-	if err := unix.Statfs(r.host.contentRoot, &u.before); err != nil {
+	if err := unix.Statfs(u.r.host.contentRoot, &u.before); err != nil {
 		return nil, fmt.Errorf("check free space: %w", err)
 	}
 	pulling, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
 	watching.Go(func() { u.watch(pulling, cancel) })
-	image, err := r.pull(pulling, u, ref, creds, tlsConf)
+	image, err := u.pull(pulling, ref, creds, tlsConf)
 	cancel(nil)
 	watching.Wait()
 	if cause := context.Cause(pulling); err != nil && ctx.Err() == nil && !errors.Is(cause, context.Canceled) {
@@ -42,18 +41,18 @@ func (r *Runtime) pullWatched(ctx context.Context, lease string, ref ImageRef, c
 		return nil, err
 	}
 	if err := u.checkSize(ctx); err != nil {
-		return nil, errors.Join(err, r.client.ImageService().Delete(ctx, image.Name()))
+		return nil, errors.Join(err, u.r.client.ImageService().Delete(ctx, image.Name()))
 	}
 	return image, nil
 }
 
-func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Credentials,
+func (u *unpacking) pull(ctx context.Context, ref ImageRef, creds Credentials,
 	tlsConf *tls.Config,
 ) (client.Image, error) {
 	resolver, transport := newResolver(ctx, ref, creds, tlsConf)
 	defer transport.CloseIdleConnections()
 	opts := []client.RemoteOpt{client.WithResolver(resolver)}
-	if r.cfg.Snapshotter == DefaultSnapshotter {
+	if u.r.cfg.Snapshotter == DefaultSnapshotter {
 		var err error
 		if u.fetcher, err = resolver.Fetcher(ctx, ref.name()); err != nil {
 			return nil, err
@@ -63,10 +62,10 @@ func (r *Runtime) pull(ctx context.Context, u *unpacking, ref ImageRef, creds Cr
 		}))
 	} else {
 		// Only what overlayfs keeps can be unpacked aside and moved to its place.
-		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(r.cfg.Snapshotter),
+		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(u.r.cfg.Snapshotter),
 			client.WithMaxConcurrentDownloads(parallelLayers), client.WithImageHandlerWrapper(u.sizeGuard))
 	}
-	return r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(), opts...)
+	return u.r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(), opts...)
 }
 
 // sizeGuard checks the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer
@@ -95,6 +94,7 @@ func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
 			return nil, &spaceMissingError{unpackedFactor * total}
 		}
 		u.compressed.Store(total)
+		u.progress.fetching(total)
 		return children, nil
 	})
 }

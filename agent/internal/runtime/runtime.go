@@ -128,6 +128,8 @@ type Runtime struct {
 	client *client.Client
 	host   hostSupport
 	pulls  singleflight.Group
+	// pulling has the *pullState of each pull under way, by the image's name.
+	pulling sync.Map
 	// disk belongs to the caller of OverLimit.
 	disk diskWatch
 

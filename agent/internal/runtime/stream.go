@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/containerd/v2/core/remotes"
@@ -43,7 +44,7 @@ var (
 
 // apply fetches a layer and unpacks it to its staging directory in one pass, and checks compressed and plain bytes.
 func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
-	compressed := &layerReader{ctx: ctx, fetcher: u.fetcher, desc: l.desc}
+	compressed := &layerReader{ctx: ctx, fetcher: u.fetcher, desc: l.desc, fetched: &u.progress.done}
 	defer func() { _ = compressed.Close() }()
 	sum := l.desc.Digest.Algorithm().Digester()
 	in := bufio.NewReaderSize(io.TeeReader(compressed, sum.Hash()), streamBufferBytes)
@@ -116,6 +117,8 @@ type layerReader struct {
 	ctx     context.Context //nolint:containedctx // it lives as long as one apply
 	fetcher remotes.Fetcher
 	desc    ocispec.Descriptor
+	// fetched counts the bytes of all layers of a pull.
+	fetched *atomic.Int64
 
 	body   io.ReadCloser
 	cancel context.CancelFunc
@@ -133,6 +136,7 @@ func (l *layerReader) Read(p []byte) (int, error) {
 		n, err := l.readOnce(p)
 		if n > 0 {
 			l.offset += int64(n)
+			l.fetched.Add(int64(n))
 			l.failures = 0
 		}
 		switch {

@@ -52,6 +52,10 @@ func newMachine() *machine {
 
 func (m *machine) HasImage(context.Context, runtime.ImageRef) (bool, error) { return true, nil }
 
+func (m *machine) PullProgress(string) (runtime.PullProgress, bool) {
+	return runtime.PullProgress{}, false
+}
+
 func (m *machine) Prepare(_ context.Context, spec runtime.Spec) (*runtime.Pending, error) {
 	return &runtime.Pending{Spec: spec}, nil
 }

@@ -35,6 +35,7 @@ type testNode struct {
 type observer struct {
 	mu      sync.Mutex
 	report  agent.Report
+	pulls   []*protocol.ImagePull
 	changed chan struct{}
 	clock   func() *state.Clock
 }
@@ -43,6 +44,18 @@ func (o *observer) Report() agent.Report {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	return o.report
+}
+
+func (o *observer) Pulls() []*protocol.ImagePull {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.pulls
+}
+
+func (o *observer) setPulls(pulls []*protocol.ImagePull) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.pulls = pulls
 }
 
 func (o *observer) Subscribe() <-chan struct{} { return o.changed }

@@ -49,8 +49,8 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 	}
 	u.connected(conn)
 	began := time.Now()
-	ended := make(chan error, 4)
-	for _, work := range []func(context.Context) error{s.receive, s.report, s.upload, s.serveTunnels} {
+	ended := make(chan error, 5)
+	for _, work := range []func(context.Context) error{s.receive, s.report, s.reportPulls, s.upload, s.serveTunnels} {
 		workers.Go(func() { ended <- work(ctx) })
 	}
 	select {

@@ -39,6 +39,8 @@ const (
 type Reconciler interface {
 	Report() agent.Report
 	Subscribe() <-chan struct{}
+	// Pulls returns the pulls of images under way.
+	Pulls() []*protocol.ImagePull
 	// SyncClock sets the clock by the time in a hub's answer, which took the given time to arrive.
 	SyncClock(ctx context.Context, hub time.Time, took time.Duration)
 }

@@ -290,10 +290,12 @@ func wire(ctx context.Context, b base) (*hub, error) {
 	}
 	commands := newCommands(b, registry)
 	server := &httpapi.Server{
-		Version:      daemon.Version(),
-		Ready:        b.db.Ping,
-		Commands:     commands,
-		Queries:      &query.Service{DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations},
+		Version:  daemon.Version(),
+		Ready:    b.db.Ping,
+		Commands: commands,
+		Queries: &query.Service{
+			DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations, ImagePull: b.nodelink.ImagePull,
+		},
 		Keys:         b.keys,
 		SessionAddr:  b.sessionAddr,
 		RegistryHost: registry.Host(),

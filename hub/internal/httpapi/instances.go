@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -55,6 +56,9 @@ func (s *Server) GetAppInstance(ctx context.Context,
 	view, err := instanceView(i.Instance)
 	view.Cost = costView(i.Cost)
 	addInstructions(&view, i)
+	for k := range view.Members {
+		view.Members[k].ImagePull = pullView(i.Pulls[view.Members[k].ID])
+	}
 	return GetAppInstance200JSONResponse(view), err
 }
 
@@ -324,6 +328,22 @@ func memberView(i instance.Instance, m instance.Member) Member {
 		ConfigCurrent: i.HasConfig(m),
 		StartedAt:     m.StartedAt, ReadyAt: m.ReadyAt,
 	}
+}
+
+// pullView shows what a node says of a pull.
+func pullView(p *protocol.ImagePull) ImagePull {
+	if p == nil {
+		return ImagePull{}
+	}
+	phase := ImagePullPhase("fetching")
+	switch p.GetPhase() { //nolint:exhaustive // any other is fetching
+	case protocol.ImagePull_RESOLVING:
+		phase = "resolving"
+	case protocol.ImagePull_UNPACKING:
+		phase = "unpacking"
+	}
+	total := int64(min(p.GetTotalBytes(), math.MaxInt64))
+	return ImagePull{Phase: phase, TotalBytes: total, DoneBytes: min(int64(min(p.GetDoneBytes(), math.MaxInt64)), total)}
 }
 
 func eventView(e event.Event) (Event, error) {

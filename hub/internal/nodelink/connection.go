@@ -39,6 +39,8 @@ type connection struct {
 	// The last pushed state; it becomes acked when the node acknowledges it.
 	pushedGeneration uint64
 	pushedSHA256     []byte
+	// pulls are those under way on the node, by member id.
+	pulls map[string]*protocol.ImagePull
 }
 
 // closeGrace is how long a node has to read GoAway.
@@ -166,6 +168,8 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 			err = c.ack(ctx, m.GetAck())
 		case m.GetNack() != nil:
 			err = c.nack(ctx, m.GetNack())
+		case m.GetPullProgress() != nil:
+			c.storePulls(m.GetPullProgress())
 		case m.GetStateUpload() != nil:
 			if err := c.handler.StateUpload(ctx, c.peer, m.GetStateUpload()); err != nil {
 				return err // the node reconnects and uploads again

@@ -2,6 +2,9 @@ package query
 
 import (
 	"context"
+	"maps"
+
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -11,14 +14,17 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Instance is an app instance with what it cost so far. Cost may be newer than the rest.
+// Instance is an app instance with what it cost so far, and the pulls of its members. Both may be newer than the rest.
 type Instance struct {
 	instance.Instance
 	Cost ledger.Cost
 	// Hostnames are the names that the nodes of members with endpoints give themselves, by node id.
 	Hostnames map[string]string
+	// Pulls has the members that wait for their image, by member id.
+	Pulls map[string]*protocol.ImagePull
 }
 
 // Instances lists a project's app instances, the newest first.
@@ -26,12 +32,37 @@ func (s *Service) Instances(ctx context.Context, p iam.Principal, f instance.Fil
 	return list(ctx, s, access.Project(p, iam.InstanceRead, f.ProjectID), instance.List, f)
 }
 
-// Instance reads one app instance.
+// Instance reads one app instance. A waiting read also ends when a pull goes on.
 func (s *Service) Instance(ctx context.Context, p iam.Principal, projectID, id string, w Watch) (Instance, error) {
+	var before *Instance
 	return await(ctx, s, id, w, func() (Instance, int64, error) {
 		i, err := db.Query(ctx, s.DB, func(tx db.Tx) (Instance, error) { return readInstance(ctx, tx, p, projectID, id) })
-		return i, i.ResourceVersion, err
+		i.Pulls = s.pulls(i.Members)
+		version := i.ResourceVersion
+		if before == nil {
+			before = &i
+		} else if !maps.EqualFunc(i.Pulls, before.Pulls, equalPull) {
+			version = -1 // no version that the caller may have
+		}
+		return i, version, err
 	})
+}
+
+func equalPull(a, b *protocol.ImagePull) bool { return proto.Equal(a, b) }
+
+// pulls asks only for members that have not started yet.
+func (s *Service) pulls(members []instance.Member) map[string]*protocol.ImagePull {
+	pulls := map[string]*protocol.ImagePull{}
+	for _, m := range members {
+		waits := m.Status == protocol.WorkloadStatus_PENDING || m.Status == protocol.WorkloadStatus_STARTING
+		if s.ImagePull == nil || !waits || m.Unreachable {
+			continue
+		}
+		if pull := s.ImagePull(m.NodeID, m.ID); pull != nil {
+			pulls[m.ID] = pull
+		}
+	}
+	return pulls
 }
 
 func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
@@ -61,7 +92,7 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 		return Instance{Instance: i, Cost: cost}, err
 	}
 	hostnames, err := fleet.Hostnames(ctx, tx, nodes)
-	return Instance{i, cost, hostnames}, err
+	return Instance{Instance: i, Cost: cost, Hostnames: hostnames}, err
 }
 
 // InstanceEvents lists the events of an app instance, the oldest first.

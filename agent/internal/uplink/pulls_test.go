@@ -1,0 +1,48 @@
+package uplink_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestPullsAreSentWhenTheyGoOnAndAtMostOnceASecond(t *testing.T) {
+	_, n, s := start(t)
+	next := func() (p *protocol.PullProgress) {
+		s.until(func(m *protocol.NodeMessage) bool { p = m.GetPullProgress(); return p != nil })
+		return p
+	}
+	pull := func(done uint64) []*protocol.ImagePull {
+		return []*protocol.ImagePull{{
+			MemberId: "m1", Phase: protocol.ImagePull_FETCHING, DoneBytes: done, TotalBytes: 1 << 40,
+		}}
+	}
+	stop := make(chan struct{})
+	go func() {
+		for done := uint64(1); ; done++ {
+			n.seen.setPulls(pull(done))
+			select {
+			case <-stop:
+				n.seen.setPulls(nil)
+				close(stop)
+				return
+			case <-time.After(time.Millisecond):
+			}
+		}
+	}()
+	first := next()
+	require.Equal(t, "m1", first.GetPulls()[0].GetMemberId())
+	began := time.Now()
+	for range 2 {
+		later := next()
+		require.Greater(t, later.GetPulls()[0].GetDoneBytes(), first.GetPulls()[0].GetDoneBytes())
+	}
+	require.Greater(t, time.Since(began), time.Second)
+	stop <- struct{}{}
+	<-stop
+	for len(next().GetPulls()) > 0 {
+	}
+}

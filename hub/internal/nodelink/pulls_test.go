@@ -1,0 +1,65 @@
+package nodelink_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func TestAPullIsShownWhileItLastsAndStoredNowhere(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	i := h.Launch()
+	state, _ := l.ExpectState(1)
+	require.Eventually(t, func() bool { return h.NodeRow(n.ID).AcceptedGeneration == state.GetGeneration() }, time.Minute,
+		time.Millisecond)
+	member := i.Members[0]
+	q := &query.Service{DB: h.DB, ImagePull: h.Link.ImagePull}
+	read := func(w query.Watch) query.Instance {
+		t.Helper()
+		got, err := q.Instance(t.Context(), h.User, h.Project.ID, i.ID, w)
+		require.NoError(t, err)
+		return got
+	}
+	say := func(s *hubtest.Session, done uint64) {
+		s.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{PullProgress: &protocol.PullProgress{
+			Pulls: []*protocol.ImagePull{{
+				MemberId: member.ID, Phase: protocol.ImagePull_FETCHING, DoneBytes: done, TotalBytes: 100,
+			}},
+		}}})
+	}
+	before, row := read(query.Watch{}), h.NodeRow(n.ID)
+	require.Empty(t, before.Pulls)
+
+	answered := make(chan query.Instance, 1)
+	go func() { answered <- read(query.Watch{After: before.ResourceVersion, Wait: time.Minute}) }()
+	var got query.Instance
+	for done, waiting := uint64(1), true; waiting; done++ {
+		say(l, min(done, 100))
+		select {
+		case got = <-answered:
+			waiting = false
+		case <-time.After(200 * time.Millisecond):
+		}
+	}
+	require.Equal(t, protocol.ImagePull_FETCHING, got.Pulls[member.ID].GetPhase())
+	require.NotZero(t, got.Pulls[member.ID].GetDoneBytes())
+	require.Equal(t, before.ResourceVersion, got.ResourceVersion)
+	require.Equal(t, row, h.NodeRow(n.ID))
+
+	// Another node's word about the member counts nothing.
+	other := h.Enroll()
+	session := other.Connect(hubtest.Hello("i1"))
+	session.ExpectState(0)
+	say(session, 77)
+	stored := func() bool { return h.Link.ImagePull(other.ID, member.ID) != nil }
+	require.Eventually(t, stored, time.Minute, time.Millisecond)
+	require.NotEqual(t, uint64(77), read(query.Watch{}).Pulls[member.ID].GetDoneBytes())
+
+	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{PullProgress: &protocol.PullProgress{}}})
+	require.Eventually(t, func() bool { return len(read(query.Watch{}).Pulls) == 0 }, time.Minute, 5*time.Millisecond)
+}
