@@ -33,13 +33,16 @@ func (w *Testbed) Instance(id string) api.AppInstance {
 	return i
 }
 
-// EventTypes lists the types of an instance's events, without their common prefix.
+// EventTypes lists the types of an instance's events, without their common prefix, and without pulls, of which a node
+// reports only those that take a while.
 func (w *Testbed) EventTypes(id string) (types []string) {
 	w.T.Helper()
 	events, err := w.Tenant.Events(w.Ctx, w.Operator, id)
 	require.NoError(w.T, err)
 	for _, e := range events {
-		types = append(types, strings.TrimPrefix(e.Type, "apps.instance."))
+		if e.Type != "apps.instance.image_pull" {
+			types = append(types, strings.TrimPrefix(e.Type, "apps.instance."))
+		}
 	}
 	return types
 }

@@ -10,7 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// pullInterval is how often the progress of pulls is sent at most.
+// pullInterval is how often the progress of pulls is sent at most, their ends apart.
 const pullInterval = time.Second
 
 // maxReportedPulls bounds one message.
@@ -20,17 +20,9 @@ const maxReportedPulls = 64
 func (s *session) reportPulls(ctx context.Context) error {
 	tick := time.NewTicker(pullInterval)
 	defer tick.Stop()
-	var sent []*protocol.ImagePull
 	for {
-		pulls := s.observer.Pulls()
-		pulls = pulls[:min(len(pulls), maxReportedPulls)]
-		if !slices.EqualFunc(pulls, sent, func(a, b *protocol.ImagePull) bool { return proto.Equal(a, b) }) {
-			if err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{
-				PullProgress: &protocol.PullProgress{Pulls: pulls},
-			}}); err != nil {
-				return err
-			}
-			sent = pulls
+		if err := s.sendPulls(false); err != nil {
+			return err
 		}
 		select {
 		case <-ctx.Done():
@@ -38,4 +30,21 @@ func (s *session) reportPulls(ctx context.Context) error {
 		case <-tick.C:
 		}
 	}
+}
+
+// sendPulls sends how far pulls are, where the hub has not been told that or, with onlyEnds, that one has ended. A
+// report sends the ends before it, so that the hub shows no pull of a member that runs.
+func (s *session) sendPulls(onlyEnds bool) error {
+	s.pullsMu.Lock()
+	defer s.pullsMu.Unlock()
+	pulls := s.observer.Pulls()
+	pulls = pulls[:min(len(pulls), maxReportedPulls)]
+	if onlyEnds && len(pulls) >= len(s.pulls) ||
+		slices.EqualFunc(pulls, s.pulls, func(a, b *protocol.ImagePull) bool { return proto.Equal(a, b) }) {
+		return nil
+	}
+	s.pulls = pulls
+	return s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{
+		PullProgress: &protocol.PullProgress{Pulls: pulls},
+	}})
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -44,5 +45,21 @@ func TestPullsAreSentWhenTheyGoOnAndAtMostOnceASecond(t *testing.T) {
 	stop <- struct{}{}
 	<-stop
 	for len(next().GetPulls()) > 0 {
+	}
+}
+
+func TestAPullThatHasEndedIsSaidBeforeTheReportThatFollows(t *testing.T) {
+	_, n, s := start(t)
+	for round := range uint64(5) {
+		n.seen.setPulls([]*protocol.ImagePull{{MemberId: "m1", DoneBytes: round + 1}})
+		s.until(func(m *protocol.NodeMessage) bool { return m.GetPullProgress().GetPulls() != nil })
+		n.seen.setPulls(nil)
+		n.seen.set(agent.Report{Generation: round + 1})
+		said := false
+		s.until(func(m *protocol.NodeMessage) bool {
+			said = said || m.GetPullProgress() != nil && m.GetPullProgress().GetPulls() == nil
+			return m.GetReport().GetGeneration() == round+1
+		})
+		require.True(t, said)
 	}
 }

@@ -63,6 +63,9 @@ func (s *session) awaitReportAck(ctx context.Context) bool {
 }
 
 func (s *session) sendReport(r agent.Report) error {
+	if err := s.sendPulls(true); err != nil {
+		return err
+	}
 	now := s.u.clock.Now()
 	members := s.u.store.Members()
 	s.mu.Lock()

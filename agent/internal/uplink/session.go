@@ -82,6 +82,10 @@ type session struct {
 	// acked is the last report that the hub has acknowledged; acks wakes when it grows.
 	acked uint64
 	acks  notify.Signal
+
+	pullsMu sync.Mutex
+	// pulls are those that the hub was told of last.
+	pulls []*protocol.ImagePull
 }
 
 // exchangeHello exchanges hello and welcome.

@@ -7,6 +7,7 @@ func Types() []string {
 	return append(fleetTypes(), []string{
 		"apps.instance.requested",
 		"apps.instance.deploying",
+		"apps.instance.image_pull",
 		"apps.instance.running",
 		"apps.instance.upgrade_requested",
 		"apps.instance.upgraded",

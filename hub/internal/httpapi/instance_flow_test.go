@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,6 +37,8 @@ type theater struct {
 	*house
 	node  string
 	asked []*protocol.LogsRequest
+	// pull is what the node says of its pull.
+	pull atomic.Pointer[protocol.ImagePull]
 	// source is what a node answers with where it is not nil.
 	source        func() io.ReadCloser
 	logCheckEvery time.Duration
@@ -104,6 +107,12 @@ func (s *theater) open(t *testing.T) {
 	})
 	api := serverOn(s.d, nil, nil)
 	api.NodeStreams, api.logCheckEvery, api.rightCheckEvery = s, s.logCheckEvery, s.logCheckEvery
+	api.Queries.ImagePull = func(nodeID, _ string) *protocol.ImagePull {
+		if nodeID != s.node {
+			return nil
+		}
+		return s.pull.Load()
+	}
 	s.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
 		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
@@ -272,6 +281,36 @@ func (s *theater) mayReadLogs(t *testing.T, bearer, projectID string) error {
 	return api.mayReadLogs(t.Context(), func(ctx context.Context) (iam.Principal, error) {
 		return TokenAuthenticator{DB: s.d}.Authenticate(ctx, bearer, s.clock())
 	}, projectID)
+}
+
+func TestTheReadModelShowsHowFarAPullIs(t *testing.T) {
+	s := &theater{house: newHouse(t)}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
+	i := s.instance(t, orgID, projectID, allocation)
+	path := "/projects/" + projectID + "/app-instances/" + i.ID
+	require.NotContains(t, s.must(t, boss, "GET", path, "", "", 200).raw, "image_pull")
+	const most = 1<<63 - 1
+	for _, c := range []struct {
+		pull        *protocol.ImagePull
+		phase       string
+		done, total float64
+	}{
+		{&protocol.ImagePull{Phase: protocol.ImagePull_RESOLVING}, "resolving", 0, 0},
+		{&protocol.ImagePull{Phase: protocol.ImagePull_FETCHING, DoneBytes: 3, TotalBytes: 9}, "fetching", 3, 9},
+		{&protocol.ImagePull{Phase: protocol.ImagePull_UNPACKING, DoneBytes: 9, TotalBytes: 9}, "unpacking", 9, 9},
+		{&protocol.ImagePull{Phase: 77, DoneBytes: 1<<64 - 1, TotalBytes: 1<<64 - 1}, "fetching", most, most},
+		{&protocol.ImagePull{Phase: protocol.ImagePull_FETCHING, DoneBytes: 10, TotalBytes: 9}, "fetching", 9, 9},
+	} {
+		s.pull.Store(c.pull)
+		members, _ := s.must(t, boss, "GET", path, "", "", 200).body["members"].([]any)
+		require.Len(t, members, 1)
+		member, _ := members[0].(map[string]any)
+		require.Equal(t, map[string]any{"phase": c.phase, "done_bytes": c.done, "total_bytes": c.total}, member["image_pull"])
+	}
+	s.pull.Store(nil)
+	require.NotContains(t, s.must(t, boss, "GET", path, "", "", 200).raw, "image_pull")
 }
 
 func TestAWatcherWaitsForAChangeAndLearnsOfItAtOnce(t *testing.T) {

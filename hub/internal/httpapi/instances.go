@@ -5,7 +5,6 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"math"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -335,15 +334,11 @@ func pullView(p *protocol.ImagePull) ImagePull {
 	if p == nil {
 		return ImagePull{}
 	}
-	phase := ImagePullPhase("fetching")
-	switch p.GetPhase() { //nolint:exhaustive // any other is fetching
-	case protocol.ImagePull_RESOLVING:
-		phase = "resolving"
-	case protocol.ImagePull_UNPACKING:
-		phase = "unpacking"
+	total := instance.PullBytes(p.GetTotalBytes())
+	return ImagePull{
+		Phase: ImagePullPhase(instance.PullPhase(p)), TotalBytes: total,
+		DoneBytes: min(instance.PullBytes(p.GetDoneBytes()), total),
 	}
-	total := int64(min(p.GetTotalBytes(), math.MaxInt64))
-	return ImagePull{Phase: phase, TotalBytes: total, DoneBytes: min(int64(min(p.GetDoneBytes(), math.MaxInt64)), total)}
 }
 
 func eventView(e event.Event) (Event, error) {

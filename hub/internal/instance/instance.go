@@ -342,6 +342,12 @@ func LiveInAllocation(ctx context.Context, tx db.Tx, allocationID string) ([]Ins
 		SELECT m.instance_id FROM instance_members m WHERE m.allocation_id = $1 AND m.removed_at IS NULL)`, allocationID)
 }
 
+// OfMembers returns the instances of those of the named members that are placed on a node.
+func OfMembers(ctx context.Context, tx db.Tx, nodeID string, memberIDs []string) ([]Instance, error) {
+	return selectInstances(ctx, tx, `WHERE i.id IN (SELECT w.instance_id FROM instance_members w
+		WHERE w.node_id = $1 AND w.id = ANY($2::UUID[]) AND w.removed_at IS NULL)`, nodeID, memberIDs)
+}
+
 // SnapshotFor returns what a node is to run, for the compiler.
 func SnapshotFor(ctx context.Context, tx db.Tx, nodeID string) ([]plan.Member, error) {
 	return selectDesired(ctx, tx, `m.node_id = $1`, nodeID)

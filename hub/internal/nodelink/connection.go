@@ -39,8 +39,7 @@ type connection struct {
 	// The last pushed state; it becomes acked when the node acknowledges it.
 	pushedGeneration uint64
 	pushedSHA256     []byte
-	// pulls are those under way on the node, by member id.
-	pulls map[string]*protocol.ImagePull
+	pulls            pulls
 }
 
 // closeGrace is how long a node has to read GoAway.
@@ -169,7 +168,7 @@ func (c *connection) read(ctx context.Context, receive func(*protocol.NodeMessag
 		case m.GetNack() != nil:
 			err = c.nack(ctx, m.GetNack())
 		case m.GetPullProgress() != nil:
-			c.storePulls(m.GetPullProgress())
+			err = c.pullProgress(ctx, m.GetPullProgress())
 		case m.GetStateUpload() != nil:
 			if err := c.handler.StateUpload(ctx, c.peer, m.GetStateUpload()); err != nil {
 				return err // the node reconnects and uploads again

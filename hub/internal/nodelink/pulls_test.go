@@ -11,7 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-func TestAPullIsShownWhileItLastsAndStoredNowhere(t *testing.T) {
+func TestAPullIsShownWhileItLastsAndOnlyItsPhasesAreStored(t *testing.T) {
 	h, n, l := hubtest.NewWithNode(t)
 	i := h.Launch()
 	state, _ := l.ExpectState(1)
@@ -59,6 +59,12 @@ func TestAPullIsShownWhileItLastsAndStoredNowhere(t *testing.T) {
 	stored := func() bool { return h.Link.ImagePull(other.ID, member.ID) != nil }
 	require.Eventually(t, stored, time.Minute, time.Millisecond)
 	require.NotEqual(t, uint64(77), read(query.Watch{}).Pulls[member.ID].GetDoneBytes())
+
+	// One event for the phase, however many messages, and none of the other node's.
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'apps.instance.image_pull'`))
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'apps.instance.image_pull'
+		AND subject = $1 AND data->>'phase' = 'fetching' AND data->>'member_id' = $2 AND data->>'total_bytes' = '100'`,
+		i.ID, member.ID))
 
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{PullProgress: &protocol.PullProgress{}}})
 	require.Eventually(t, func() bool { return len(read(query.Watch{}).Pulls) == 0 }, time.Minute, 5*time.Millisecond)

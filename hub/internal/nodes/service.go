@@ -310,6 +310,11 @@ func (svc *Service) StateUpload(ctx context.Context, peer nodelink.Peer, m *prot
 	return err
 }
 
+// PullPhases writes an event for each pull that has entered a phase, of members that are placed on the node.
+func (svc *Service) PullPhases(ctx context.Context, peer nodelink.Peer, pulls []*protocol.ImagePull) error {
+	return writeTx(ctx, svc, func(tx db.Tx) error { return recordPulls(ctx, tx, peer.NodeID, pulls, svc.Now()) })
+}
+
 // OnDisconnect records the end of a connection. An event follows when the node stays away (Sweep).
 func (svc *Service) OnDisconnect(ctx context.Context, nodeID string, sessionNo uint64) error {
 	_, err := runTx(ctx, svc, func(tx db.Tx) (bool, error) {

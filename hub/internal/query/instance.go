@@ -50,12 +50,11 @@ func (s *Service) Instance(ctx context.Context, p iam.Principal, projectID, id s
 
 func equalPull(a, b *protocol.ImagePull) bool { return proto.Equal(a, b) }
 
-// pulls asks only for members that have not started yet.
+// pulls asks for the members that the hub has contact with.
 func (s *Service) pulls(members []instance.Member) map[string]*protocol.ImagePull {
 	pulls := map[string]*protocol.ImagePull{}
 	for _, m := range members {
-		waits := m.Status == protocol.WorkloadStatus_PENDING || m.Status == protocol.WorkloadStatus_STARTING
-		if s.ImagePull == nil || !waits || m.Unreachable {
+		if s.ImagePull == nil || m.Unreachable {
 			continue
 		}
 		if pull := s.ImagePull(m.NodeID, m.ID); pull != nil {
