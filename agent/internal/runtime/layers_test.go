@@ -221,6 +221,10 @@ func layerDirs(t *testing.T, f *fixture, ns, image string) ([]string, snapshots.
 	top := identity.ChainID(diffs).String()
 	info, err := service.Stat(ctx, top)
 	require.NoError(t, err)
+	// Without a lease, a garbage collection at the wrong moment takes the view.
+	ctx, release, err := c.WithLease(ctx)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, release(ctx)) }()
 	mounts, err := service.View(ctx, "look", top)
 	require.NoError(t, err)
 	defer func() { require.NoError(t, service.Remove(ctx, "look")) }()
