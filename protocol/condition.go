@@ -13,6 +13,9 @@ const (
 	// ConditionWeakIsolationShared: the owner lets several orgs use the node in spite of the conditions above.
 	ConditionWeakIsolationShared = "weak_isolation_shared"
 
+	// ConditionNoMappedMounts: overlay file systems take no idmapped mounts; images are unpacked in the containers' user
+	// ids.
+	ConditionNoMappedMounts = "idmapped_mounts_unavailable"
 	// ConditionNoAppArmor: containers have no AppArmor profile; the kernel or apparmor_parser lacks it.
 	ConditionNoAppArmor = "apparmor_unavailable"
 	// ConditionNoCoreLimit: root on the host has no CAP_SYS_RESOURCE; containers may dump core.

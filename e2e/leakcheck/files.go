@@ -55,6 +55,9 @@ func takeFiles(s *Snapshot) error {
 		case "overlay", "proc", "sysfs", "nsfs", "cgroup", "cgroup2", "mqueue", "devpts", "fuse", "bpf":
 			closed[m.point] = true
 		}
+		if strings.HasSuffix(m.root, "/snapshots") && strings.Contains(m.root, "/io.containerd.snapshotter.v1.") {
+			closed[m.point] = true // an agent's mount of all snapshots
+		}
 	}
 	for _, root := range roots {
 		err := filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {

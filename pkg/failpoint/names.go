@@ -21,8 +21,8 @@ agent/action/begun
 agent/action/done
 agent/pull/credential_received
 agent/pull/content_leased
+agent/pull/layer_committed
 agent/pull/fetched
-agent/pull/remapped
 agent/network/ports_assigned
 agent/attach/recorded
 agent/attach/namespace_mounted
@@ -35,6 +35,7 @@ agent/attach/veth_isolated
 agent/network/complete
 agent/start/run_opened
 agent/start/files_written
+agent/start/snapshot_made
 agent/start/container_made
 agent/start/task_made
 agent/start/task_started

@@ -61,13 +61,14 @@ func (c *config) machineFlags(f *pflag.FlagSet) {
 	f.StringVar(&c.runtime.Address, "containerd-address", runtime.DefaultAddress, "socket of containerd")
 	f.StringVar(&c.runtime.Namespace, "containerd-namespace", runtime.DefaultNamespace,
 		"containerd namespace that belongs to this agent alone")
-	f.StringVar(&c.runtime.Snapshotter, "snapshotter", runtime.DefaultSnapshotter, "containerd snapshotter")
 	f.StringVar(&c.runtime.CgroupParent, "cgroup-parent", runtime.DefaultCgroup, "cgroup that holds all containers")
 	f.Uint32Var(&c.runtime.UIDMapBase, "uid-map-base", runtime.DefaultUIDMapBase,
 		"first user id of the range that containers run in")
 	f.Uint32Var(&c.runtime.UIDMapSize, "uid-map-size", runtime.DefaultUIDMapSize, "size of that range")
 	f.BoolVar(&c.runtime.NoUserNamespaces, "no-user-namespaces", false, "run containers in the host's user namespace, "+
 		"reported as a condition; without it the agent does not start where the kernel has no user namespaces")
+	f.BoolVar(&c.runtime.NoIDMappedMounts, "no-idmapped-mounts", false, "unpack images in the user ids of containers, "+
+		"reported as a condition; without it the agent does so where the kernel cannot map them")
 	f.BoolVar(&c.runtime.NoSeccomp, "no-seccomp", false, "run containers without a filter of system calls, reported as a "+
 		"condition; without it the agent does not start where the kernel has no filter")
 	f.StringVar(&c.network.Bridge, "bridge", network.DefaultBridge, "network bridge of the containers; at most 15 "+

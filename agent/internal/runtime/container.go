@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,7 +18,6 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
@@ -217,7 +215,7 @@ func (r *Runtime) newContainer(ctx context.Context, p *Pending) error {
 	}
 	labels := p.Spec.labels(r.host, r.uidMap(), p.image.config.StopSignal, r.diskLimit(p.Spec))
 	_, err := r.client.NewContainer(ctx, p.Spec.ID,
-		client.WithSnapshotter(r.cfg.Snapshotter),
+		client.WithSnapshotter(snapshotter),
 		r.withSnapshot(p.Spec, p.image, &p.rootfs),
 		client.WithContainerLabels(labels),
 		client.WithRuntime(runcRuntime, options),
@@ -299,16 +297,7 @@ func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string) (Run, er
 // would search the image each time.
 func (r *Runtime) withSnapshot(spec Spec, image readyImage, rootfs *[]mount.Mount) client.NewContainerOpts {
 	return func(ctx context.Context, _ *client.Client, c *containers.Container) (err error) {
-		mapped := snapshots.Info{}
-		if r.host.userNamespaces {
-			if err := r.remapOption()(&mapped); err != nil {
-				return err
-			}
-		}
-		labels := map[string]string{labelMember: spec.MemberID}
-		maps.Copy(labels, mapped.Labels)
-		*rootfs, err = r.client.SnapshotService(c.Snapshotter).Prepare(ctx, spec.ID, image.snapshot,
-			snapshots.WithLabels(labels))
+		*rootfs, err = r.rootfs.prepare(ctx, spec.ID, image.snapshot, map[string]string{labelMember: spec.MemberID})
 		if errdefs.IsNotFound(err) {
 			r.forgetImages() // another program has removed it
 			return imageMissing(image.Name(), err)

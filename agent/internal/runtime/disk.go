@@ -193,7 +193,7 @@ func (r *Runtime) layerOf(ctx context.Context, id string) (*layer, error) {
 	if err != nil {
 		return nil, err
 	}
-	mounts, err := r.client.SnapshotService(r.cfg.Snapshotter).Mounts(ctx, id)
+	mounts, err := r.client.SnapshotService(snapshotter).Mounts(ctx, id)
 	if err != nil {
 		return nil, err
 	}

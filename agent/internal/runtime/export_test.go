@@ -1,6 +1,7 @@
 package runtime
 
 import (
+	"archive/tar"
 	"context"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -55,3 +56,6 @@ func (r *Runtime) Images(ctx context.Context) ([]Image, error) {
 	}
 	return out, nil
 }
+
+// ShiftEntry is what unpacking in the containers' ids does to an entry of a layer.
+func ShiftEntry(h *tar.Header, base, size uint32) error { return idShift{base, size}.entry(h) }

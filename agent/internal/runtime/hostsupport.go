@@ -21,6 +21,8 @@ type hostSupport struct {
 	userNamespaces bool
 	seccomp        bool
 	swapLimit      bool
+	// mappedMounts says that images are mounted with the containers' user ids, and not unpacked with them.
+	mappedMounts bool
 	// appArmor is the profile of containers; empty where the kernel has none for them.
 	appArmor string
 	// resourceLimits says that the agent may set limits of processes in user namespaces that other users have made.
@@ -41,6 +43,7 @@ func (h hostSupport) conditions() []string {
 		condition string
 	}{
 		{!h.userNamespaces, protocol.ConditionNoUserNamespaces},
+		{h.userNamespaces && !h.mappedMounts, protocol.ConditionNoMappedMounts},
 		{!h.seccomp, protocol.ConditionNoSeccomp},
 		{!h.swapLimit, protocol.ConditionNoSwapLimit},
 		{h.appArmor == "", protocol.ConditionNoAppArmor},
@@ -62,7 +65,7 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	}
 	found, root := false, ""
 	for _, p := range plugins.GetPlugins() {
-		if p.GetType() == "io.containerd.snapshotter.v1" && p.GetID() == cfg.Snapshotter {
+		if p.GetType() == "io.containerd.snapshotter.v1" && p.GetID() == snapshotter {
 			found = p.GetInitErr() == nil
 			root = p.GetExports()["root"]
 		}
@@ -70,7 +73,7 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	if !found {
 		return hostSupport{}, fault.New(fault.Unavailable, codeSnapshotterUnavailable,
 			fmt.Sprintf("containerd cannot use its snapshotter %s: look for it in `ctr plugins ls`; the overlay kernel module "+
-				"may be missing.", cfg.Snapshotter), nil)
+				"may be missing.", snapshotter), nil)
 	}
 	const cgroupRoot = "/sys/fs/cgroup"
 	cgroupV2 := exists(cgroupRoot + "/cgroup.controllers")

@@ -11,14 +11,10 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/client"
-	"github.com/containerd/containerd/v2/core/containers"
-	"github.com/containerd/containerd/v2/core/content"
 	"github.com/containerd/containerd/v2/core/images"
 	"github.com/containerd/containerd/v2/core/leases"
-	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/opencontainers/go-digest"
-	"github.com/opencontainers/image-spec/identity"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
@@ -32,9 +28,9 @@ const (
 	pullHeaderTimeout = 30 * time.Second
 	// leaseDuration ends the lease of a pull that a crash of the agent interrupted.
 	leaseDuration = 2 * pullTimeout
-	// unpackedFactor is how much larger than its compressed layers an image is assumed to be, twice over with the copy for
-	// the user namespace, when the free space is checked beforehand.
-	unpackedFactor = 4
+	// unpackedFactor is how much larger than its compressed layers an image is assumed to be when the free space is checked
+	// beforehand.
+	unpackedFactor = 3
 )
 
 // ImageRef names one image by digest. The host is where it is pulled from now; it is no part of the image's name, so a
@@ -74,8 +70,8 @@ func (i ImageRef) name() string { return i.Repository + "@" + i.Digest }
 // Credentials returns user and password for pulling from one repository. It is called when the registry asks.
 type Credentials func(ctx context.Context, repository string) (user, password string, err error)
 
-// EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, unpacked, and copied
-// to the containers' user ids. An image that is ready needs no registry.
+// EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, and unpacked. An image
+// that is ready needs no registry.
 func (r *Runtime) EnsureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) error {
 	if err := ref.check(); err != nil {
 		return err
@@ -114,12 +110,12 @@ const maxReadyImages = 256
 type readyImage struct {
 	client.Image
 	config ocispec.ImageConfig
-	// snapshot is the parent of a container's snapshot: the image unpacked, in the containers' user ids.
+	// snapshot is the parent of a container's snapshot.
 	snapshot string
 }
 
-// readyImage finds an image that is complete, unpacked and remapped; otherwise it returns errdefs' not found. Images
-// are remembered until a start finds one missing.
+// readyImage finds an image that containers can start from; otherwise it returns errdefs' not found. Images are
+// remembered until a start finds one missing.
 func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, error) {
 	r.mu.Lock()
 	ready, known := r.ready[name]
@@ -151,18 +147,7 @@ func (r *Runtime) findImage(ctx context.Context, name string) (ready readyImage,
 	if ready.Image, err = r.client.GetImage(ctx, name); err != nil {
 		return readyImage{}, err
 	}
-	unpacked, err := ready.IsUnpacked(ctx, r.cfg.Snapshotter)
-	if err != nil {
-		return readyImage{}, err
-	}
-	if !unpacked {
-		return readyImage{}, fmt.Errorf("image is not unpacked: %w", errdefs.ErrNotFound)
-	}
-	snapshotOf := rootSnapshot
-	if r.host.userNamespaces {
-		snapshotOf = r.remapped
-	}
-	if ready.snapshot, err = snapshotOf(ctx, ready.Image); err != nil {
+	if ready.snapshot, err = r.rootfs.find(ctx, ready.Image); err != nil {
 		return readyImage{}, err
 	}
 	spec, err := ready.Spec(ctx)
@@ -171,29 +156,6 @@ func (r *Runtime) findImage(ctx context.Context, name string) (ready readyImage,
 	}
 	ready.config = spec.Config
 	return ready, nil
-}
-
-// remapped finds the copy of an image in the containers' user ids, by the reference that its configuration holds.
-func (r *Runtime) remapped(ctx context.Context, image client.Image) (string, error) {
-	config, err := image.Config(ctx)
-	if err != nil {
-		return "", err
-	}
-	info, err := r.client.ContentStore().Info(ctx, config.Digest)
-	if err != nil {
-		return "", err
-	}
-	key := info.Labels[r.remapLabel()]
-	if key == "" {
-		return "", fmt.Errorf("image is not remapped: %w", errdefs.ErrNotFound)
-	}
-	_, err = r.client.SnapshotService(r.cfg.Snapshotter).Stat(ctx, key)
-	return key, err
-}
-
-// remapLabel on an image's configuration keeps containerd from collecting the remapped copy while the image exists.
-func (r *Runtime) remapLabel() string {
-	return fmt.Sprintf("containerd.io/gc.ref.snapshot.%s/%d-%d", r.cfg.Snapshotter, r.cfg.UIDMapBase, r.cfg.UIDMapSize)
 }
 
 func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (err error) {
@@ -215,7 +177,7 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 		defer cancel()
 		var opts []leases.DeleteOpt
 		if err != nil {
-			// A half-made remapped copy blocks the next attempt: it must be gone when this returns.
+			// A half-made snapshot blocks the next attempt: it must be gone when this returns.
 			opts = append(opts, leases.SynchronousDelete)
 		}
 		if e := r.client.LeasesService().Delete(end, lease, opts...); e != nil && !errdefs.IsNotFound(e) {
@@ -224,16 +186,10 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 	}()
 	failpoint.Hit("agent/pull/content_leased")
 	u := &unpacking{r: r, lease: lease.ID, progress: progress}
-	image, err := u.pullWatched(leases.WithLease(ctx, lease.ID), ref, creds, tlsConf)
-	if err != nil {
+	if err := u.pullWatched(leases.WithLease(ctx, lease.ID), ref, creds, tlsConf); err != nil {
 		return pullFault(ref, err)
 	}
-	progress.enter(PullUnpacking)
 	failpoint.Hit("agent/pull/fetched")
-	if err := r.remap(leases.WithLease(ctx, lease.ID), image); err != nil {
-		return pullFault(ref, err)
-	}
-	failpoint.Hit("agent/pull/remapped")
 	return nil
 }
 
@@ -246,44 +202,8 @@ var errImageTooLarge = errors.New("image is larger than this node allows")
 // maxRedirects is how often a registry may send a pull elsewhere, as object stores do.
 const maxRedirects = 5
 
-// remap copies the image to the containers' user ids. containerd's client does so when it makes a container's snapshot,
-// so remap makes one and removes it.
-func (r *Runtime) remap(ctx context.Context, image client.Image) error {
-	if !r.host.userNamespaces {
-		return nil
-	}
-	key := "remap-" + image.Target().Digest.Encoded()
-	service := r.client.SnapshotService(r.cfg.Snapshotter)
-	if err := service.Remove(ctx, key); err != nil && !errdefs.IsNotFound(err) {
-		return err
-	}
-	if err := client.WithNewSnapshot(key, image, r.remapOption())(ctx, r.client,
-		&containers.Container{Snapshotter: r.cfg.Snapshotter}); err != nil {
-		return err
-	}
-	info, err := service.Stat(ctx, key)
-	if err != nil {
-		return err
-	}
-	if err := service.Remove(ctx, key); err != nil {
-		return err
-	}
-	config, err := image.Config(ctx)
-	if err != nil {
-		return err
-	}
-	_, err = r.client.ContentStore().Update(ctx,
-		content.Info{Digest: config.Digest, Labels: map[string]string{r.remapLabel(): info.Parent}}, "labels."+r.remapLabel())
-	return err
-}
-
 func (r *Runtime) uidMap() specs.LinuxIDMapping {
 	return specs.LinuxIDMapping{ContainerID: 0, HostID: r.cfg.UIDMapBase, Size: r.cfg.UIDMapSize}
-}
-
-func (r *Runtime) remapOption() snapshots.Opt {
-	m := []specs.LinuxIDMapping{r.uidMap()}
-	return client.WithUserNSRemapperLabels(m, m)
 }
 
 func (r *Runtime) usedImages(ctx context.Context) (map[string]bool, error) {
@@ -298,8 +218,7 @@ func (r *Runtime) usedImages(ctx context.Context) (map[string]bool, error) {
 	return used, nil
 }
 
-// RemoveUnusedImages removes the images without a container, but those to keep, with their content, unpacked and
-// remapped.
+// RemoveUnusedImages removes the images without a container, but those to keep, with their content and snapshots.
 func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) error {
 	ctx = r.ns(ctx)
 	unused, err := r.unusedImages(ctx, keep)
@@ -321,13 +240,4 @@ func (r *Runtime) removeImage(ctx context.Context, name string) error {
 		return fmt.Errorf("remove image %s: %w", name, err)
 	}
 	return nil
-}
-
-// rootSnapshot is the unpacked image itself, not remapped, for inspection.
-func rootSnapshot(ctx context.Context, image client.Image) (string, error) {
-	diffs, err := image.RootFS(ctx)
-	if err != nil {
-		return "", err
-	}
-	return identity.ChainID(diffs).String(), nil
 }

@@ -109,10 +109,10 @@ func (u *unpacking) checkSize(ctx context.Context) error {
 	}
 	var total int64
 	for _, one := range resources {
-		if one.Type != "snapshots/"+u.r.cfg.Snapshotter {
+		if one.Type != "snapshots/"+snapshotter {
 			continue
 		}
-		if used, err := u.r.client.SnapshotService(u.r.cfg.Snapshotter).Usage(ctx, one.ID); err == nil {
+		if used, err := u.r.client.SnapshotService(snapshotter).Usage(ctx, one.ID); err == nil {
 			total += used.Size
 		}
 	}
@@ -211,7 +211,7 @@ func (r *Runtime) ImageStoreBytes(ctx context.Context) (total int64, err error) 
 	if err != nil {
 		return 0, fmt.Errorf("list content: %w", err)
 	}
-	service := r.client.SnapshotService(r.cfg.Snapshotter)
+	service := r.client.SnapshotService(snapshotter)
 	err = service.Walk(ctx, func(ctx context.Context, info snapshots.Info) error {
 		if info.Kind != snapshots.KindCommitted {
 			return nil

@@ -45,8 +45,9 @@ func (d inheritedDirs) note(root string, entry *tar.Header) error {
 	return nil
 }
 
-// complete copies the attributes from the nearest of the lower directories that has each one.
-func (d inheritedDirs) complete(upper string, lower []string) error {
+// complete copies the attributes from the nearest of the lower directories that has each one. One that no layer has an
+// entry for belongs to the containers' root.
+func (d inheritedDirs) complete(upper string, lower []string, ids idShift) error {
 	for name, hasEntry := range d {
 		dir := filepath.Join(upper, name)
 		if now, err := os.Lstat(dir); errors.Is(err, fs.ErrNotExist) || err == nil && !now.IsDir() {
@@ -57,6 +58,11 @@ func (d inheritedDirs) complete(upper string, lower []string) error {
 		from, info, err := nearestDir(name, lower)
 		if err != nil {
 			return err
+		}
+		if from == "" && !hasEntry {
+			if err := ids.dir(dir); err != nil {
+				return err
+			}
 		}
 		if from == "" {
 			continue

@@ -18,6 +18,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sync/semaphore"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
 const (
@@ -33,8 +35,9 @@ const (
 type imageLayer struct {
 	desc   ocispec.Descriptor
 	diffID digest.Digest
-	// chainID names the committed snapshot, parent the one below it; the lowest layer has no parent.
-	chainID, parent string
+	// chainID is of the layer and those below it; name is its committed snapshot, parent the one below it. The lowest layer
+	// has no parent.
+	chainID, name, parent string
 	// staging is an active snapshot without a parent, and dir its directory. The layer is unpacked there, so that it need
 	// not wait for the layers below it.
 	staging, dir string
@@ -102,10 +105,10 @@ func (u *unpacking) unpack(ctx context.Context, config ocispec.Descriptor) error
 	if err := u.unpackMissing(ctx, missing); err != nil {
 		return err
 	}
-	label := "containerd.io/gc.ref.snapshot." + u.r.cfg.Snapshotter
+	label := "containerd.io/gc.ref.snapshot." + snapshotter
 	_, err = store.Update(ctx, content.Info{
 		Digest: config.Digest,
-		Labels: map[string]string{label: identity.ChainID(diffIDs).String()},
+		Labels: map[string]string{label: u.r.rootfs.snapshotName(identity.ChainID(diffIDs).String())},
 	}, "labels."+label)
 	return err
 }
@@ -118,9 +121,10 @@ func (u *unpacking) stageMissing(ctx context.Context, diffIDs []digest.Digest) (
 		l := &imageLayer{
 			desc: u.layers[i], diffID: diffIDs[i], chainID: chain[i].String(), committed: make(chan struct{}),
 		}
+		l.name = u.r.rootfs.snapshotName(l.chainID)
 		l.desc.URLs = nil // the node asks no host but the registry
 		if i > 0 {
-			l.parent = chain[i-1].String()
+			l.parent = u.r.rootfs.snapshotName(chain[i-1].String())
 		}
 		l.staging = u.key("stage", l)
 		mounts, err := u.prepare(ctx, l.staging, "", l)
@@ -139,7 +143,7 @@ func (u *unpacking) stageMissing(ctx context.Context, diffIDs []digest.Digest) (
 }
 
 func (u *unpacking) key(purpose string, l *imageLayer) string {
-	return fmt.Sprintf("extract-%s-%s-%s", purpose, u.lease, l.chainID)
+	return fmt.Sprintf("extract-%s-%s-%s", purpose, u.lease, l.name)
 }
 
 // prepare makes an active snapshot. If the layer is committed already, prepare puts it under the lease of the pull and
@@ -157,13 +161,13 @@ func (l *imageLayer) labels() snapshots.Opt {
 	// A manifest does not choose whose user ids its files get.
 	delete(labels, snapshots.LabelSnapshotUIDMapping)
 	delete(labels, snapshots.LabelSnapshotGIDMapping)
-	labels[snapshots.LabelSnapshotRef] = l.chainID
+	labels[snapshots.LabelSnapshotRef] = l.name
 	labels[snapshots.LabelSnapshotDiffID] = l.diffID.String()
 	return snapshots.WithLabels(labels)
 }
 
 func (u *unpacking) snapshots() snapshots.Snapshotter {
-	return u.r.client.SnapshotService(u.r.cfg.Snapshotter)
+	return u.r.client.SnapshotService(snapshotter)
 }
 
 // overlayDirs returns the directory that a snapshot is written to, and those below it, the nearest first.
@@ -212,6 +216,7 @@ func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) er
 			if err := u.commit(ctx, l); err != nil {
 				return fmt.Errorf("commit layer %s: %w", l.desc.Digest, err)
 			}
+			failpoint.Hit("agent/pull/layer_committed")
 			close(l.committed)
 			return nil
 		})
@@ -223,7 +228,10 @@ func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) er
 func (u *unpacking) commit(ctx context.Context, l *imageLayer) (err error) {
 	service := u.snapshots()
 	if l.parent == "" {
-		err = service.Commit(ctx, l.chainID, l.staging, l.labels())
+		if err := l.inherited.complete(l.dir, nil, u.r.rootfs.shift()); err != nil {
+			return err
+		}
+		err = service.Commit(ctx, l.name, l.staging, l.labels())
 		if !errdefs.IsAlreadyExists(err) {
 			return err
 		}
@@ -264,10 +272,10 @@ func (u *unpacking) commitOn(ctx context.Context, l *imageLayer) error {
 	if err := inherit(root, upper); err != nil {
 		return err
 	}
-	if err := l.inherited.complete(upper, lower); err != nil {
+	if err := l.inherited.complete(upper, lower, u.r.rootfs.shift()); err != nil {
 		return err
 	}
-	if err := u.snapshots().Commit(ctx, l.chainID, key, l.labels()); err != nil {
+	if err := u.snapshots().Commit(ctx, l.name, key, l.labels()); err != nil {
 		if errdefs.IsAlreadyExists(err) {
 			_ = u.snapshots().Remove(ctx, key)
 		}

@@ -22,11 +22,9 @@ import (
 )
 
 // pullWatched pulls and unpacks, and leaves nothing behind of an image that takes too much of the disk.
-func (u *unpacking) pullWatched(ctx context.Context, ref ImageRef, creds Credentials,
-	tlsConf *tls.Config,
-) (client.Image, error) {
+func (u *unpacking) pullWatched(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) error {
 	if err := unix.Statfs(u.r.host.contentRoot, &u.before); err != nil {
-		return nil, fmt.Errorf("check free space: %w", err)
+		return fmt.Errorf("check free space: %w", err)
 	}
 	pulling, cancel := context.WithCancelCause(ctx)
 	var watching sync.WaitGroup
@@ -35,15 +33,15 @@ func (u *unpacking) pullWatched(ctx context.Context, ref ImageRef, creds Credent
 	cancel(nil)
 	watching.Wait()
 	if cause := context.Cause(pulling); err != nil && ctx.Err() == nil && !errors.Is(cause, context.Canceled) {
-		return nil, cause
+		return cause
 	}
 	if err != nil {
-		return nil, err
+		return err
 	}
 	if err := u.checkSize(ctx); err != nil {
-		return nil, errors.Join(err, u.r.client.ImageService().Delete(ctx, image.Name()))
+		return errors.Join(err, u.r.client.ImageService().Delete(ctx, image.Name()))
 	}
-	return image, nil
+	return nil
 }
 
 func (u *unpacking) pull(ctx context.Context, ref ImageRef, creds Credentials,
@@ -51,21 +49,14 @@ func (u *unpacking) pull(ctx context.Context, ref ImageRef, creds Credentials,
 ) (client.Image, error) {
 	resolver, transport := newResolver(ctx, ref, creds, tlsConf)
 	defer transport.CloseIdleConnections()
-	opts := []client.RemoteOpt{client.WithResolver(resolver)}
-	if u.r.cfg.Snapshotter == DefaultSnapshotter {
-		var err error
-		if u.fetcher, err = resolver.Fetcher(ctx, ref.name()); err != nil {
-			return nil, err
-		}
-		opts = append(opts, client.WithImageHandlerWrapper(func(next images.Handler) images.Handler {
+	var err error
+	if u.fetcher, err = resolver.Fetcher(ctx, ref.name()); err != nil {
+		return nil, err
+	}
+	return u.r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(), client.WithResolver(resolver),
+		client.WithImageHandlerWrapper(func(next images.Handler) images.Handler {
 			return u.streamLayers(u.sizeGuard(next))
 		}))
-	} else {
-		// Only what overlayfs keeps can be unpacked aside and moved to its place.
-		opts = append(opts, client.WithPullUnpack, client.WithPullSnapshotter(u.r.cfg.Snapshotter),
-			client.WithMaxConcurrentDownloads(parallelLayers), client.WithImageHandlerWrapper(u.sizeGuard))
-	}
-	return u.r.client.Pull(ctx, ref.RegistryHost+"/"+ref.name(), opts...)
 }
 
 // sizeGuard checks the sizes that a manifest declares before any layer is fetched. The sizes are binding: a layer

@@ -11,7 +11,7 @@ const (
 	PullResolving PullPhase = iota
 	// PullFetching fetches the layers that are missing, and unpacks each meanwhile.
 	PullFetching
-	// PullUnpacking copies the image to the containers' user ids.
+	// PullUnpacking unpacks what was fetched last.
 	PullUnpacking
 )
 
@@ -42,5 +42,9 @@ func (r *Runtime) PullProgress(image string) (PullProgress, bool) {
 	if !pulling {
 		return PullProgress{}, false
 	}
-	return PullProgress{Phase: PullPhase(p.phase.Load()), DoneBytes: p.done.Load(), TotalBytes: p.total.Load()}, true
+	now := PullProgress{Phase: PullPhase(p.phase.Load()), DoneBytes: p.done.Load(), TotalBytes: p.total.Load()}
+	if now.Phase == PullFetching && now.DoneBytes >= now.TotalBytes {
+		now.Phase = PullUnpacking
+	}
+	return now, true
 }

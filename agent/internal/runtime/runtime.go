@@ -29,10 +29,9 @@ import (
 
 // Defaults of Config.
 const (
-	DefaultAddress     = "/run/containerd/containerd.sock"
-	DefaultNamespace   = "gpuaas"
-	DefaultSnapshotter = "overlayfs"
-	DefaultCgroup      = "/gpuaas"
+	DefaultAddress   = "/run/containerd/containerd.sock"
+	DefaultNamespace = "gpuaas"
+	DefaultCgroup    = "/gpuaas"
 	// DefaultUIDMapBase is the first host user id of the one range that all containers of a node are mapped to.
 	DefaultUIDMapBase = 100000
 	DefaultUIDMapSize = 65536
@@ -61,8 +60,7 @@ type Config struct {
 	// Address is the path of containerd's socket.
 	Address string
 	// Namespace is the containerd namespace that belongs to this agent alone.
-	Namespace   string
-	Snapshotter string
+	Namespace string
 	// StateDir holds the files that are bound into containers. User-namespaced containers must be able to walk to it, so
 	// it and every directory above it are world-executable. It does not have to outlive a reboot.
 	StateDir string
@@ -96,6 +94,8 @@ type Config struct {
 	LoadAppArmor func(profile string) (bool, error)
 	// NoUserNamespaces runs containers in the host's user namespace; it is reported as a condition.
 	NoUserNamespaces bool
+	// NoIDMappedMounts shifts the user ids of images while they are unpacked; it is reported as a condition.
+	NoIDMappedMounts bool
 	// NoSeccomp runs containers without a filter of system calls; it is reported as a condition.
 	NoSeccomp bool
 	Log       *slog.Logger
@@ -104,7 +104,6 @@ type Config struct {
 func (c Config) withDefaults() Config {
 	c.Address = cmp.Or(c.Address, DefaultAddress)
 	c.Namespace = cmp.Or(c.Namespace, DefaultNamespace)
-	c.Snapshotter = cmp.Or(c.Snapshotter, DefaultSnapshotter)
 	c.CgroupParent = cmp.Or(c.CgroupParent, DefaultCgroup)
 	c.ResolvConf = cmp.Or(c.ResolvConf, "/etc/resolv.conf")
 	c.ProcDir = cmp.Or(c.ProcDir, "/proc")
@@ -127,6 +126,7 @@ type Runtime struct {
 	cfg    Config
 	client *client.Client
 	host   hostSupport
+	rootfs rootfs
 	pulls  singleflight.Group
 	// pulling has the *pullState of each pull under way, by the image's name.
 	pulling sync.Map
@@ -200,11 +200,22 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 		_ = c.Close()
 		return nil, err
 	}
+	r.chooseRootfs(ask)
 	if err := r.dropStaleLeases(ask); err != nil {
 		// They expire. On a full disk containerd cannot end them, and the agent must start to end containers.
 		cfg.Log.Warn("cannot delete the leases of interrupted operations", slog.Any("error", err))
 	}
 	return r, nil
+}
+
+// chooseRootfs says in the log why images take the ids of containers in a slower way than by idmapped mounts.
+func (r *Runtime) chooseRootfs(ctx context.Context) {
+	var why error
+	r.rootfs, why = newRootfs(ctx, r)
+	r.host.mappedMounts = why == nil
+	if why != nil {
+		r.cfg.Log.Info("images are not mounted with the user ids of containers", slog.Any("reason", why))
+	}
 }
 
 func (c Config) check() error {
@@ -238,8 +249,8 @@ func unavailable(address string, err error) error {
 // IsAway reports whether an error says that containerd did not answer, which is no fault of the workload.
 func IsAway(err error) bool { return errdefs.IsUnavailable(err) }
 
-// Close ends the connection. Containers go on.
-func (r *Runtime) Close() error { return r.client.Close() }
+// Close ends the connection and unmounts what the runtime itself has mounted. Containers go on.
+func (r *Runtime) Close() error { return errors.Join(r.rootfs.close(), r.client.Close()) }
 
 // UserNamespaces reports whether containers get user namespaces, and the range of host ids that theirs must map.
 func (r *Runtime) UserNamespaces() (available bool, base, size uint32) {
@@ -304,6 +315,9 @@ func (r *Runtime) Purge(ctx context.Context) error {
 	}
 	if err := r.client.NamespaceService().Delete(r.ns(ctx), r.cfg.Namespace); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("delete containerd's namespace %s: %w", r.cfg.Namespace, err)
+	}
+	if err := r.rootfs.close(); err != nil {
+		return err // what is mounted there is not the agent's to remove
 	}
 	for _, dir := range []string{r.cfg.StateDir, r.cfg.LogDir, r.cfg.RuncRoot, r.cfg.DeviceDir} {
 		errs = append(errs, os.RemoveAll(dir))

@@ -160,7 +160,7 @@ func (r *Runtime) deleteTask(ctx context.Context, id string) error {
 
 // removeTraces removes what may be left of a run that containerd no longer knows.
 func (r *Runtime) removeTraces(ctx context.Context, id string) error {
-	if err := r.client.SnapshotService(r.cfg.Snapshotter).Remove(ctx, id); err != nil && !errdefs.IsNotFound(err) {
+	if err := r.client.SnapshotService(snapshotter).Remove(ctx, id); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove snapshot of container %s: %w", id, err)
 	}
 	if err := r.removeCgroup(ctx, id); err != nil {
@@ -242,7 +242,7 @@ func (r *Runtime) traces(ctx context.Context, memberID string) ([]trace, error) 
 			found = append(found, trace{protocol.AbsentProcess, p.GetID()})
 		}
 	}
-	err = r.client.SnapshotService(r.cfg.Snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
+	err = r.client.SnapshotService(snapshotter).Walk(ctx, func(_ context.Context, info snapshots.Info) error {
 		if strings.HasPrefix(info.Name, prefix) {
 			found = append(found, trace{protocol.AbsentSnapshot, info.Name})
 		}
@@ -291,7 +291,7 @@ func (r *Runtime) tracesOnDisk(prefix string) ([]trace, error) {
 
 // removeStraySnapshots removes the snapshots that no image holds any more, children first.
 func (r *Runtime) removeStraySnapshots(ctx context.Context) error {
-	service := r.client.SnapshotService(r.cfg.Snapshotter)
+	service := r.client.SnapshotService(snapshotter)
 	for {
 		var all []string
 		if err := service.Walk(ctx, func(_ context.Context, info snapshots.Info) error {

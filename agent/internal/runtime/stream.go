@@ -48,7 +48,7 @@ func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 	defer func() { _ = compressed.Close() }()
 	sum := l.desc.Digest.Algorithm().Digester()
 	in := bufio.NewReaderSize(io.TeeReader(compressed, sum.Hash()), streamBufferBytes)
-	diffID, err := applyTar(ctx, l, in)
+	diffID, err := applyTar(ctx, l, in, u.r.rootfs.shift())
 	if err != nil && (compressed.err != nil || ctx.Err() != nil) {
 		return err
 	}
@@ -69,7 +69,7 @@ func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 }
 
 // applyTar does what containerd's applier does with the layer's mounts, but without a mount.
-func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader) (digest.Digest, error) {
+func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift) (digest.Digest, error) {
 	plain, err := decompress(in)
 	if err != nil {
 		return "", err
@@ -79,10 +79,19 @@ func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader) (digest.Dige
 	stream := io.TeeReader(plain, sum.Hash())
 	var opts []archive.ApplyOpt
 	if l.parent != "" {
-		l.inherited = inheritedDirs{}
-		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout),
-			archive.WithFilter(func(entry *tar.Header) (bool, error) { return true, l.inherited.note(l.dir, entry) }))
+		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout))
+	} else if err := ids.dir(l.dir); err != nil {
+		return "", err
 	}
+	l.inherited = inheritedDirs{}
+	opts = append(opts, archive.WithFilter(func(entry *tar.Header) (bool, error) {
+		if l.parent != "" || ids.base != 0 {
+			if err := l.inherited.note(l.dir, entry); err != nil {
+				return false, err
+			}
+		}
+		return true, ids.entry(entry)
+	}))
 	if _, err := archive.Apply(ctx, l.dir, stream, opts...); err != nil {
 		return "", err
 	}

@@ -15,6 +15,7 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/google/uuid"
 	mobyuser "github.com/moby/sys/user"
+	"github.com/opencontainers/image-spec/identity"
 )
 
 // maxCachedUsers bounds the memory of resolved users; it is emptied when full.
@@ -70,7 +71,7 @@ func (r *Runtime) checkUser(u user) error {
 }
 
 func (r *Runtime) findUser(ctx context.Context, image client.Image, who string) (user, error) {
-	parent, err := rootSnapshot(ctx, image)
+	diffs, err := image.RootFS(ctx)
 	if err != nil {
 		return user{}, err
 	}
@@ -83,10 +84,10 @@ func (r *Runtime) findUser(ctx context.Context, image client.Image, who string) 
 		defer cancel()
 		_ = done(end)
 	}()
-	service := r.client.SnapshotService(r.cfg.Snapshotter)
+	service := r.client.SnapshotService(snapshotter)
 	// Each has a view of its own: containers of one image start side by side, and the first to end removes its view.
 	key := "inspect-" + uuid.NewString()
-	mounts, err := service.View(ctx, key, parent)
+	mounts, err := service.View(ctx, key, r.rootfs.snapshotName(identity.ChainID(diffs).String()))
 	if err != nil {
 		return user{}, fmt.Errorf("inspect the image: %w", err)
 	}

@@ -33,6 +33,11 @@ func main() {
 	case "exit-when": // a file appears
 		await(os.Args[2])
 		os.Exit(number(3))
+	case "list": // files as the container sees them
+		list(os.Args[2:])
+	case "alter": // files of the image, then list them
+		alter()
+		list(os.Args[2:])
 	case "touch":
 		check(os.WriteFile(os.Args[2], nil, 0o600))
 	case "lines":
