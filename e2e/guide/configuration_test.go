@@ -60,6 +60,9 @@ func TestTheBootstrapFilesFitThePrograms(t *testing.T) {
 	unit := read("systemd/gpuaas-agent.service")
 	require.Contains(t, unit, "\nExecStart=/usr/local/bin/gpuaas-agent run\n")
 	require.Contains(t, unit, "\nEnvironmentFile=/etc/gpuaas/agent.env\n")
+	require.NotRegexp(t, `(?m)^(ProtectHome|ProtectSystem|ProtectKernel\w+|ProtectControlGroups|ProtectHostname|Private\w+|`+
+		`\w+Paths|TemporaryFileSystem|MountFlags|RootDirectory|RootImage|DynamicUser)=`, unit,
+		"containerd would not see the agent's mounts (systemd.exec, PrivateMounts=)")
 	has := flags(regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z-]+)`), help("gpuaas-agent run"))
 	set := map[string]string{}
 	for line := range strings.Lines(files["/etc/gpuaas/agent.env"]) {
