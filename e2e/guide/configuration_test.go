@@ -60,8 +60,8 @@ func TestTheBootstrapFilesFitThePrograms(t *testing.T) {
 	unit := read("systemd/gpuaas-agent.service")
 	require.Contains(t, unit, "\nExecStart=/usr/local/bin/gpuaas-agent run\n")
 	require.Contains(t, unit, "\nEnvironmentFile=/etc/gpuaas/agent.env\n")
-	require.NotRegexp(t, `(?m)^(ProtectHome|ProtectSystem|ProtectKernel\w+|ProtectControlGroups|ProtectHostname|Private\w+|`+
-		`\w+Paths|TemporaryFileSystem|MountFlags|RootDirectory|RootImage|DynamicUser)=`, unit,
+	require.NotRegexp(t, `(?m)^(ProtectHome|ProtectSystem|ProtectKernel\w+|ProtectControlGroups|ProtectHostname|`+
+		`Private\w+|\w+Paths|TemporaryFileSystem|MountFlags|RootDirectory|RootImage|DynamicUser)=`, unit,
 		"containerd would not see the agent's mounts (systemd.exec, PrivateMounts=)")
 	has := flags(regexp.MustCompile(`(?m)^ +(?:-\w, )?--([a-z-]+)`), help("gpuaas-agent run"))
 	set := map[string]string{}

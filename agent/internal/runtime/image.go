@@ -28,7 +28,7 @@ const (
 	pullHeaderTimeout = 30 * time.Second
 	// leaseDuration ends the lease of a pull that a crash of the agent interrupted.
 	leaseDuration = 2 * pullTimeout
-	// unpackedFactor is how much larger than its compressed layers an image is assumed to be when the free space is checked
+	// unpackedFactor is how much larger than its compressed layers an image is assumed to be when free space is checked
 	// beforehand.
 	unpackedFactor = 3
 )
@@ -70,7 +70,7 @@ func (i ImageRef) name() string { return i.Repository + "@" + i.Digest }
 // Credentials returns user and password for pulling from one repository. It is called when the registry asks.
 type Credentials func(ctx context.Context, repository string) (user, password string, err error)
 
-// EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, and unpacked. An image
+// EnsureImage makes the image ready to start from: pulled, every byte checked against its digest, and unpacked. One
 // that is ready needs no registry.
 func (r *Runtime) EnsureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) error {
 	if err := ref.check(); err != nil {

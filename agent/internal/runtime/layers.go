@@ -35,8 +35,8 @@ const (
 type imageLayer struct {
 	desc   ocispec.Descriptor
 	diffID digest.Digest
-	// chainID is of the layer and those below it; name is its committed snapshot, parent the one below it. The lowest layer
-	// has no parent.
+	// chainID is of the layer and those below it; name is its committed snapshot, parent the one below it. The lowest
+	// layer has no parent.
 	chainID, name, parent string
 	// staging is an active snapshot without a parent, and dir its directory. The layer is unpacked there, so that it need
 	// not wait for the layers below it.
