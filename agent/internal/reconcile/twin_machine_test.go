@@ -246,6 +246,10 @@ func (h agentHandle) EnsureImage(ctx context.Context, ref runtime.ImageRef, _ ru
 	return err
 }
 
+func (h agentHandle) PullProgress(string) (runtime.PullProgress, bool) {
+	return runtime.PullProgress{}, false
+}
+
 func (h agentHandle) HasImage(_ context.Context, ref runtime.ImageRef) (bool, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
