@@ -221,8 +221,7 @@ func layerDirs(t *testing.T, f *fixture, ns, image, suffix string) ([]string, sn
 	top := identity.ChainID(diffs).String() + suffix
 	info, err := service.Stat(ctx, top)
 	require.NoError(t, err)
-	// Without a lease, a garbage collection at the wrong moment takes the view.
-	ctx, release, err := c.WithLease(ctx)
+	ctx, release, err := c.WithLease(ctx) // else a garbage collection may take the view
 	require.NoError(t, err)
 	defer func() { require.NoError(t, release(ctx)) }()
 	mounts, err := service.View(ctx, "look", top)

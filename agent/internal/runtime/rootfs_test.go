@@ -283,7 +283,9 @@ func TestIDsBeyondTheRangeAreTheOnlyOnesThatAShiftRefuses(t *testing.T) {
 		require.NoError(t, runtime.ShiftEntry(&h, 100000, 65536))
 		require.Equal(t, []int{id + 100000, id + 100000}, []int{h.Uid, h.Gid})
 	}
-	for _, value := range []string{"", "x", "\x00", capabilityV2[:19], capabilityV2 + "x", "\xff\xff\xff\xff", acl(1, 2)[:30]} { //nolint:lll // one list
+	for _, value := range []string{
+		"", "x", "\x00", capabilityV2[:19], capabilityV2 + "x", "\xff\xff\xff\xff", acl(1, 2)[:30],
+	} {
 		for _, name := range []string{"security.capability", "system.posix_acl_access", "system.posix_acl_default"} {
 			h := tar.Header{Name: "f", PAXRecords: xattrs(name, value)}
 			require.NoError(t, runtime.ShiftEntry(&h, 100000, 65536))
