@@ -193,6 +193,62 @@ func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{22, 0}
 }
 
+// Phase of a pull. A hub counts one that it does not know as fetching.
+type ImagePull_Phase int32
+
+const (
+	ImagePull_PHASE_UNSPECIFIED ImagePull_Phase = 0
+	// Manifest and configuration are read.
+	ImagePull_RESOLVING ImagePull_Phase = 1
+	// Layers are fetched, and unpacked meanwhile.
+	ImagePull_FETCHING ImagePull_Phase = 2
+	// All bytes are there; what came last is unpacked.
+	ImagePull_UNPACKING ImagePull_Phase = 3
+)
+
+// Enum value maps for ImagePull_Phase.
+var (
+	ImagePull_Phase_name = map[int32]string{
+		0: "PHASE_UNSPECIFIED",
+		1: "RESOLVING",
+		2: "FETCHING",
+		3: "UNPACKING",
+	}
+	ImagePull_Phase_value = map[string]int32{
+		"PHASE_UNSPECIFIED": 0,
+		"RESOLVING":         1,
+		"FETCHING":          2,
+		"UNPACKING":         3,
+	}
+)
+
+func (x ImagePull_Phase) Enum() *ImagePull_Phase {
+	p := new(ImagePull_Phase)
+	*p = x
+	return p
+}
+
+func (x ImagePull_Phase) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ImagePull_Phase) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[3].Descriptor()
+}
+
+func (ImagePull_Phase) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[3]
+}
+
+func (x ImagePull_Phase) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ImagePull_Phase.Descriptor instead.
+func (ImagePull_Phase) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25, 0}
+}
+
 // Reason of a refusal. UsageAck and the answers to fetches and tunnels use it too. A receiver carries, stores and
 // shows a value that it does not know (proto3 enums are open), and treats it as a lasting refusal.
 type Nack_Reason int32
@@ -295,11 +351,11 @@ func (x Nack_Reason) String() string {
 }
 
 func (Nack_Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[3].Descriptor()
+	return file_protocol_messages_proto_enumTypes[4].Descriptor()
 }
 
 func (Nack_Reason) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[3]
+	return &file_protocol_messages_proto_enumTypes[4]
 }
 
 func (x Nack_Reason) Number() protoreflect.EnumNumber {
@@ -308,7 +364,7 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -370,11 +426,11 @@ func (x WorkloadStatus_Status) String() string {
 }
 
 func (WorkloadStatus_Status) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[4].Descriptor()
+	return file_protocol_messages_proto_enumTypes[5].Descriptor()
 }
 
 func (WorkloadStatus_Status) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[4]
+	return &file_protocol_messages_proto_enumTypes[5]
 }
 
 func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
@@ -383,7 +439,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -466,11 +522,11 @@ func (x WorkloadStatus_Reason) String() string {
 }
 
 func (WorkloadStatus_Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[5].Descriptor()
+	return file_protocol_messages_proto_enumTypes[6].Descriptor()
 }
 
 func (WorkloadStatus_Reason) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[5]
+	return &file_protocol_messages_proto_enumTypes[6]
 }
 
 func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
@@ -479,7 +535,7 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43, 1}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -2419,6 +2475,7 @@ type NodeMessage struct {
 	//	*NodeMessage_Nack
 	//	*NodeMessage_Report
 	//	*NodeMessage_StateUpload
+	//	*NodeMessage_PullProgress
 	Message       isNodeMessage_Message `protobuf_oneof:"message"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2506,6 +2563,15 @@ func (x *NodeMessage) GetStateUpload() *StateUpload {
 	return nil
 }
 
+func (x *NodeMessage) GetPullProgress() *PullProgress {
+	if x != nil {
+		if x, ok := x.Message.(*NodeMessage_PullProgress); ok {
+			return x.PullProgress
+		}
+	}
+	return nil
+}
+
 type isNodeMessage_Message interface {
 	isNodeMessage_Message()
 }
@@ -2530,6 +2596,10 @@ type NodeMessage_StateUpload struct {
 	StateUpload *StateUpload `protobuf:"bytes,5,opt,name=state_upload,json=stateUpload,proto3,oneof"`
 }
 
+type NodeMessage_PullProgress struct {
+	PullProgress *PullProgress `protobuf:"bytes,6,opt,name=pull_progress,json=pullProgress,proto3,oneof"`
+}
+
 func (*NodeMessage_Hello) isNodeMessage_Message() {}
 
 func (*NodeMessage_Ack) isNodeMessage_Message() {}
@@ -2539,6 +2609,123 @@ func (*NodeMessage_Nack) isNodeMessage_Message() {}
 func (*NodeMessage_Report) isNodeMessage_Message() {}
 
 func (*NodeMessage_StateUpload) isNodeMessage_Message() {}
+
+func (*NodeMessage_PullProgress) isNodeMessage_Message() {}
+
+// PullProgress has all pulls of images that are under way for members, none when the last has ended. It is sent when it
+// changes, at most once a second, and neither acknowledged nor stored: it counts while the session lasts.
+type PullProgress struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Pulls         []*ImagePull           `protobuf:"bytes,1,rep,name=pulls,proto3" json:"pulls,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PullProgress) Reset() {
+	*x = PullProgress{}
+	mi := &file_protocol_messages_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PullProgress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PullProgress) ProtoMessage() {}
+
+func (x *PullProgress) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
+func (*PullProgress) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *PullProgress) GetPulls() []*ImagePull {
+	if x != nil {
+		return x.Pulls
+	}
+	return nil
+}
+
+type ImagePull struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	MemberId string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
+	Phase    ImagePull_Phase        `protobuf:"varint,2,opt,name=phase,proto3,enum=gpuaas.v1.ImagePull_Phase" json:"phase,omitempty"`
+	// Compressed bytes of the layers that the node lacked when the pull began.
+	DoneBytes     uint64 `protobuf:"varint,3,opt,name=done_bytes,json=doneBytes,proto3" json:"done_bytes,omitempty"`
+	TotalBytes    uint64 `protobuf:"varint,4,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImagePull) Reset() {
+	*x = ImagePull{}
+	mi := &file_protocol_messages_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImagePull) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImagePull) ProtoMessage() {}
+
+func (x *ImagePull) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImagePull.ProtoReflect.Descriptor instead.
+func (*ImagePull) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *ImagePull) GetMemberId() string {
+	if x != nil {
+		return x.MemberId
+	}
+	return ""
+}
+
+func (x *ImagePull) GetPhase() ImagePull_Phase {
+	if x != nil {
+		return x.Phase
+	}
+	return ImagePull_PHASE_UNSPECIFIED
+}
+
+func (x *ImagePull) GetDoneBytes() uint64 {
+	if x != nil {
+		return x.DoneBytes
+	}
+	return 0
+}
+
+func (x *ImagePull) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
 
 // HubMessage goes down the control stream.
 type HubMessage struct {
@@ -2558,7 +2745,7 @@ type HubMessage struct {
 
 func (x *HubMessage) Reset() {
 	*x = HubMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2570,7 +2757,7 @@ func (x *HubMessage) String() string {
 func (*HubMessage) ProtoMessage() {}
 
 func (x *HubMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2583,7 +2770,7 @@ func (x *HubMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HubMessage.ProtoReflect.Descriptor instead.
 func (*HubMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *HubMessage) GetMessage() isHubMessage_Message {
@@ -2711,7 +2898,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +2910,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +2923,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -2838,7 +3025,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2850,7 +3037,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2863,7 +3050,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -2961,7 +3148,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2973,7 +3160,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2986,7 +3173,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *PortRange) GetFirst() uint32 {
@@ -3031,7 +3218,7 @@ type Accelerator struct {
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3043,7 +3230,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3056,7 +3243,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Accelerator) GetId() string {
@@ -3158,7 +3345,7 @@ type AcceleratorLink struct {
 
 func (x *AcceleratorLink) Reset() {
 	*x = AcceleratorLink{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3170,7 +3357,7 @@ func (x *AcceleratorLink) String() string {
 func (*AcceleratorLink) ProtoMessage() {}
 
 func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3183,7 +3370,7 @@ func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorLink.ProtoReflect.Descriptor instead.
 func (*AcceleratorLink) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AcceleratorLink) GetPeerId() string {
@@ -3221,7 +3408,7 @@ type AcceleratorPartition struct {
 
 func (x *AcceleratorPartition) Reset() {
 	*x = AcceleratorPartition{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3233,7 +3420,7 @@ func (x *AcceleratorPartition) String() string {
 func (*AcceleratorPartition) ProtoMessage() {}
 
 func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3246,7 +3433,7 @@ func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorPartition.ProtoReflect.Descriptor instead.
 func (*AcceleratorPartition) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AcceleratorPartition) GetId() string {
@@ -3295,7 +3482,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3307,7 +3494,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3320,7 +3507,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -3397,7 +3584,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3409,7 +3596,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3422,7 +3609,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -3448,7 +3635,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3460,7 +3647,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3473,7 +3660,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -3492,7 +3679,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3504,7 +3691,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3517,7 +3704,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -3536,7 +3723,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3548,7 +3735,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3561,7 +3748,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -3581,7 +3768,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3593,7 +3780,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3606,7 +3793,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GoAway) GetReason() string {
@@ -3628,7 +3815,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3640,7 +3827,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3653,7 +3840,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -3691,7 +3878,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +3890,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +3903,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -3774,7 +3961,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3786,7 +3973,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3799,7 +3986,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -3853,7 +4040,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3865,7 +4052,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3878,7 +4065,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -3960,7 +4147,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3972,7 +4159,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3985,7 +4172,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -4123,7 +4310,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4135,7 +4322,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4148,7 +4335,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -4198,7 +4385,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4210,7 +4397,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4223,7 +4410,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -4267,7 +4454,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4279,7 +4466,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4292,7 +4479,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -4333,7 +4520,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4345,7 +4532,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4358,7 +4545,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -4383,7 +4570,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4395,7 +4582,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4408,7 +4595,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -4464,7 +4651,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4476,7 +4663,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4489,7 +4676,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -4570,7 +4757,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4582,7 +4769,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4595,7 +4782,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -4635,7 +4822,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4647,7 +4834,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4660,7 +4847,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -4683,7 +4870,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4695,7 +4882,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4708,7 +4895,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -4755,7 +4942,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4767,7 +4954,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4780,7 +4967,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -4868,7 +5055,7 @@ type CopyRequest struct {
 
 func (x *CopyRequest) Reset() {
 	*x = CopyRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4880,7 +5067,7 @@ func (x *CopyRequest) String() string {
 func (*CopyRequest) ProtoMessage() {}
 
 func (x *CopyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4893,7 +5080,7 @@ func (x *CopyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
 func (*CopyRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *CopyRequest) GetMemberId() string {
@@ -4940,7 +5127,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4952,7 +5139,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4965,7 +5152,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *ExecRequest) GetMemberId() string {
@@ -5023,7 +5210,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5035,7 +5222,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5048,7 +5235,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -5079,7 +5266,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5091,7 +5278,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5104,7 +5291,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -5152,7 +5339,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5164,7 +5351,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5177,7 +5364,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -5391,14 +5578,29 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"KIND_USAGE\x10\x02\x12\x0f\n" +
 	"\vKIND_TUNNEL\x10\x03\x12\x0e\n" +
 	"\n" +
-	"KIND_FETCH\x10\x04\"\xf7\x01\n" +
+	"KIND_FETCH\x10\x04\"\xb7\x02\n" +
 	"\vNodeMessage\x12(\n" +
 	"\x05hello\x18\x01 \x01(\v2\x10.gpuaas.v1.HelloH\x00R\x05hello\x12\"\n" +
 	"\x03ack\x18\x02 \x01(\v2\x0e.gpuaas.v1.AckH\x00R\x03ack\x12%\n" +
 	"\x04nack\x18\x03 \x01(\v2\x0f.gpuaas.v1.NackH\x00R\x04nack\x12+\n" +
 	"\x06report\x18\x04 \x01(\v2\x11.gpuaas.v1.ReportH\x00R\x06report\x12;\n" +
-	"\fstate_upload\x18\x05 \x01(\v2\x16.gpuaas.v1.StateUploadH\x00R\vstateUploadB\t\n" +
-	"\amessage\"\xd7\x02\n" +
+	"\fstate_upload\x18\x05 \x01(\v2\x16.gpuaas.v1.StateUploadH\x00R\vstateUpload\x12>\n" +
+	"\rpull_progress\x18\x06 \x01(\v2\x17.gpuaas.v1.PullProgressH\x00R\fpullProgressB\t\n" +
+	"\amessage\":\n" +
+	"\fPullProgress\x12*\n" +
+	"\x05pulls\x18\x01 \x03(\v2\x14.gpuaas.v1.ImagePullR\x05pulls\"\xe6\x01\n" +
+	"\tImagePull\x12\x1b\n" +
+	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x120\n" +
+	"\x05phase\x18\x02 \x01(\x0e2\x1a.gpuaas.v1.ImagePull.PhaseR\x05phase\x12\x1d\n" +
+	"\n" +
+	"done_bytes\x18\x03 \x01(\x04R\tdoneBytes\x12\x1f\n" +
+	"\vtotal_bytes\x18\x04 \x01(\x04R\n" +
+	"totalBytes\"J\n" +
+	"\x05Phase\x12\x15\n" +
+	"\x11PHASE_UNSPECIFIED\x10\x00\x12\r\n" +
+	"\tRESOLVING\x10\x01\x12\f\n" +
+	"\bFETCHING\x10\x02\x12\r\n" +
+	"\tUNPACKING\x10\x03\"\xd7\x02\n" +
 	"\n" +
 	"HubMessage\x12.\n" +
 	"\awelcome\x18\x01 \x01(\v2\x12.gpuaas.v1.WelcomeH\x00R\awelcome\x125\n" +
@@ -5697,164 +5899,170 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 	return file_protocol_messages_proto_rawDescData
 }
 
-var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
 	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
 	(StreamHeader_Kind)(0),        // 2: gpuaas.v1.StreamHeader.Kind
-	(Nack_Reason)(0),              // 3: gpuaas.v1.Nack.Reason
-	(WorkloadStatus_Status)(0),    // 4: gpuaas.v1.WorkloadStatus.Status
-	(WorkloadStatus_Reason)(0),    // 5: gpuaas.v1.WorkloadStatus.Reason
-	(*Envelope)(nil),              // 6: gpuaas.v1.Envelope
-	(*Signature)(nil),             // 7: gpuaas.v1.Signature
-	(*TrustBundle)(nil),           // 8: gpuaas.v1.TrustBundle
-	(*MinVersion)(nil),            // 9: gpuaas.v1.MinVersion
-	(*Role)(nil),                  // 10: gpuaas.v1.Role
-	(*PublicKey)(nil),             // 11: gpuaas.v1.PublicKey
-	(*Delegation)(nil),            // 12: gpuaas.v1.Delegation
-	(*DesiredState)(nil),          // 13: gpuaas.v1.DesiredState
-	(*PartRef)(nil),               // 14: gpuaas.v1.PartRef
-	(*Workload)(nil),              // 15: gpuaas.v1.Workload
-	(*Service)(nil),               // 16: gpuaas.v1.Service
-	(*Config)(nil),                // 17: gpuaas.v1.Config
-	(*EnvVar)(nil),                // 18: gpuaas.v1.EnvVar
-	(*Port)(nil),                  // 19: gpuaas.v1.Port
-	(*Resources)(nil),             // 20: gpuaas.v1.Resources
-	(*Probe)(nil),                 // 21: gpuaas.v1.Probe
-	(*Scratch)(nil),               // 22: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),            // 23: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                 // 24: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),           // 25: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),          // 26: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),           // 27: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),          // 28: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),           // 29: gpuaas.v1.NodeMessage
-	(*HubMessage)(nil),            // 30: gpuaas.v1.HubMessage
-	(*Hello)(nil),                 // 31: gpuaas.v1.Hello
-	(*NodeFacts)(nil),             // 32: gpuaas.v1.NodeFacts
-	(*PortRange)(nil),             // 33: gpuaas.v1.PortRange
-	(*Accelerator)(nil),           // 34: gpuaas.v1.Accelerator
-	(*AcceleratorLink)(nil),       // 35: gpuaas.v1.AcceleratorLink
-	(*AcceleratorPartition)(nil),  // 36: gpuaas.v1.AcceleratorPartition
-	(*Welcome)(nil),               // 37: gpuaas.v1.Welcome
-	(*PushState)(nil),             // 38: gpuaas.v1.PushState
-	(*PushLeases)(nil),            // 39: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),            // 40: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),             // 41: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                // 42: gpuaas.v1.GoAway
-	(*Ack)(nil),                   // 43: gpuaas.v1.Ack
-	(*Nack)(nil),                  // 44: gpuaas.v1.Nack
-	(*StateUpload)(nil),           // 45: gpuaas.v1.StateUpload
-	(*Report)(nil),                // 46: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 47: gpuaas.v1.WorkloadStatus
-	(*OwnerRefusal)(nil),          // 48: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),     // 49: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 50: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 51: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 52: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 53: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 54: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 55: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 56: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 57: gpuaas.v1.TunnelRequest
-	(*CopyRequest)(nil),           // 58: gpuaas.v1.CopyRequest
-	(*ExecRequest)(nil),           // 59: gpuaas.v1.ExecRequest
-	(*ConnectRequest)(nil),        // 60: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),           // 61: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 62: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 63: google.protobuf.Timestamp
+	(ImagePull_Phase)(0),          // 3: gpuaas.v1.ImagePull.Phase
+	(Nack_Reason)(0),              // 4: gpuaas.v1.Nack.Reason
+	(WorkloadStatus_Status)(0),    // 5: gpuaas.v1.WorkloadStatus.Status
+	(WorkloadStatus_Reason)(0),    // 6: gpuaas.v1.WorkloadStatus.Reason
+	(*Envelope)(nil),              // 7: gpuaas.v1.Envelope
+	(*Signature)(nil),             // 8: gpuaas.v1.Signature
+	(*TrustBundle)(nil),           // 9: gpuaas.v1.TrustBundle
+	(*MinVersion)(nil),            // 10: gpuaas.v1.MinVersion
+	(*Role)(nil),                  // 11: gpuaas.v1.Role
+	(*PublicKey)(nil),             // 12: gpuaas.v1.PublicKey
+	(*Delegation)(nil),            // 13: gpuaas.v1.Delegation
+	(*DesiredState)(nil),          // 14: gpuaas.v1.DesiredState
+	(*PartRef)(nil),               // 15: gpuaas.v1.PartRef
+	(*Workload)(nil),              // 16: gpuaas.v1.Workload
+	(*Service)(nil),               // 17: gpuaas.v1.Service
+	(*Config)(nil),                // 18: gpuaas.v1.Config
+	(*EnvVar)(nil),                // 19: gpuaas.v1.EnvVar
+	(*Port)(nil),                  // 20: gpuaas.v1.Port
+	(*Resources)(nil),             // 21: gpuaas.v1.Resources
+	(*Probe)(nil),                 // 22: gpuaas.v1.Probe
+	(*Scratch)(nil),               // 23: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),            // 24: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                 // 25: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),           // 26: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),          // 27: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),           // 28: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),          // 29: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),           // 30: gpuaas.v1.NodeMessage
+	(*PullProgress)(nil),          // 31: gpuaas.v1.PullProgress
+	(*ImagePull)(nil),             // 32: gpuaas.v1.ImagePull
+	(*HubMessage)(nil),            // 33: gpuaas.v1.HubMessage
+	(*Hello)(nil),                 // 34: gpuaas.v1.Hello
+	(*NodeFacts)(nil),             // 35: gpuaas.v1.NodeFacts
+	(*PortRange)(nil),             // 36: gpuaas.v1.PortRange
+	(*Accelerator)(nil),           // 37: gpuaas.v1.Accelerator
+	(*AcceleratorLink)(nil),       // 38: gpuaas.v1.AcceleratorLink
+	(*AcceleratorPartition)(nil),  // 39: gpuaas.v1.AcceleratorPartition
+	(*Welcome)(nil),               // 40: gpuaas.v1.Welcome
+	(*PushState)(nil),             // 41: gpuaas.v1.PushState
+	(*PushLeases)(nil),            // 42: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),            // 43: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),             // 44: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                // 45: gpuaas.v1.GoAway
+	(*Ack)(nil),                   // 46: gpuaas.v1.Ack
+	(*Nack)(nil),                  // 47: gpuaas.v1.Nack
+	(*StateUpload)(nil),           // 48: gpuaas.v1.StateUpload
+	(*Report)(nil),                // 49: gpuaas.v1.Report
+	(*WorkloadStatus)(nil),        // 50: gpuaas.v1.WorkloadStatus
+	(*OwnerRefusal)(nil),          // 51: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),     // 52: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),          // 53: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),           // 54: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),              // 55: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),          // 56: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),         // 57: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil), // 58: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),        // 59: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),         // 60: gpuaas.v1.TunnelRequest
+	(*CopyRequest)(nil),           // 61: gpuaas.v1.CopyRequest
+	(*ExecRequest)(nil),           // 62: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),        // 63: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),           // 64: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),        // 65: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
-	7,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
-	10, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	63, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	63, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
-	9,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
-	11, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
-	11, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	63, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	63, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	63, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
-	14, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
-	6,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
-	6,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
-	16, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
-	15, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	63, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
-	18, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	19, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	20, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	21, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	22, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	17, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
+	8,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
+	11, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
+	66, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	66, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	10, // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
+	12, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
+	12, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
+	66, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	66, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	66, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	15, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
+	7,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
+	7,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
+	17, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
+	16, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
+	66, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	19, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	20, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	21, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	22, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	23, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	18, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
 	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	63, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	24, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	25, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	63, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	63, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	27, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	63, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	63, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	66, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	25, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	26, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	66, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	66, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	28, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	66, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	66, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
 	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	31, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	43, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	44, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	46, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	45, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	37, // 37: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	38, // 38: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	39, // 39: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	40, // 40: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	41, // 41: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	42, // 42: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	32, // 43: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	34, // 44: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	63, // 45: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	33, // 46: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
-	35, // 47: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
-	36, // 48: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	63, // 49: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	6,  // 50: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	6,  // 51: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	6,  // 52: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,  // 53: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,  // 54: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	3,  // 55: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	6,  // 56: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	6,  // 57: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	6,  // 58: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	63, // 59: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	47, // 60: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	34, // 61: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	4,  // 62: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	5,  // 63: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	63, // 64: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	63, // 65: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	63, // 66: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	49, // 67: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	50, // 68: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	6,  // 69: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	63, // 70: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	6,  // 71: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	3,  // 72: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	55, // 73: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	3,  // 74: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	56, // 75: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	6,  // 76: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	63, // 77: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	61, // 78: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	60, // 79: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	59, // 80: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	58, // 81: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
-	63, // 82: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	3,  // 83: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	84, // [84:84] is the sub-list for method output_type
-	84, // [84:84] is the sub-list for method input_type
-	84, // [84:84] is the sub-list for extension type_name
-	84, // [84:84] is the sub-list for extension extendee
-	0,  // [0:84] is the sub-list for field type_name
+	34, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	46, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	47, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	49, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	48, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	31, // 37: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
+	32, // 38: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
+	3,  // 39: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
+	40, // 40: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	41, // 41: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	42, // 42: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	43, // 43: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	44, // 44: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	45, // 45: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	35, // 46: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	37, // 47: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	66, // 48: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	36, // 49: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
+	38, // 50: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	39, // 51: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	66, // 52: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	7,  // 53: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	7,  // 54: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	7,  // 55: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,  // 56: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,  // 57: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	4,  // 58: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	7,  // 59: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	7,  // 60: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	7,  // 61: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	66, // 62: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	50, // 63: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	37, // 64: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	5,  // 65: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	6,  // 66: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	66, // 67: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	66, // 68: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	66, // 69: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	52, // 70: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	53, // 71: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	7,  // 72: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	66, // 73: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	7,  // 74: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	4,  // 75: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	58, // 76: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	4,  // 77: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	59, // 78: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	7,  // 79: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	66, // 80: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	64, // 81: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	63, // 82: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	62, // 83: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	61, // 84: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	66, // 85: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	4,  // 86: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	87, // [87:87] is the sub-list for method output_type
+	87, // [87:87] is the sub-list for method input_type
+	87, // [87:87] is the sub-list for extension type_name
+	87, // [87:87] is the sub-list for extension extendee
+	0,  // [0:87] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -5868,8 +6076,9 @@ func file_protocol_messages_proto_init() {
 		(*NodeMessage_Nack)(nil),
 		(*NodeMessage_Report)(nil),
 		(*NodeMessage_StateUpload)(nil),
+		(*NodeMessage_PullProgress)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[24].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[26].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
 		(*HubMessage_PushState)(nil),
 		(*HubMessage_PushLeases)(nil),
@@ -5877,13 +6086,13 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[28].OneofWrappers = []any{}
-	file_protocol_messages_proto_msgTypes[47].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[30].OneofWrappers = []any{}
+	file_protocol_messages_proto_msgTypes[49].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[51].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[53].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
 		(*TunnelRequest_Exec)(nil),
@@ -5894,8 +6103,8 @@ func file_protocol_messages_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
-			NumEnums:      6,
-			NumMessages:   57,
+			NumEnums:      7,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

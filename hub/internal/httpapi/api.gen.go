@@ -413,6 +413,27 @@ func (e HealthStatus) Valid() bool {
 	}
 }
 
+// Defines values for ImagePullPhase.
+const (
+	ImagePullPhaseFetching  ImagePullPhase = "fetching"
+	ImagePullPhaseResolving ImagePullPhase = "resolving"
+	ImagePullPhaseUnpacking ImagePullPhase = "unpacking"
+)
+
+// Valid indicates whether the value is a known member of the ImagePullPhase enum.
+func (e ImagePullPhase) Valid() bool {
+	switch e {
+	case ImagePullPhaseFetching:
+		return true
+	case ImagePullPhaseResolving:
+		return true
+	case ImagePullPhaseUnpacking:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for JoinTokenStatus.
 const (
 	JoinTokenStatusExpired JoinTokenStatus = "expired"
@@ -1715,15 +1736,24 @@ type EventData struct {
 	EventID ID     `json:"event_id"`
 	From    string `json:"from,omitempty,omitzero"`
 
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
 	// OrgID UUIDv7 in lower case.
 	OrgID ID `json:"org_id,omitempty,omitzero"`
+
+	// Phase Of a pull of an image
+	Phase string `json:"phase,omitempty,omitzero"`
 
 	// ProjectID UUIDv7 in lower case.
 	ProjectID   ID          `json:"project_id,omitempty,omitzero"`
 	Reason      string      `json:"reason,omitempty,omitzero"`
 	RequestedBy RequestedBy `json:"requested_by,omitempty,omitzero"`
 	To          string      `json:"to,omitempty,omitzero"`
-	TraceID     string      `json:"trace_id,omitempty,omitzero"`
+
+	// TotalBytes Compressed bytes that the pull fetches
+	TotalBytes int64  `json:"total_bytes,omitempty,omitzero"`
+	TraceID    string `json:"trace_id,omitempty,omitzero"`
 }
 
 // EventList defines model for EventList.
@@ -1762,6 +1792,19 @@ type HintResult struct {
 
 // ID UUIDv7 in lower case.
 type ID = string
+
+// ImagePull How far the member's node is with its image; absent when no pull is under way, and in lists. It does not change `resource_version`, but ends the wait of a read of the instance.
+type ImagePull struct {
+	// DoneBytes Compressed bytes fetched so far
+	DoneBytes int64          `json:"done_bytes"`
+	Phase     ImagePullPhase `json:"phase"`
+
+	// TotalBytes Compressed bytes of the layers that the node lacked
+	TotalBytes int64 `json:"total_bytes"`
+}
+
+// ImagePullPhase defines model for ImagePull.Phase.
+type ImagePullPhase string
 
 // InstanceCost Only where one instance is asked for, not in lists.
 type InstanceCost struct {
@@ -1863,6 +1906,9 @@ type Member struct {
 
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
+
+	// ImagePull How far the member's node is with its image; absent when no pull is under way, and in lists. It does not change `resource_version`, but ends the wait of a read of the instance.
+	ImagePull ImagePull `json:"image_pull,omitempty,omitzero"`
 
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
