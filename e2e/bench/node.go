@@ -28,6 +28,8 @@ func nodeRows() []Row {
 		{"many", measureMany},
 		{"idle", measureIdle},
 		{"restart", measureRestart},
+		{"pass", measurePass},
+		{"logs", measureLogs},
 	}
 }
 

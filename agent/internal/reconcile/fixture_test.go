@@ -99,6 +99,8 @@ type fixture struct {
 	// anew.
 	wrapRuntime func(*runtime.Runtime) reconcile.Containers
 	wrapNetwork func(*network.Network) reconcile.Network
+	// configure changes the reconciler's configuration likewise.
+	configure func(*reconcile.Config)
 }
 
 func newFixture(t testing.TB) *fixture {
@@ -167,13 +169,17 @@ func (f *fixture) start() {
 	if f.wrapNetwork != nil {
 		machine.Network = f.wrapNetwork(f.nw)
 	}
-	f.re = reconcile.New(reconcile.Config{
+	config := reconcile.Config{
 		MeteringInterval: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second,
 		CollectEvery: f.collectEvery,
 		PortFrom:     f.from, PortTo: f.from + 9,
 		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil }, WeakIsolation: f.weak,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
-	}, f.store, f.clock, machine, f.hub)
+	}
+	if f.configure != nil {
+		f.configure(&config)
+	}
+	f.re = reconcile.New(config, f.store, f.clock, machine, f.hub)
 	ctx, cancel := context.WithCancel(f.ctx())
 	done := make(chan error, 1)
 	go func() { done <- f.re.Run(ctx) }()

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -13,6 +14,7 @@ import (
 	"os"
 	"os/signal"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -127,6 +129,7 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("POST /digest", a.digest)
 	mux.HandleFunc("POST /spin", a.spin)
 	mux.HandleFunc("POST /allocate", a.allocate)
+	mux.HandleFunc("POST /log", a.log)
 	mux.HandleFunc("POST /exit", a.leave)
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		a.requests.Add(1)
@@ -227,6 +230,36 @@ func (a *app) spin(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	_, _ = fmt.Fprintln(w, n)
+}
+
+// log writes lines to standard output at a rate, and answers with how many bytes they were.
+func (a *app) log(w http.ResponseWriter, r *http.Request) {
+	d, ok := duration(w, r)
+	if !ok {
+		return
+	}
+	perSecond, err := strconv.Atoi(r.FormValue("bytes_per_second"))
+	if err != nil || perSecond < 1 || perSecond > 1<<30 {
+		http.Error(w, "bytes_per_second: 1 to 1073741824", http.StatusBadRequest)
+		return
+	}
+	const perTick, line = 100, 128
+	block := bytes.Repeat([]byte(strings.Repeat("x", line-1)+"\n"), max(perSecond/perTick/line, 1))
+	tick := time.NewTicker(time.Second / perTick)
+	defer tick.Stop()
+	written := 0
+	for start := time.Now(); time.Since(start) < d && r.Context().Err() == nil; <-tick.C {
+		// A ticker drops ticks while a write waits: make up for them.
+		for due := int(float64(perSecond) * time.Since(start).Seconds()); written < due; {
+			n, err := os.Stdout.Write(block)
+			written += n
+			if err != nil {
+				http.Error(w, err.Error(), http.StatusInternalServerError)
+				return
+			}
+		}
+	}
+	_, _ = fmt.Fprintln(w, written)
 }
 
 func duration(w http.ResponseWriter, r *http.Request) (time.Duration, bool) {

@@ -4,6 +4,9 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -73,4 +76,24 @@ func TestAppLeavesWithTheCodeThatWasAskedFor(t *testing.T) {
 	require.Equal(t, http.StatusBadRequest, code)
 	_, body = ask(t, a, "POST", "/digest")
 	require.Equal(t, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855", body, "of nothing")
+}
+
+func TestAppWritesToItsLogAtARate(t *testing.T) {
+	stdout := os.Stdout
+	t.Cleanup(func() { os.Stdout = stdout })
+	out, err := os.Create(filepath.Join(t.TempDir(), "log"))
+	require.NoError(t, err)
+	os.Stdout = out
+	a, err := newApp(env(nil), time.Now())
+	require.NoError(t, err)
+	code, body := ask(t, a, "POST", "/log?for=50ms&bytes_per_second=1000000")
+	require.Equal(t, http.StatusOK, code)
+	written, err := os.ReadFile(out.Name())
+	require.NoError(t, err)
+	require.NotEmpty(t, written)
+	require.Equal(t, strconv.Itoa(len(written)), body)
+	for _, bad := range []string{"for=x&bytes_per_second=1", "for=1s", "for=1s&bytes_per_second=0"} {
+		code, _ = ask(t, a, "POST", "/log?"+bad)
+		require.Equal(t, http.StatusBadRequest, code, bad)
+	}
 }
