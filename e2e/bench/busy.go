@@ -116,13 +116,16 @@ func (s *Testbed) watchLogs(ctx context.Context, wrote <-chan error) (memory, di
 		if err != nil {
 			return 0, 0, 0, err
 		}
-		kept, err := sizeOf(filepath.Join(s.Agent.Config.Dir, "logs"))
+		kept, err := sizeOf(filepath.Join(s.Agent.Config.DataDir(), "logs"))
 		if err != nil {
 			return 0, 0, 0, err
 		}
 		memory, disk = max(memory, float64(rss)/1e6), max(disk, float64(kept)/1e6)
 		select {
 		case err := <-wrote:
+			if err == nil && disk == 0 {
+				err = errors.New("no log is where the agent keeps them")
+			}
 			ended, cpuErr := cpuTime(s.Agent.PID)
 			return memory, disk, ended - began, errors.Join(err, cpuErr)
 		case <-tick.C:
