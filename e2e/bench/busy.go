@@ -60,7 +60,7 @@ const (
 	logVersion = "1.0.2"
 )
 
-// measureLogs lets one container write to its log as fast as it is told to.
+// measureLogs lets one container write to its log at logRate.
 func measureLogs(ctx context.Context, e *Env) (_ []Result, err error) {
 	s, err := e.Testbed(ctx)
 	if err != nil {
@@ -104,7 +104,9 @@ func measureLogs(ctx context.Context, e *Env) (_ []Result, err error) {
 
 // watchLogs returns the most memory of the agent and the most that its logs took on disk, in millions of bytes, and the
 // processor time that the agent used until the container has written.
-func (s *Testbed) watchLogs(ctx context.Context, wrote <-chan error) (memory, disk float64, used time.Duration, err error) {
+func (s *Testbed) watchLogs(ctx context.Context, wrote <-chan error) (memory, disk float64, used time.Duration,
+	err error,
+) {
 	began, err := cpuTime(s.Agent.PID)
 	if err != nil {
 		return 0, 0, 0, err
@@ -165,7 +167,7 @@ func sizeOf(dir string) (bytes int64, err error) {
 }
 
 // maxLogsMB bounds what the logs of one container may take: the log, its copy, the next copy while it is made, and
-// what is written between two looks.
+// what is written between two measurements.
 const maxLogsMB = 100
 
 func logResults(before, memory, disk, perSecond, cpu float64) []Result {
