@@ -1,6 +1,7 @@
 package state_test
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -155,8 +156,15 @@ func (w *twin) files() (names []string) {
 	return names
 }
 
+// copyFiles copies first what refers to other files: Badger may finish a table meanwhile, which the copied manifest
+// must not name while the copied table is empty still.
 func (w *twin) copyFiles(names []string, to string) error {
-	for _, name := range names {
+	rank := func(name string) int {
+		return slices.Index([]string{"", ".mem", ".sst", ".vlog"}, filepath.Ext(name))
+	}
+	for _, name := range slices.SortedStableFunc(slices.Values(names), func(a, b string) int {
+		return cmp.Compare(rank(a), rank(b))
+	}) {
 		if err := copyData(filepath.Join(w.dir, name), filepath.Join(to, name)); err != nil {
 			return err
 		}
