@@ -19,7 +19,7 @@ func (a FallBack) Record(m *Member) {
 // Record rules a fallback out.
 func (a ConfirmRevision) Record(m *Member) { m.ConfirmedRevision = a.Revision }
 
-// RecordIntent makes the exit that follows no failure.
+// RecordIntent keeps the exit that follows from counting as a failure.
 func (a StopContainer) RecordIntent(r *Run) { r.StopRequested = true }
 
 // RecordMember stores the exit of a listed container, converted to the node's time. An exit that the agent did not
@@ -52,7 +52,8 @@ func (a RecordExit) Record(r *Run, l Listed, exited time.Time) {
 // Record forgets the network.
 func (a RemoveNetwork) Record(m *Member) { m.NetworkRevision, m.NetworkReady = 0, false }
 
-// RecordIntent makes an attachment that a crash interrupts one of revision 0, which is made again.
+// RecordIntent stores the attachment as not ready: Network gives it revision 0 until Record, and after a crash in
+// between it is made again.
 func (a SetupNetwork) RecordIntent(m *Member) { m.NetworkRevision, m.NetworkReady = a.Revision, false }
 
 // Record makes the network usable.

@@ -146,7 +146,7 @@ func (r *Runtime) taskOf(ctx context.Context, id string) (client.Task, *specs.Sp
 	return task, spec, nil
 }
 
-// commandID is the id of a new command: of this agent, to be told from those that an earlier one has left.
+// commandID is the id of a new command. It names this process of the agent: EndOldCommands spares its commands.
 func (r *Runtime) commandID() string { return commandPrefix + r.commands + "-" + uuid.NewString() }
 
 // endCommand kills the command where it still runs, and removes what containerd keeps of it.

@@ -7,7 +7,6 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"time"
 )
 
@@ -186,5 +185,5 @@ func writeLogTimes(path string, times []logTime) error {
 	if err := os.WriteFile(fresh, raw, 0o600); err != nil {
 		return err
 	}
-	return os.Rename(fresh, filepath.Clean(path))
+	return os.Rename(fresh, path)
 }

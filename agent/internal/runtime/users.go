@@ -15,7 +15,6 @@ import (
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/google/uuid"
 	mobyuser "github.com/moby/sys/user"
-	"github.com/opencontainers/image-spec/identity"
 )
 
 // maxCachedUsers bounds the memory of resolved users; it is emptied when full.
@@ -71,7 +70,7 @@ func (r *Runtime) checkUser(u user) error {
 }
 
 func (r *Runtime) findUser(ctx context.Context, image client.Image, who string) (user, error) {
-	diffs, err := image.RootFS(ctx)
+	parent, err := r.rootfs.find(ctx, image)
 	if err != nil {
 		return user{}, err
 	}
@@ -87,7 +86,7 @@ func (r *Runtime) findUser(ctx context.Context, image client.Image, who string) 
 	service := r.client.SnapshotService(snapshotter)
 	// Each has a view of its own: containers of one image start side by side, and the first to end removes its view.
 	key := "inspect-" + uuid.NewString()
-	mounts, err := service.View(ctx, key, r.rootfs.snapshotName(identity.ChainID(diffs).String()))
+	mounts, err := service.View(ctx, key, parent)
 	if err != nil {
 		return user{}, fmt.Errorf("inspect the image: %w", err)
 	}

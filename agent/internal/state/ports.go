@@ -13,7 +13,7 @@ import (
 type PortPool struct {
 	// From and To bound the ports that the node itself chooses.
 	From, To uint16
-	// Tenants reports whether tenants may choose a port; the node never does then.
+	// Tenants reports whether tenants may choose the port; the node itself never chooses such a port.
 	Tenants func(port uint16) bool
 	// Free reports whether no other member and no program uses a port.
 	Free func(port uint16) bool

@@ -34,7 +34,7 @@ func (s *session) serveCopy(ctx context.Context, stream *link.Stream, r *protoco
 	s.serveCommand(ctx, stream, r, run, execstream.Command{})
 }
 
-// runner runs what has a caller at its ends in the container of a run.
+// runner runs a command or a copy in the container of a run.
 type runner func(ctx context.Context, runID string, c execstream.Command) (exitCode int, err error)
 
 // serveCommand runs a command whose input and output are the frames of the stream. The command is killed when the

@@ -218,7 +218,7 @@ func dial(query url.Values) Outcome {
 	return try(all)
 }
 
-// see lists the processes, mounted host paths and sockets that are not the container's own.
+// see lists the processes and the named sockets that are not the container's own.
 func see() Outcome {
 	var out Outcome
 	names, _ := filepath.Glob("/proc/[0-9]*/cmdline")

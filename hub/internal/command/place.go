@@ -122,7 +122,7 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Can
 		}
 		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing
 		// new, nor does one with as many members as its state may have.
-		if !node.TakesNew() || members[node.ID] >= protocol.MaxParts {
+		if !node.TakesAnother(members[node.ID]) {
 			candidates[i].Usable = false
 		}
 		candidates[i].Features = node.Features

@@ -131,6 +131,9 @@ func (n Node) TakesNew() bool {
 	return !n.Draining && !n.IsBanned() && !n.IsRemoved() && n.Syncable()
 }
 
+// TakesAnother reports whether the node, which runs so many members, takes one more: a state has protocol.MaxParts.
+func (n Node) TakesAnother(members int) bool { return n.TakesNew() && members < protocol.MaxParts }
+
 // SingleOrgConditions returns the conditions for which the node serves one org at a time; empty where several orgs may
 // share it.
 func (n Node) SingleOrgConditions() []string {

@@ -43,30 +43,19 @@ const (
 func (s *Server) ForwardAppInstancePort(ctx context.Context,
 	r ForwardAppInstancePortRequestObject,
 ) (ForwardAppInstancePortResponseObject, error) {
-	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), iam.InstanceConnect, r.ProjectID, r.AppInstanceID)
+	p, err := s.streamTo(ctx, iam.InstanceConnect, r.ProjectID, r.AppInstanceID, r.Body.MemberID)
 	if err != nil {
 		return nil, err
 	}
-	request, err := upgradeOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	member, err := memberOf(i, r.Body.MemberID, "/member_id")
-	if err != nil {
-		return nil, err
-	}
-	if !slices.ContainsFunc(member.Endpoints, func(e instance.Endpoint) bool { return e.Name == r.Body.Port }) {
+	if !slices.ContainsFunc(p.member.Endpoints, func(e instance.Endpoint) bool { return e.Name == r.Body.Port }) {
 		return nil, fault.New(fault.Conflict, codePortUnknown, "The app publishes no port of this name now; the "+
 			"instance's endpoints name them.", nil).WithField("/port", "names no endpoint of the instance")
 	}
-	stream := appStream{
-		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
-		permission: iam.InstanceConnect, action: actionConnect, endAction: actionDisconnect,
-		detail: map[string]any{"port": r.Body.Port, "member_id": member.ID},
-	}
-	return stream.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
-		return s.NodeStreams.Connect(ctx, member.NodeID, i.OrgID,
-			&protocol.ConnectRequest{MemberId: member.ID, Port: r.Body.Port})
+	p.action, p.endAction = actionConnect, actionDisconnect
+	p.detail["port"] = r.Body.Port
+	return p.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
+		return s.NodeStreams.Connect(ctx, p.member.NodeID, p.instance.OrgID,
+			&protocol.ConnectRequest{MemberId: p.member.ID, Port: r.Body.Port})
 	})
 }
 
@@ -74,28 +63,16 @@ func (s *Server) ForwardAppInstancePort(ctx context.Context,
 func (s *Server) ExecInAppInstance(ctx context.Context,
 	r ExecInAppInstanceRequestObject,
 ) (ExecInAppInstanceResponseObject, error) {
-	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), iam.InstanceExec, r.ProjectID, r.AppInstanceID)
+	p, err := s.streamTo(ctx, iam.InstanceExec, r.ProjectID, r.AppInstanceID, r.Body.MemberID)
 	if err != nil {
 		return nil, err
 	}
-	request, err := upgradeOf(ctx)
-	if err != nil {
-		return nil, err
-	}
-	member, err := memberOf(i, r.Body.MemberID, "/member_id")
-	if err != nil {
-		return nil, err
-	}
-	stream := appStream{
-		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
-		permission: iam.InstanceExec, action: actionExec, endAction: actionExecEnd,
-		detail: map[string]any{
-			"command": r.Body.Command[0], "terminal": r.Body.Terminal, "service": r.Body.Service, "member_id": member.ID,
-		},
-	}
-	return stream.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
-		return s.NodeStreams.Exec(ctx, member.NodeID, i.OrgID, &protocol.ExecRequest{
-			MemberId: member.ID, Service: r.Body.Service, Command: r.Body.Command, Terminal: r.Body.Terminal,
+	p.action, p.endAction = actionExec, actionExecEnd
+	p.detail["command"], p.detail["terminal"] = r.Body.Command[0], r.Body.Terminal
+	p.detail["service"] = r.Body.Service
+	return p.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
+		return s.NodeStreams.Exec(ctx, p.member.NodeID, p.instance.OrgID, &protocol.ExecRequest{
+			MemberId: p.member.ID, Service: r.Body.Service, Command: r.Body.Command, Terminal: r.Body.Terminal,
 			Rows: uint32(r.Body.Rows), Columns: uint32(r.Body.Columns),
 		})
 	})
@@ -105,30 +82,35 @@ func (s *Server) ExecInAppInstance(ctx context.Context,
 func (s *Server) CopyAppInstanceFiles(ctx context.Context,
 	r CopyAppInstanceFilesRequestObject,
 ) (CopyAppInstanceFilesResponseObject, error) {
-	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), iam.InstanceExec, r.ProjectID, r.AppInstanceID)
+	p, err := s.streamTo(ctx, iam.InstanceExec, r.ProjectID, r.AppInstanceID, r.Body.MemberID)
 	if err != nil {
 		return nil, err
+	}
+	p.action, p.endAction = actionCopy, actionCopyEnd
+	p.detail["path"], p.detail["into"], p.detail["service"] = r.Body.Path, r.Body.Into, r.Body.Service
+	return p.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
+		return s.NodeStreams.Copy(ctx, p.member.NodeID, p.instance.OrgID, &protocol.CopyRequest{
+			MemberId: p.member.ID, Service: r.Body.Service, Path: r.Body.Path, Into: r.Body.Into,
+		})
+	})
+}
+
+// streamTo prepares a stream to a member of the instance; an empty memberID is the only one.
+func (s *Server) streamTo(ctx context.Context, permission iam.Permission, projectID, instanceID, memberID string,
+) (appStream, error) {
+	i, err := s.Queries.InstanceFor(ctx, principalOf(ctx), permission, projectID, instanceID)
+	if err != nil {
+		return appStream{}, err
 	}
 	request, err := upgradeOf(ctx)
 	if err != nil {
-		return nil, err
+		return appStream{}, err
 	}
-	member, err := memberOf(i, r.Body.MemberID, "/member_id")
-	if err != nil {
-		return nil, err
-	}
-	stream := appStream{
-		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, memberID: member.ID,
-		permission: iam.InstanceExec, action: actionCopy, endAction: actionCopyEnd,
-		detail: map[string]any{
-			"path": r.Body.Path, "into": r.Body.Into, "service": r.Body.Service, "member_id": member.ID,
-		},
-	}
-	return stream.open(ctx, func(ctx context.Context) (duplex.Stream, error) {
-		return s.NodeStreams.Copy(ctx, member.NodeID, i.OrgID, &protocol.CopyRequest{
-			MemberId: member.ID, Service: r.Body.Service, Path: r.Body.Path, Into: r.Body.Into,
-		})
-	})
+	member, err := memberOf(i, memberID, "/member_id")
+	return appStream{
+		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, member: member,
+		permission: permission, detail: map[string]any{"member_id": member.ID},
+	}, err
 }
 
 // upgradeOf returns the request of an operation whose connection becomes a stream.
@@ -151,7 +133,7 @@ type appStream struct {
 	meta     command.Meta
 	again    func(context.Context) (iam.Principal, error)
 	instance instance.Instance
-	memberID string
+	member   instance.Member
 	// permission is needed for as long as the stream lasts.
 	permission        iam.Permission
 	action, endAction string
@@ -257,7 +239,7 @@ func (p appStream) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	_, err = memberOf(i, p.memberID, "/member_id")
+	_, err = memberOf(i, p.member.ID, "/member_id")
 	return err
 }
 

@@ -223,7 +223,7 @@ func memberOf(i instance.Instance, id, pointer string) (instance.Member, error) 
 		}
 		if m.Gone {
 			return instance.Member{}, fault.New(fault.Conflict, codeMemberRemoved, "The instance was removed from its node, "+
-				"and its logs with it.", nil)
+				"with its containers and logs.", nil)
 		}
 		return m, nil
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
-	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // maxTargets bounds how many allocations, and how many nodes, an answer names; those that fit come first.
@@ -83,7 +82,7 @@ func allocationTargets(ctx context.Context, tx db.Tx, project iam.Project, needs
 	targets := make([]Target, 0, len(candidates))
 	for _, c := range candidates {
 		node := nodes[c.NodeID]
-		c.Usable = c.Usable && node.TakesNew() && members[c.NodeID] < protocol.MaxParts
+		c.Usable = c.Usable && node.TakesAnother(members[c.NodeID])
 		c.Features = node.Features
 		_, misfit := plan.FirstFit(needs, c.Candidate)
 		targets = append(targets, Target{Candidate: c.Candidate, Kind: TargetAllocation, NodeID: c.NodeID, Misfit: misfit})
