@@ -13,8 +13,25 @@ const (
 	HealthDegraded = "degraded"
 	// HealthFaulty: it does not work.
 	HealthFaulty = "faulty"
+	// HealthNeedsReset: nothing may run on it until it was reset.
+	HealthNeedsReset = "needs_reset"
+	// HealthTesting: it was reset and is watched before it is given to containers again.
+	HealthTesting = "testing"
+	// HealthQuarantined: no reset helps; it stays out of use until the node is rebooted or its hardware is replaced.
+	HealthQuarantined = "quarantined"
 	// HealthMissing: the node does not name it any more. Decided by the hub only.
 	HealthMissing = "missing"
+)
+
+// TooHot is the reason of an accelerator that is degraded by its temperature.
+const TooHot = "it is too hot"
+
+// How the processes of one org share a GPU. MIG instances and AMD's partitions are not shared.
+const (
+	// SharingMPS: NVIDIA's Multi-Process Service runs the processes side by side, and limits memory and threads of each.
+	SharingMPS = "mps"
+	// SharingTimeSlices: the driver runs the processes in turn, and limits nothing.
+	SharingTimeSlices = "time_slices"
 )
 
 // Kinds of links between accelerators.

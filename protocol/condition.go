@@ -34,10 +34,12 @@ const (
 	// ConditionPortInUse: another program took a published port while no agent ran; connections to it reach the member.
 	ConditionPortInUse = "published_port_in_use"
 
-	// ConditionDiskFull: a file system of the agent has less than 64 MiB free; the node starts nothing new.
+	// ConditionDiskFull: a file system of the agent has less than 64 MiB or 1024 inodes free; the node starts nothing new.
 	ConditionDiskFull = "disk_full"
 	// ConditionSharedDisk: no quota keeps containers from filling the agent's file system; what they write is measured.
 	ConditionSharedDisk = "disk_shared_without_quota"
+	// ConditionNoVolumes: the machine lacks loop devices, ext4 or e2fsprogs; it has not the feature volumes.
+	ConditionNoVolumes = "volumes_unavailable"
 	// ConditionStoreLarge: the agent's store takes more than 256 MiB beside usage that waits for the hub.
 	ConditionStoreLarge = "agent_store_large"
 
@@ -45,6 +47,10 @@ const (
 	ConditionContainerdUnavailable = "containerd_unavailable"
 	// ConditionNVIDIAUnresponsive: NVIDIA's driver does not answer; its accelerators are shown as it named them last.
 	ConditionNVIDIAUnresponsive = "nvidia_driver_unresponsive"
+	// ConditionNotShared: a GPU that the owner wants to share is AMD's or in MIG mode; it is given as without that wish.
+	ConditionNotShared = "accelerator_not_shared"
+	// ConditionNoMPS: the MPS daemon of a GPU does not start; no container gets a slice of it.
+	ConditionNoMPS = "mps_unavailable"
 	// ConditionPolicyInvalid: the owner's policy has an error; the last valid one is in force.
 	ConditionPolicyInvalid = "policy_invalid"
 	// ConditionBundleExpired: the trust bundle is past its end; it stays valid until a newer one arrives.

@@ -55,6 +55,12 @@ func (s WorkloadStatus_Status) Text() string { return enumText(s) }
 // Text returns the text of the reason, like crash_loop; empty for none.
 func (r WorkloadStatus_Reason) Text() string { return enumText(r) }
 
+// Text returns the text of the service's status, like unhealthy; empty for none.
+func (s ServiceStatus_Status) Text() string { return enumText(s) }
+
+// Text returns the text of the condition, like service_healthy; empty for none.
+func (c Dependency_Condition) Text() string { return enumText(c) }
+
 // Stored documents, the local API and logs hold texts, not numbers.
 
 // MarshalText writes the text of the status.

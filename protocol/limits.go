@@ -24,8 +24,12 @@ const (
 	MaxSegmentBytes = 1 << 20
 	// MaxRefusalBytes limits one signed refusal of a node's owner.
 	MaxRefusalBytes = 4 << 10
+	// MaxSealingKeyBytes limits one signed sealing key.
+	MaxSealingKeyBytes = 1 << 10
 	// MaxFetchBytes limits one FetchResponse.
 	MaxFetchBytes = 2 << 20
+	// MinVolumeBytes is the smallest size of a volume: below it, its file system has no room for a journal.
+	MinVolumeBytes = 16 << 20
 	// MaxHeaderBytes limits StreamHeader, FetchRequest, TunnelRequest and TunnelResponse.
 	MaxHeaderBytes = 64 << 10
 )
@@ -39,6 +43,10 @@ const (
 	MaxAccelerators = 256
 	// MaxAcceleratorParts limits the links, and the partitions, of one accelerator; those beyond it are left out.
 	MaxAcceleratorParts = 64
+	// MaxEnvironments limits the environments of a node, which removes an unused one before it installs one more.
+	MaxEnvironments = 64
+	// MaxEnvironmentUsers limits the users of one environment in a report; those beyond are left out.
+	MaxEnvironmentUsers = 16
 	// MaxConditions limits the conditions, and the features, of one node; those beyond it are left out.
 	MaxConditions = 64
 	// MaxSignatures limits the signatures of one envelope.
@@ -47,6 +55,10 @@ const (
 	MaxMinVersions = 1024
 	// MaxParts limits the workloads of one node.
 	MaxParts = 4096
+	// MaxVolumes limits the volumes of projects on one node.
+	MaxVolumes = 256
+	// MaxSnapshots limits the snapshots of one volume.
+	MaxSnapshots = 16
 	// MaxLeases limits the leases of one batch.
 	MaxLeases = 4096
 	// MaxSegmentRecords limits the records of one usage segment.

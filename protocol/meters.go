@@ -4,6 +4,8 @@ package protocol
 const (
 	// MeterSessionSeconds is the time a member ran, in microseconds.
 	MeterSessionSeconds = "session_seconds"
+	// MeterAcceleratorSeconds is the time a container with accelerators ran, times their number, in microseconds.
+	MeterAcceleratorSeconds = "accelerator_seconds"
 	// MeterCPUSeconds is processor time, in microseconds.
 	MeterCPUSeconds = "cpu_seconds"
 	// MeterMemoryByteSeconds is memory held over time, in byte-seconds.

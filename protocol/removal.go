@@ -3,7 +3,7 @@ package protocol
 import "slices"
 
 // What a RemovalProof must name as absent: the node searched each of these kinds and found none that belonged to the
-// member (docs/design/laws.md, law 9). Cached images and persistent volumes stay and are not listed.
+// member (docs/design/laws.md, law 9). Cached images and the volumes of projects stay.
 const (
 	AbsentProcess          = "process"
 	AbsentContainer        = "container"
@@ -17,6 +17,8 @@ const (
 	AbsentScratch          = "scratch"
 	AbsentLog              = "log"
 	AbsentSecret           = "secret"
+	// AbsentVolume: the volumes that live as long as the member.
+	AbsentVolume = "volume"
 )
 
 // RemovalKinds lists every kind that a complete proof names.
@@ -24,6 +26,7 @@ func RemovalKinds() []string {
 	return []string{
 		AbsentProcess, AbsentContainer, AbsentSnapshot, AbsentCgroup, AbsentNetworkNamespace, AbsentAddress,
 		AbsentPort, AbsentRule, AbsentDeviceClaim, AbsentScratch, AbsentLog, AbsentSecret,
+		AbsentVolume,
 	}
 }
 
@@ -33,6 +36,9 @@ func (p *RemovalProof) Complete() bool {
 		return false
 	}
 	for _, kind := range RemovalKinds() {
+		if kind == AbsentVolume {
+			continue // COMPAT(1): an agent without the feature volumes has none and names none
+		}
 		if !slices.Contains(p.GetAbsent(), kind) {
 			return false
 		}

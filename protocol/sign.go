@@ -20,6 +20,7 @@ const (
 	PayloadLeases     = "application/vnd.gpuaas.leases.v1+protobuf"
 	PayloadSegment    = "application/vnd.gpuaas.usage-segment.v1+protobuf"
 	PayloadRefusal    = "application/vnd.gpuaas.owner-refusal.v1+protobuf"
+	PayloadSealingKey = "application/vnd.gpuaas.sealing-key.v1+protobuf"
 	PayloadDelegation = "application/vnd.gpuaas.delegation.v1+protobuf"
 	PayloadManifest   = "application/vnd.gpuaas.manifest.v1+yaml"
 )

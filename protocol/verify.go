@@ -75,7 +75,28 @@ func VerifyState(env *Envelope, b Bundle, me NodeIdentity) (Verified[*DesiredSta
 		}
 		seen[p.GetId()] = true
 	}
+	if err := checkVolumes(m.GetVolumes()); err != nil {
+		return Verified[*DesiredState]{}, err
+	}
 	return v, nil
+}
+
+// checkVolumes checks that each volume has its own id, a project and a size, within the limits.
+func checkVolumes(volumes []*ProjectVolume) error {
+	if len(volumes) > MaxVolumes {
+		return Refuse(Nack_TOO_LARGE, "the desired state has over %d volumes", MaxVolumes)
+	}
+	seen := map[string]bool{}
+	for _, p := range volumes {
+		if p.GetId() == "" || p.GetProjectId() == "" || p.GetSizeBytes() < MinVolumeBytes || seen[p.GetId()] {
+			return Refuse(Nack_MALFORMED, "a volume has no id, no project, too small a size, or stands twice")
+		}
+		if len(p.GetSnapshots()) > MaxSnapshots {
+			return Refuse(Nack_TOO_LARGE, "a volume has over %d snapshots", MaxSnapshots)
+		}
+		seen[p.GetId()] = true
+	}
+	return nil
 }
 
 // VerifyPart checks a Workload document against the state that names it.

@@ -16,6 +16,16 @@ package protocol
 //	1  2026-11-23  Port.host_port, NodeFacts.host_ports; needs the feature host_ports.
 //	1  2026-11-23  LogsRequest.since; an agent without it sends older lines as well.
 //	1  2026-11-23  NodeMessage.pull_progress; a hub that does not know it ignores it.
+//	1  2026-11-23  Service.aliases to args, Probe thresholds, WorkloadStatus.services; needs the feature services.
+//	1  2026-11-23  Service.volumes, Workload.rolls_back; needs the feature volumes.
+//	1  2026-11-23  NodeFacts.sealing_key, sealed parameters; needs the manifest feature secret_parameters.
+//	1  2026-11-23  DesiredState.volumes, Report.volumes, NodeFacts.volume_bytes; needs the feature project_volumes.
+//	1  2026-11-23  Accelerator.health_reason, more values of health; a hub counts those that it does not know as not ok.
+//	1  2026-11-23  Service.environment, the reason environment_failed; needs the feature environments.
+//	1  2026-11-23  Report.environments, TunnelRequest.remove_environment, IN_USE; an older agent has no environments.
+//	1  2026-11-23  Service.start_first; needs the manifest feature start_first.
+//	1  2026-11-23  AcceleratorPartition.sharing, Resources.accelerator_sharing; needs the feature accelerator_sharing.
+//	1  2026-11-23  Service.recreate; an older agent starts beside the fallback where there is no room reserved.
 const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).

@@ -1,0 +1,103 @@
+package protocol
+
+import (
+	"crypto/ecdh"
+	"crypto/ed25519"
+	"crypto/hpke"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+)
+
+// sealedKey is the one key of the object that stands in a workload's parameters in place of a secret one.
+const sealedKey = "$sealed"
+
+// PackageIndexParameter is the name under which the package index of a project is sealed for a workload with an
+// environment.
+const PackageIndexParameter = "package_index"
+
+// sealedInfo binds what is sealed to its use, so that it opens nowhere else: node, member and parameter.
+func sealedInfo(nodeID, memberID, name string) []byte {
+	return fmt.Appendf(nil, "gpuaas parameter v1\x00%s\x00%s\x00%s", nodeID, memberID, name)
+}
+
+// SealingKeyPair opens what was sealed to a node (RFC 9180: DHKEM(X25519, HKDF-SHA256), ChaCha20-Poly1305).
+type SealingKeyPair struct {
+	nodeID string
+	key    hpke.PrivateKey
+}
+
+// DeriveSealingKey derives the key pair of a node from a secret of its own, of at least 32 bytes.
+func DeriveSealingKey(nodeID string, secret []byte) (SealingKeyPair, error) {
+	key, err := hpke.DHKEM(ecdh.X25519()).DeriveKeyPair(secret)
+	return SealingKeyPair{nodeID, key}, err
+}
+
+// Sign wraps the public key in an envelope, signed by the node's own key.
+func (p SealingKeyPair) Sign(signer Signer) (*Envelope, error) {
+	return SignMessage(PayloadSealingKey, &SealingKey{NodeId: p.nodeID, X25519: p.key.PublicKey().Bytes()}, signer)
+}
+
+// Open returns a secret parameter of a member.
+func (p SealingKeyPair) Open(memberID, name string, sealed []byte) ([]byte, error) {
+	return hpke.Open(p.key, hpke.HKDFSHA256(), hpke.ChaCha20Poly1305(), sealedInfo(p.nodeID, memberID, name), sealed)
+}
+
+// VerifySealingKey checks that a sealing key is signed by the node's own key.
+func VerifySealingKey(env *Envelope, nodeID string, node ed25519.PublicKey) (Verified[*SealingKey], error) {
+	v, err := verifyOfNode(env, PayloadSealingKey, MaxSealingKeyBytes, node, &SealingKey{})
+	if err == nil && v.message.GetNodeId() != nodeID {
+		return Verified[*SealingKey]{}, Refuse(Nack_MALFORMED, "the sealing key is of another node")
+	}
+	return v, err
+}
+
+// Seal seals a secret parameter of a member to the node.
+func Seal(to Verified[*SealingKey], memberID, name string, secret []byte) ([]byte, error) {
+	key, err := hpke.DHKEM(ecdh.X25519()).NewPublicKey(to.Message().GetX25519())
+	if err != nil {
+		return nil, err
+	}
+	info := sealedInfo(to.Message().GetNodeId(), memberID, name)
+	return hpke.Seal(key, hpke.HKDFSHA256(), hpke.ChaCha20Poly1305(), info, secret)
+}
+
+// SealedValue is what stands in parameters in place of a secret one.
+func SealedValue(sealed []byte) any {
+	return map[string]any{sealedKey: base64.StdEncoding.EncodeToString(sealed)}
+}
+
+// AsSealed reads a SealedValue; ok is false for any other value.
+func AsSealed(value any) (sealed []byte, ok bool) {
+	object, _ := value.(map[string]any)
+	text, is := object[sealedKey].(string)
+	if !is || len(object) != 1 {
+		return nil, false
+	}
+	sealed, err := base64.StdEncoding.DecodeString(text)
+	return sealed, err == nil
+}
+
+// HasSealedKey reports whether an object has the key of a SealedValue, and perhaps others.
+func HasSealedKey(object map[string]any) bool {
+	_, has := object[sealedKey]
+	return has
+}
+
+// SealedParameters returns the sealed ones of a workload's parameters, by name.
+func SealedParameters(parametersJSON string) map[string][]byte {
+	var all map[string]any
+	if json.Unmarshal([]byte(parametersJSON), &all) != nil {
+		return nil // Admits refuses such a workload
+	}
+	var out map[string][]byte
+	for name, value := range all {
+		if sealed, ok := AsSealed(value); ok {
+			if out == nil {
+				out = map[string][]byte{}
+			}
+			out[name] = sealed
+		}
+	}
+	return out
+}
