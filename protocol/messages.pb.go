@@ -82,6 +82,115 @@ func (Envelope_Kind) EnumDescriptor() ([]byte, []int) {
 	return file_protocol_messages_proto_rawDescGZIP(), []int{0, 0}
 }
 
+// RestartPolicy says what follows when the first process exits by itself.
+type Service_RestartPolicy int32
+
+const (
+	// As ALWAYS.
+	Service_RESTART_POLICY_UNSPECIFIED Service_RestartPolicy = 0
+	Service_ALWAYS                     Service_RestartPolicy = 1
+	// After an exit code other than zero. Exit code zero completes the service.
+	Service_ON_FAILURE Service_RestartPolicy = 2
+	// Exit code zero completes the service; another one fails it for good.
+	Service_NEVER Service_RestartPolicy = 3
+)
+
+// Enum value maps for Service_RestartPolicy.
+var (
+	Service_RestartPolicy_name = map[int32]string{
+		0: "RESTART_POLICY_UNSPECIFIED",
+		1: "ALWAYS",
+		2: "ON_FAILURE",
+		3: "NEVER",
+	}
+	Service_RestartPolicy_value = map[string]int32{
+		"RESTART_POLICY_UNSPECIFIED": 0,
+		"ALWAYS":                     1,
+		"ON_FAILURE":                 2,
+		"NEVER":                      3,
+	}
+)
+
+func (x Service_RestartPolicy) Enum() *Service_RestartPolicy {
+	p := new(Service_RestartPolicy)
+	*p = x
+	return p
+}
+
+func (x Service_RestartPolicy) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Service_RestartPolicy) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[1].Descriptor()
+}
+
+func (Service_RestartPolicy) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[1]
+}
+
+func (x Service_RestartPolicy) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Service_RestartPolicy.Descriptor instead.
+func (Service_RestartPolicy) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{12, 0}
+}
+
+// As in the Compose specification, depends_on.
+type Dependency_Condition int32
+
+const (
+	Dependency_CONDITION_UNSPECIFIED          Dependency_Condition = 0
+	Dependency_SERVICE_STARTED                Dependency_Condition = 1
+	Dependency_SERVICE_HEALTHY                Dependency_Condition = 2
+	Dependency_SERVICE_COMPLETED_SUCCESSFULLY Dependency_Condition = 3
+)
+
+// Enum value maps for Dependency_Condition.
+var (
+	Dependency_Condition_name = map[int32]string{
+		0: "CONDITION_UNSPECIFIED",
+		1: "SERVICE_STARTED",
+		2: "SERVICE_HEALTHY",
+		3: "SERVICE_COMPLETED_SUCCESSFULLY",
+	}
+	Dependency_Condition_value = map[string]int32{
+		"CONDITION_UNSPECIFIED":          0,
+		"SERVICE_STARTED":                1,
+		"SERVICE_HEALTHY":                2,
+		"SERVICE_COMPLETED_SUCCESSFULLY": 3,
+	}
+)
+
+func (x Dependency_Condition) Enum() *Dependency_Condition {
+	p := new(Dependency_Condition)
+	*p = x
+	return p
+}
+
+func (x Dependency_Condition) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (Dependency_Condition) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[2].Descriptor()
+}
+
+func (Dependency_Condition) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[2]
+}
+
+func (x Dependency_Condition) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use Dependency_Condition.Descriptor instead.
+func (Dependency_Condition) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{16, 0}
+}
+
 // What happens in a running container when the config changes.
 type Config_OnChange int32
 
@@ -122,11 +231,11 @@ func (x Config_OnChange) String() string {
 }
 
 func (Config_OnChange) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[1].Descriptor()
+	return file_protocol_messages_proto_enumTypes[3].Descriptor()
 }
 
 func (Config_OnChange) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[1]
+	return &file_protocol_messages_proto_enumTypes[3]
 }
 
 func (x Config_OnChange) Number() protoreflect.EnumNumber {
@@ -135,7 +244,7 @@ func (x Config_OnChange) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Config_OnChange.Descriptor instead.
 func (Config_OnChange) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{11, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{18, 0}
 }
 
 type StreamHeader_Kind int32
@@ -177,11 +286,11 @@ func (x StreamHeader_Kind) String() string {
 }
 
 func (StreamHeader_Kind) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[2].Descriptor()
+	return file_protocol_messages_proto_enumTypes[4].Descriptor()
 }
 
 func (StreamHeader_Kind) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[2]
+	return &file_protocol_messages_proto_enumTypes[4]
 }
 
 func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
@@ -190,7 +299,7 @@ func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StreamHeader_Kind.Descriptor instead.
 func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{22, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29, 0}
 }
 
 // Phase of a pull. A hub counts one that it does not know as fetching.
@@ -233,11 +342,11 @@ func (x ImagePull_Phase) String() string {
 }
 
 func (ImagePull_Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[3].Descriptor()
+	return file_protocol_messages_proto_enumTypes[5].Descriptor()
 }
 
 func (ImagePull_Phase) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[3]
+	return &file_protocol_messages_proto_enumTypes[5]
 }
 
 func (x ImagePull_Phase) Number() protoreflect.EnumNumber {
@@ -246,7 +355,7 @@ func (x ImagePull_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImagePull_Phase.Descriptor instead.
 func (ImagePull_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32, 0}
 }
 
 // Reason of a refusal. UsageAck and the answers to fetches and tunnels use it too. A receiver carries, stores and
@@ -290,6 +399,8 @@ const (
 	Nack_OUT_OF_ORDER Nack_Reason = 18
 	// The node gets nothing new until an admin releases it.
 	Nack_NODE_QUARANTINED Nack_Reason = 19
+	// What is to be removed is in use.
+	Nack_IN_USE Nack_Reason = 20
 )
 
 // Enum value maps for Nack_Reason.
@@ -315,6 +426,7 @@ var (
 		17: "CHAIN_BROKEN",
 		18: "OUT_OF_ORDER",
 		19: "NODE_QUARANTINED",
+		20: "IN_USE",
 	}
 	Nack_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":    0,
@@ -337,6 +449,7 @@ var (
 		"CHAIN_BROKEN":          17,
 		"OUT_OF_ORDER":          18,
 		"NODE_QUARANTINED":      19,
+		"IN_USE":                20,
 	}
 )
 
@@ -351,11 +464,11 @@ func (x Nack_Reason) String() string {
 }
 
 func (Nack_Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[4].Descriptor()
+	return file_protocol_messages_proto_enumTypes[6].Descriptor()
 }
 
 func (Nack_Reason) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[4]
+	return &file_protocol_messages_proto_enumTypes[6]
 }
 
 func (x Nack_Reason) Number() protoreflect.EnumNumber {
@@ -364,7 +477,65 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48, 0}
+}
+
+// Status of a volume or a snapshot. A hub counts one that it does not know as pending.
+type VolumeStatus_Status int32
+
+const (
+	VolumeStatus_STATUS_UNSPECIFIED VolumeStatus_Status = 0
+	// Not made, or not deleted, yet; the reason says why.
+	VolumeStatus_PENDING VolumeStatus_Status = 1
+	VolumeStatus_READY   VolumeStatus_Status = 2
+	// It was made, and is not there any more.
+	VolumeStatus_MISSING VolumeStatus_Status = 3
+	VolumeStatus_DELETED VolumeStatus_Status = 4
+)
+
+// Enum value maps for VolumeStatus_Status.
+var (
+	VolumeStatus_Status_name = map[int32]string{
+		0: "STATUS_UNSPECIFIED",
+		1: "PENDING",
+		2: "READY",
+		3: "MISSING",
+		4: "DELETED",
+	}
+	VolumeStatus_Status_value = map[string]int32{
+		"STATUS_UNSPECIFIED": 0,
+		"PENDING":            1,
+		"READY":              2,
+		"MISSING":            3,
+		"DELETED":            4,
+	}
+)
+
+func (x VolumeStatus_Status) Enum() *VolumeStatus_Status {
+	p := new(VolumeStatus_Status)
+	*p = x
+	return p
+}
+
+func (x VolumeStatus_Status) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (VolumeStatus_Status) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[7].Descriptor()
+}
+
+func (VolumeStatus_Status) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[7]
+}
+
+func (x VolumeStatus_Status) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use VolumeStatus_Status.Descriptor instead.
+func (VolumeStatus_Status) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -426,11 +597,11 @@ func (x WorkloadStatus_Status) String() string {
 }
 
 func (WorkloadStatus_Status) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[5].Descriptor()
+	return file_protocol_messages_proto_enumTypes[8].Descriptor()
 }
 
 func (WorkloadStatus_Status) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[5]
+	return &file_protocol_messages_proto_enumTypes[8]
 }
 
 func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
@@ -439,7 +610,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -467,6 +638,10 @@ const (
 	WorkloadStatus_NODE_LOST       WorkloadStatus_Reason = 14
 	WorkloadStatus_FEATURE_MISSING WorkloadStatus_Reason = 15
 	WorkloadStatus_INTERNAL        WorkloadStatus_Reason = 16
+	// A secret parameter was not sealed to the node for this member.
+	WorkloadStatus_SECRET_UNREADABLE WorkloadStatus_Reason = 17
+	// The packages of the environment could not be installed.
+	WorkloadStatus_ENVIRONMENT_FAILED WorkloadStatus_Reason = 18
 )
 
 // Enum value maps for WorkloadStatus_Reason.
@@ -489,6 +664,8 @@ var (
 		14: "NODE_LOST",
 		15: "FEATURE_MISSING",
 		16: "INTERNAL",
+		17: "SECRET_UNREADABLE",
+		18: "ENVIRONMENT_FAILED",
 	}
 	WorkloadStatus_Reason_value = map[string]int32{
 		"REASON_UNSPECIFIED":      0,
@@ -508,6 +685,8 @@ var (
 		"NODE_LOST":               14,
 		"FEATURE_MISSING":         15,
 		"INTERNAL":                16,
+		"SECRET_UNREADABLE":       17,
+		"ENVIRONMENT_FAILED":      18,
 	}
 )
 
@@ -522,11 +701,11 @@ func (x WorkloadStatus_Reason) String() string {
 }
 
 func (WorkloadStatus_Reason) Descriptor() protoreflect.EnumDescriptor {
-	return file_protocol_messages_proto_enumTypes[6].Descriptor()
+	return file_protocol_messages_proto_enumTypes[9].Descriptor()
 }
 
 func (WorkloadStatus_Reason) Type() protoreflect.EnumType {
-	return &file_protocol_messages_proto_enumTypes[6]
+	return &file_protocol_messages_proto_enumTypes[9]
 }
 
 func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
@@ -535,7 +714,75 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54, 1}
+}
+
+type ServiceStatus_Status int32
+
+const (
+	ServiceStatus_STATUS_UNSPECIFIED ServiceStatus_Status = 0
+	// Its image or the services that it depends on are awaited.
+	ServiceStatus_WAITING  ServiceStatus_Status = 1
+	ServiceStatus_STARTING ServiceStatus_Status = 2
+	ServiceStatus_READY    ServiceStatus_Status = 3
+	// Ready once; a probe fails now.
+	ServiceStatus_UNHEALTHY ServiceStatus_Status = 4
+	// Exited as its restart policy allows.
+	ServiceStatus_COMPLETED ServiceStatus_Status = 5
+	// Does not run although it should; the reason says why. It may be tried again.
+	ServiceStatus_FAILED  ServiceStatus_Status = 6
+	ServiceStatus_STOPPED ServiceStatus_Status = 7
+)
+
+// Enum value maps for ServiceStatus_Status.
+var (
+	ServiceStatus_Status_name = map[int32]string{
+		0: "STATUS_UNSPECIFIED",
+		1: "WAITING",
+		2: "STARTING",
+		3: "READY",
+		4: "UNHEALTHY",
+		5: "COMPLETED",
+		6: "FAILED",
+		7: "STOPPED",
+	}
+	ServiceStatus_Status_value = map[string]int32{
+		"STATUS_UNSPECIFIED": 0,
+		"WAITING":            1,
+		"STARTING":           2,
+		"READY":              3,
+		"UNHEALTHY":          4,
+		"COMPLETED":          5,
+		"FAILED":             6,
+		"STOPPED":            7,
+	}
+)
+
+func (x ServiceStatus_Status) Enum() *ServiceStatus_Status {
+	p := new(ServiceStatus_Status)
+	*p = x
+	return p
+}
+
+func (x ServiceStatus_Status) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (ServiceStatus_Status) Descriptor() protoreflect.EnumDescriptor {
+	return file_protocol_messages_proto_enumTypes[10].Descriptor()
+}
+
+func (ServiceStatus_Status) Type() protoreflect.EnumType {
+	return &file_protocol_messages_proto_enumTypes[10]
+}
+
+func (x ServiceStatus_Status) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use ServiceStatus_Status.Descriptor instead.
+func (ServiceStatus_Status) EnumDescriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55, 0}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -1026,8 +1273,10 @@ type DesiredState struct {
 	// The node refuses this state while it holds an older trust bundle.
 	MinBundleVersion uint64     `protobuf:"varint,6,opt,name=min_bundle_version,json=minBundleVersion,proto3" json:"min_bundle_version,omitempty"`
 	Parts            []*PartRef `protobuf:"bytes,7,rep,name=parts,proto3" json:"parts,omitempty"`
-	unknownFields    protoimpl.UnknownFields
-	sizeCache        protoimpl.SizeCache
+	// Volumes of projects that this node keeps. One that is not named stays as it is, and no container gets it.
+	Volumes       []*ProjectVolume `protobuf:"bytes,8,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DesiredState) Reset() {
@@ -1109,6 +1358,180 @@ func (x *DesiredState) GetParts() []*PartRef {
 	return nil
 }
 
+func (x *DesiredState) GetVolumes() []*ProjectVolume {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// ProjectVolume is a volume of a project, bound to one node. Only deleted lets the node delete it.
+type ProjectVolume struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	OrgId string                 `protobuf:"bytes,2,opt,name=org_id,json=orgId,proto3" json:"org_id,omitempty"`
+	// Only workloads of this project get it.
+	ProjectId string `protobuf:"bytes,3,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	// The node makes it of this size, or grows it; it never shrinks it.
+	SizeBytes uint64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// The node has reported it: one that is missing now is reported as missing, not made anew.
+	Made    bool `protobuf:"varint,5,opt,name=made,proto3" json:"made,omitempty"`
+	Deleted bool `protobuf:"varint,6,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	// Snapshots that are to be taken or deleted; the others stay as they are.
+	Snapshots []*VolumeSnapshot `protobuf:"bytes,7,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	// Number and source of the last restore; the node does each number once.
+	RestoreNo         uint64 `protobuf:"varint,8,opt,name=restore_no,json=restoreNo,proto3" json:"restore_no,omitempty"`
+	RestoreSnapshotId string `protobuf:"bytes,9,opt,name=restore_snapshot_id,json=restoreSnapshotId,proto3" json:"restore_snapshot_id,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *ProjectVolume) Reset() {
+	*x = ProjectVolume{}
+	mi := &file_protocol_messages_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ProjectVolume) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ProjectVolume) ProtoMessage() {}
+
+func (x *ProjectVolume) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ProjectVolume.ProtoReflect.Descriptor instead.
+func (*ProjectVolume) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ProjectVolume) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ProjectVolume) GetOrgId() string {
+	if x != nil {
+		return x.OrgId
+	}
+	return ""
+}
+
+func (x *ProjectVolume) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *ProjectVolume) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *ProjectVolume) GetMade() bool {
+	if x != nil {
+		return x.Made
+	}
+	return false
+}
+
+func (x *ProjectVolume) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
+func (x *ProjectVolume) GetSnapshots() []*VolumeSnapshot {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+func (x *ProjectVolume) GetRestoreNo() uint64 {
+	if x != nil {
+		return x.RestoreNo
+	}
+	return 0
+}
+
+func (x *ProjectVolume) GetRestoreSnapshotId() string {
+	if x != nil {
+		return x.RestoreSnapshotId
+	}
+	return ""
+}
+
+// VolumeSnapshot is a copy of a project's volume, on the same node.
+type VolumeSnapshot struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Deleted       bool                   `protobuf:"varint,2,opt,name=deleted,proto3" json:"deleted,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeSnapshot) Reset() {
+	*x = VolumeSnapshot{}
+	mi := &file_protocol_messages_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeSnapshot) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeSnapshot) ProtoMessage() {}
+
+func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
+func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *VolumeSnapshot) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *VolumeSnapshot) GetDeleted() bool {
+	if x != nil {
+		return x.Deleted
+	}
+	return false
+}
+
 // PartRef names one Workload document by its digest.
 type PartRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1122,7 +1545,7 @@ type PartRef struct {
 
 func (x *PartRef) Reset() {
 	*x = PartRef{}
-	mi := &file_protocol_messages_proto_msgTypes[8]
+	mi := &file_protocol_messages_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1134,7 +1557,7 @@ func (x *PartRef) String() string {
 func (*PartRef) ProtoMessage() {}
 
 func (x *PartRef) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[8]
+	mi := &file_protocol_messages_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1147,7 +1570,7 @@ func (x *PartRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartRef.ProtoReflect.Descriptor instead.
 func (*PartRef) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{8}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PartRef) GetId() string {
@@ -1201,18 +1624,21 @@ type Workload struct {
 	ReadinessTimeoutSeconds uint32 `protobuf:"varint,16,opt,name=readiness_timeout_seconds,json=readinessTimeoutSeconds,proto3" json:"readiness_timeout_seconds,omitempty"`
 	// What to go back to, without asking, when this revision is not ready in time. Never nested deeper than one.
 	Fallback *Workload `protobuf:"bytes,17,opt,name=fallback,proto3" json:"fallback,omitempty"`
-	// Parameters the tenant chose, validated against the manifest's schema by the hub and again by the node's Admits.
+	// Parameters the tenant chose, validated against the manifest's schema by the hub and again by the node's Admits. In
+	// place of one that the schema marks writeOnly stands {"$sealed": base64}, sealed to the node's SealingKey.
 	ParametersJson string `protobuf:"bytes,18,opt,name=parameters_json,json=parametersJson,proto3" json:"parameters_json,omitempty"`
 	// When this revision was first named to the node. Admission is judged as of this time: a delegation that ends later
 	// stops nothing.
-	FirstNamedAt  *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=first_named_at,json=firstNamedAt,proto3" json:"first_named_at,omitempty"`
+	FirstNamedAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=first_named_at,json=firstNamedAt,proto3" json:"first_named_at,omitempty"`
+	// The tenant returns to app_version: volumes get the content that they had when that version was left.
+	RollsBack     bool `protobuf:"varint,20,opt,name=rolls_back,json=rollsBack,proto3" json:"rolls_back,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_protocol_messages_proto_msgTypes[9]
+	mi := &file_protocol_messages_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1224,7 +1650,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[9]
+	mi := &file_protocol_messages_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1237,7 +1663,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{9}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Workload) GetId() string {
@@ -1373,6 +1799,13 @@ func (x *Workload) GetFirstNamedAt() *timestamppb.Timestamp {
 	return nil
 }
 
+func (x *Workload) GetRollsBack() bool {
+	if x != nil {
+		return x.RollsBack
+	}
+	return false
+}
+
 // Service is one container of a workload.
 type Service struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1393,14 +1826,39 @@ type Service struct {
 	ReadOnlyRoot bool   `protobuf:"varint,12,opt,name=read_only_root,json=readOnlyRoot,proto3" json:"read_only_root,omitempty"`
 	WorkingDir   string `protobuf:"bytes,13,opt,name=working_dir,json=workingDir,proto3" json:"working_dir,omitempty"`
 	// Absent where the manifest has no config_schema.
-	Config        *Config `protobuf:"bytes,14,opt,name=config,proto3" json:"config,omitempty"`
+	Config *Config `protobuf:"bytes,14,opt,name=config,proto3" json:"config,omitempty"`
+	// Further names by which the member's other services reach this one, beside its own.
+	Aliases []string `protobuf:"bytes,15,rep,name=aliases,proto3" json:"aliases,omitempty"`
+	// What must be so before this service starts.
+	DependsOn []*Dependency `protobuf:"bytes,16,rep,name=depends_on,json=dependsOn,proto3" json:"depends_on,omitempty"`
+	// Absent: the service is alive as long as its first process is.
+	Liveness      *Probe                `protobuf:"bytes,17,opt,name=liveness,proto3" json:"liveness,omitempty"`
+	RestartPolicy Service_RestartPolicy `protobuf:"varint,18,opt,name=restart_policy,json=restartPolicy,proto3,enum=gpuaas.v1.Service_RestartPolicy" json:"restart_policy,omitempty"`
+	// Linux capabilities beside those that each container has, CAP_SYS_NICE or the like.
+	Capabilities []string `protobuf:"bytes,19,rep,name=capabilities,proto3" json:"capabilities,omitempty"`
+	// Read-only files whose content the publisher signed.
+	Files []*File `protobuf:"bytes,20,rep,name=files,proto3" json:"files,omitempty"`
+	// Arguments of command, or of the image's entry point where command is empty. Without them and command, the image's
+	// own arguments stand.
+	Args []string `protobuf:"bytes,21,rep,name=args,proto3" json:"args,omitempty"`
+	// Mounts of one name, of whatever service of the workload, are of the same volume.
+	Volumes []*VolumeMount `protobuf:"bytes,22,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Absent: the service uses none.
+	Environment *Environment `protobuf:"bytes,23,opt,name=environment,proto3" json:"environment,omitempty"`
+	// Its containers have a network for each spec. One starts beside that of the fallback, and gets the published ports
+	// once the workload is ready. Only then the fallback's ends.
+	StartFirst bool `protobuf:"varint,24,opt,name=start_first,json=startFirst,proto3" json:"start_first,omitempty"`
+	// Images whose file systems the container has beside its own, read-only.
+	ImageMounts []*ImageMount `protobuf:"bytes,26,rep,name=image_mounts,json=imageMounts,proto3" json:"image_mounts,omitempty"`
+	// With start_first: the fallback's container ends before this one starts, as there is no room for both.
+	Recreate      bool `protobuf:"varint,27,opt,name=recreate,proto3" json:"recreate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_protocol_messages_proto_msgTypes[10]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1412,7 +1870,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[10]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1425,7 +1883,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{10}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Service) GetName() string {
@@ -1526,6 +1984,440 @@ func (x *Service) GetConfig() *Config {
 	return nil
 }
 
+func (x *Service) GetAliases() []string {
+	if x != nil {
+		return x.Aliases
+	}
+	return nil
+}
+
+func (x *Service) GetDependsOn() []*Dependency {
+	if x != nil {
+		return x.DependsOn
+	}
+	return nil
+}
+
+func (x *Service) GetLiveness() *Probe {
+	if x != nil {
+		return x.Liveness
+	}
+	return nil
+}
+
+func (x *Service) GetRestartPolicy() Service_RestartPolicy {
+	if x != nil {
+		return x.RestartPolicy
+	}
+	return Service_RESTART_POLICY_UNSPECIFIED
+}
+
+func (x *Service) GetCapabilities() []string {
+	if x != nil {
+		return x.Capabilities
+	}
+	return nil
+}
+
+func (x *Service) GetFiles() []*File {
+	if x != nil {
+		return x.Files
+	}
+	return nil
+}
+
+func (x *Service) GetArgs() []string {
+	if x != nil {
+		return x.Args
+	}
+	return nil
+}
+
+func (x *Service) GetVolumes() []*VolumeMount {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+func (x *Service) GetEnvironment() *Environment {
+	if x != nil {
+		return x.Environment
+	}
+	return nil
+}
+
+func (x *Service) GetStartFirst() bool {
+	if x != nil {
+		return x.StartFirst
+	}
+	return false
+}
+
+func (x *Service) GetImageMounts() []*ImageMount {
+	if x != nil {
+		return x.ImageMounts
+	}
+	return nil
+}
+
+func (x *Service) GetRecreate() bool {
+	if x != nil {
+		return x.Recreate
+	}
+	return false
+}
+
+// ImageMount is the file system of an image, read-only. All containers of a node share one copy.
+type ImageMount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As Service.image.
+	Image string `protobuf:"bytes,1,opt,name=image,proto3" json:"image,omitempty"`
+	// Absolute path in the container.
+	Path          string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ImageMount) Reset() {
+	*x = ImageMount{}
+	mi := &file_protocol_messages_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ImageMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ImageMount) ProtoMessage() {}
+
+func (x *ImageMount) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ImageMount.ProtoReflect.Descriptor instead.
+func (*ImageMount) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *ImageMount) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *ImageMount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+// Environment is Python packages that are installed once on a node for the workloads of a project.
+type Environment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// In the canonical form of pkg/requirement.
+	Requirements []string `protobuf:"bytes,1,rep,name=requirements,proto3" json:"requirements,omitempty"`
+	// Absolute path of the virtual environment in containers.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// Absolute path of the image's interpreter.
+	Python string `protobuf:"bytes,3,opt,name=python,proto3" json:"python,omitempty"`
+	// Hard limit of what it holds.
+	SizeBytes           uint64 `protobuf:"varint,4,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	BuildTimeoutSeconds uint32 `protobuf:"varint,5,opt,name=build_timeout_seconds,json=buildTimeoutSeconds,proto3" json:"build_timeout_seconds,omitempty"`
+	// The service installs the packages and ends. Absent: it has them read-only.
+	Builds        bool `protobuf:"varint,6,opt,name=builds,proto3" json:"builds,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Environment) Reset() {
+	*x = Environment{}
+	mi := &file_protocol_messages_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Environment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Environment) ProtoMessage() {}
+
+func (x *Environment) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Environment.ProtoReflect.Descriptor instead.
+func (*Environment) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *Environment) GetRequirements() []string {
+	if x != nil {
+		return x.Requirements
+	}
+	return nil
+}
+
+func (x *Environment) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *Environment) GetPython() string {
+	if x != nil {
+		return x.Python
+	}
+	return ""
+}
+
+func (x *Environment) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *Environment) GetBuildTimeoutSeconds() uint32 {
+	if x != nil {
+		return x.BuildTimeoutSeconds
+	}
+	return 0
+}
+
+func (x *Environment) GetBuilds() bool {
+	if x != nil {
+		return x.Builds
+	}
+	return false
+}
+
+// VolumeMount is a directory that outlives the container.
+type VolumeMount struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Name in the manifest.
+	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	// Absolute path in the container.
+	Path string `protobuf:"bytes,2,opt,name=path,proto3" json:"path,omitempty"`
+	// Hard limit of what it holds; its space is reserved on the node's disk.
+	SizeBytes uint64 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// Id of a volume of the project. Empty: it lives as long as the member.
+	VolumeId string `protobuf:"bytes,4,opt,name=volume_id,json=volumeId,proto3" json:"volume_id,omitempty"`
+	ReadOnly bool   `protobuf:"varint,5,opt,name=read_only,json=readOnly,proto3" json:"read_only,omitempty"`
+	// Kept as it was before an upgrade, until the next one.
+	SnapshotOnUpgrade bool `protobuf:"varint,6,opt,name=snapshot_on_upgrade,json=snapshotOnUpgrade,proto3" json:"snapshot_on_upgrade,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
+}
+
+func (x *VolumeMount) Reset() {
+	*x = VolumeMount{}
+	mi := &file_protocol_messages_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeMount) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeMount) ProtoMessage() {}
+
+func (x *VolumeMount) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
+func (*VolumeMount) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *VolumeMount) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *VolumeMount) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *VolumeMount) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *VolumeMount) GetVolumeId() string {
+	if x != nil {
+		return x.VolumeId
+	}
+	return ""
+}
+
+func (x *VolumeMount) GetReadOnly() bool {
+	if x != nil {
+		return x.ReadOnly
+	}
+	return false
+}
+
+func (x *VolumeMount) GetSnapshotOnUpgrade() bool {
+	if x != nil {
+		return x.SnapshotOnUpgrade
+	}
+	return false
+}
+
+// Dependency lets a service wait for another one of the same member.
+type Dependency struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Service       string                 `protobuf:"bytes,1,opt,name=service,proto3" json:"service,omitempty"`
+	Condition     Dependency_Condition   `protobuf:"varint,2,opt,name=condition,proto3,enum=gpuaas.v1.Dependency_Condition" json:"condition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Dependency) Reset() {
+	*x = Dependency{}
+	mi := &file_protocol_messages_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Dependency) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Dependency) ProtoMessage() {}
+
+func (x *Dependency) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
+func (*Dependency) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Dependency) GetService() string {
+	if x != nil {
+		return x.Service
+	}
+	return ""
+}
+
+func (x *Dependency) GetCondition() Dependency_Condition {
+	if x != nil {
+		return x.Condition
+	}
+	return Dependency_CONDITION_UNSPECIFIED
+}
+
+// File is a read-only file in a container.
+type File struct {
+	state   protoimpl.MessageState `protogen:"open.v1"`
+	Path    string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
+	Content string                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
+	// Permission bits, 0444 or the like.
+	Mode          uint32 `protobuf:"varint,3,opt,name=mode,proto3" json:"mode,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *File) Reset() {
+	*x = File{}
+	mi := &file_protocol_messages_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *File) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*File) ProtoMessage() {}
+
+func (x *File) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use File.ProtoReflect.Descriptor instead.
+func (*File) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *File) GetPath() string {
+	if x != nil {
+		return x.Path
+	}
+	return ""
+}
+
+func (x *File) GetContent() string {
+	if x != nil {
+		return x.Content
+	}
+	return ""
+}
+
+func (x *File) GetMode() uint32 {
+	if x != nil {
+		return x.Mode
+	}
+	return 0
+}
+
 // Config is the instance's config as a read-only file in the container; GPUAAS_CONFIG_FILE names the file.
 type Config struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1540,7 +2432,7 @@ type Config struct {
 
 func (x *Config) Reset() {
 	*x = Config{}
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1552,7 +2444,7 @@ func (x *Config) String() string {
 func (*Config) ProtoMessage() {}
 
 func (x *Config) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1565,7 +2457,7 @@ func (x *Config) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Config.ProtoReflect.Descriptor instead.
 func (*Config) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Config) GetJson() string {
@@ -1599,7 +2491,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1611,7 +2503,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1624,7 +2516,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *EnvVar) GetName() string {
@@ -1657,7 +2549,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1669,7 +2561,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1682,7 +2574,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Port) GetName() string {
@@ -1731,14 +2623,16 @@ type Resources struct {
 	// What the container may write to its own file system; 0 leaves it to the node.
 	DiskBytes uint64 `protobuf:"varint,5,opt,name=disk_bytes,json=diskBytes,proto3" json:"disk_bytes,omitempty"`
 	// Size of /dev/shm; 0 leaves it to the node.
-	ShmBytes      uint64 `protobuf:"varint,6,opt,name=shm_bytes,json=shmBytes,proto3" json:"shm_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ShmBytes uint64 `protobuf:"varint,6,opt,name=shm_bytes,json=shmBytes,proto3" json:"shm_bytes,omitempty"`
+	// How the tenant shares the accelerator, mps or time_slices; empty for accelerators that it has to itself.
+	AcceleratorSharing string `protobuf:"bytes,7,opt,name=accelerator_sharing,json=acceleratorSharing,proto3" json:"accelerator_sharing,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1750,7 +2644,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1763,7 +2657,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Resources) GetCpuMillis() uint32 {
@@ -1808,6 +2702,13 @@ func (x *Resources) GetShmBytes() uint64 {
 	return 0
 }
 
+func (x *Resources) GetAcceleratorSharing() string {
+	if x != nil {
+		return x.AcceleratorSharing
+	}
+	return ""
+}
+
 type Probe struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// http, tcp or exec.
@@ -1817,13 +2718,17 @@ type Probe struct {
 	Command       []string `protobuf:"bytes,4,rep,name=command,proto3" json:"command,omitempty"`
 	PeriodMillis  uint32   `protobuf:"varint,5,opt,name=period_millis,json=periodMillis,proto3" json:"period_millis,omitempty"`
 	TimeoutMillis uint32   `protobuf:"varint,6,opt,name=timeout_millis,json=timeoutMillis,proto3" json:"timeout_millis,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	// Failures in a row that count as one; 0 leaves it to the node.
+	FailureThreshold uint32 `protobuf:"varint,7,opt,name=failure_threshold,json=failureThreshold,proto3" json:"failure_threshold,omitempty"`
+	// Failures within this time after the start do not count.
+	StartPeriodMillis uint32 `protobuf:"varint,8,opt,name=start_period_millis,json=startPeriodMillis,proto3" json:"start_period_millis,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +2740,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +2753,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Probe) GetKind() string {
@@ -1893,6 +2798,20 @@ func (x *Probe) GetTimeoutMillis() uint32 {
 	return 0
 }
 
+func (x *Probe) GetFailureThreshold() uint32 {
+	if x != nil {
+		return x.FailureThreshold
+	}
+	return 0
+}
+
+func (x *Probe) GetStartPeriodMillis() uint32 {
+	if x != nil {
+		return x.StartPeriodMillis
+	}
+	return 0
+}
+
 type Scratch struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Path          string                 `protobuf:"bytes,1,opt,name=path,proto3" json:"path,omitempty"`
@@ -1903,7 +2822,7 @@ type Scratch struct {
 
 func (x *Scratch) Reset() {
 	*x = Scratch{}
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1915,7 +2834,7 @@ func (x *Scratch) String() string {
 func (*Scratch) ProtoMessage() {}
 
 func (x *Scratch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1928,7 +2847,7 @@ func (x *Scratch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scratch.ProtoReflect.Descriptor instead.
 func (*Scratch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Scratch) GetPath() string {
@@ -1959,7 +2878,7 @@ type LeaseBatch struct {
 
 func (x *LeaseBatch) Reset() {
 	*x = LeaseBatch{}
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1971,7 +2890,7 @@ func (x *LeaseBatch) String() string {
 func (*LeaseBatch) ProtoMessage() {}
 
 func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1984,7 +2903,7 @@ func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseBatch.ProtoReflect.Descriptor instead.
 func (*LeaseBatch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LeaseBatch) GetNodeId() string {
@@ -2043,7 +2962,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2974,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2987,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Lease) GetMemberId() string {
@@ -2147,7 +3066,7 @@ type FrozenPrice struct {
 
 func (x *FrozenPrice) Reset() {
 	*x = FrozenPrice{}
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2159,7 +3078,7 @@ func (x *FrozenPrice) String() string {
 func (*FrozenPrice) ProtoMessage() {}
 
 func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2172,7 +3091,7 @@ func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenPrice.ProtoReflect.Descriptor instead.
 func (*FrozenPrice) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *FrozenPrice) GetMeter() string {
@@ -2220,7 +3139,7 @@ type UsageSegment struct {
 
 func (x *UsageSegment) Reset() {
 	*x = UsageSegment{}
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2232,7 +3151,7 @@ func (x *UsageSegment) String() string {
 func (*UsageSegment) ProtoMessage() {}
 
 func (x *UsageSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2245,7 +3164,7 @@ func (x *UsageSegment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSegment.ProtoReflect.Descriptor instead.
 func (*UsageSegment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *UsageSegment) GetNodeId() string {
@@ -2313,7 +3232,7 @@ type UsageRecord struct {
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2325,7 +3244,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2338,7 +3257,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UsageRecord) GetSequence() uint64 {
@@ -2423,7 +3342,7 @@ type StreamHeader struct {
 
 func (x *StreamHeader) Reset() {
 	*x = StreamHeader{}
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2435,7 +3354,7 @@ func (x *StreamHeader) String() string {
 func (*StreamHeader) ProtoMessage() {}
 
 func (x *StreamHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2448,7 +3367,7 @@ func (x *StreamHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamHeader.ProtoReflect.Descriptor instead.
 func (*StreamHeader) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *StreamHeader) GetKind() StreamHeader_Kind {
@@ -2483,7 +3402,7 @@ type NodeMessage struct {
 
 func (x *NodeMessage) Reset() {
 	*x = NodeMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2495,7 +3414,7 @@ func (x *NodeMessage) String() string {
 func (*NodeMessage) ProtoMessage() {}
 
 func (x *NodeMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2508,7 +3427,7 @@ func (x *NodeMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeMessage.ProtoReflect.Descriptor instead.
 func (*NodeMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *NodeMessage) GetMessage() isNodeMessage_Message {
@@ -2623,7 +3542,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2635,7 +3554,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2648,7 +3567,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *PullProgress) GetPulls() []*ImagePull {
@@ -2671,7 +3590,7 @@ type ImagePull struct {
 
 func (x *ImagePull) Reset() {
 	*x = ImagePull{}
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2683,7 +3602,7 @@ func (x *ImagePull) String() string {
 func (*ImagePull) ProtoMessage() {}
 
 func (x *ImagePull) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2696,7 +3615,7 @@ func (x *ImagePull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePull.ProtoReflect.Descriptor instead.
 func (*ImagePull) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ImagePull) GetMemberId() string {
@@ -2745,7 +3664,7 @@ type HubMessage struct {
 
 func (x *HubMessage) Reset() {
 	*x = HubMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2757,7 +3676,7 @@ func (x *HubMessage) String() string {
 func (*HubMessage) ProtoMessage() {}
 
 func (x *HubMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2770,7 +3689,7 @@ func (x *HubMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HubMessage.ProtoReflect.Descriptor instead.
 func (*HubMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *HubMessage) GetMessage() isHubMessage_Message {
@@ -2898,7 +3817,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3829,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3842,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -3018,14 +3937,18 @@ type NodeFacts struct {
 	Conditions []string               `protobuf:"bytes,10,rep,name=conditions,proto3" json:"conditions,omitempty"`
 	BootTime   *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=boot_time,json=bootTime,proto3" json:"boot_time,omitempty"`
 	// The ports of the node that its owner lets tenants choose; absent: none.
-	HostPorts     *PortRange `protobuf:"bytes,12,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
+	HostPorts *PortRange `protobuf:"bytes,12,opt,name=host_ports,json=hostPorts,proto3" json:"host_ports,omitempty"`
+	// Envelope over a SealingKey, signed by the node's own key.
+	SealingKey *Envelope `protobuf:"bytes,13,opt,name=sealing_key,json=sealingKey,proto3" json:"sealing_key,omitempty"`
+	// What volumes may take of the node's disk in all, snapshots included; 0 where it can have none.
+	VolumeBytes   uint64 `protobuf:"varint,14,opt,name=volume_bytes,json=volumeBytes,proto3" json:"volume_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3037,7 +3960,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3050,7 +3973,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -3137,6 +4060,74 @@ func (x *NodeFacts) GetHostPorts() *PortRange {
 	return nil
 }
 
+func (x *NodeFacts) GetSealingKey() *Envelope {
+	if x != nil {
+		return x.SealingKey
+	}
+	return nil
+}
+
+func (x *NodeFacts) GetVolumeBytes() uint64 {
+	if x != nil {
+		return x.VolumeBytes
+	}
+	return 0
+}
+
+// SealingKey is the key of a node that secret parameters are sealed to.
+type SealingKey struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	NodeId string                 `protobuf:"bytes,1,opt,name=node_id,json=nodeId,proto3" json:"node_id,omitempty"`
+	// X25519 (RFC 7748), 32 bytes.
+	X25519        []byte `protobuf:"bytes,2,opt,name=x25519,proto3" json:"x25519,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SealingKey) Reset() {
+	*x = SealingKey{}
+	mi := &file_protocol_messages_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SealingKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SealingKey) ProtoMessage() {}
+
+func (x *SealingKey) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SealingKey.ProtoReflect.Descriptor instead.
+func (*SealingKey) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *SealingKey) GetNodeId() string {
+	if x != nil {
+		return x.NodeId
+	}
+	return ""
+}
+
+func (x *SealingKey) GetX25519() []byte {
+	if x != nil {
+		return x.X25519
+	}
+	return nil
+}
+
 // PortRange is a range of ports, both ends included.
 type PortRange struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -3148,7 +4139,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3160,7 +4151,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3173,7 +4164,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PortRange) GetFirst() uint32 {
@@ -3199,7 +4190,8 @@ type Accelerator struct {
 	Vendor      string `protobuf:"bytes,2,opt,name=vendor,proto3" json:"vendor,omitempty"`
 	Model       string `protobuf:"bytes,3,opt,name=model,proto3" json:"model,omitempty"`
 	MemoryBytes uint64 `protobuf:"varint,4,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
-	// ok, degraded (it works, with errors) or faulty (it does not work). A hub adds missing.
+	// ok, degraded (it works, with errors), faulty (it does not work), needs_reset, testing (after a reset) or
+	// quarantined. A hub adds missing.
 	Health string `protobuf:"bytes,5,opt,name=health,proto3" json:"health,omitempty"`
 	// Domain, bus, device and function, like 0000:0c:00.0.
 	PciAddress string `protobuf:"bytes,6,opt,name=pci_address,json=pciAddress,proto3" json:"pci_address,omitempty"`
@@ -3212,13 +4204,15 @@ type Accelerator struct {
 	RuntimeVersion string                  `protobuf:"bytes,10,opt,name=runtime_version,json=runtimeVersion,proto3" json:"runtime_version,omitempty"`
 	Links          []*AcceleratorLink      `protobuf:"bytes,11,rep,name=links,proto3" json:"links,omitempty"`
 	Partitions     []*AcceleratorPartition `protobuf:"bytes,12,rep,name=partitions,proto3" json:"partitions,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Why its health is what it is, or what the last fault of a program on it was; for people.
+	HealthReason  string `protobuf:"bytes,13,opt,name=health_reason,json=healthReason,proto3" json:"health_reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3230,7 +4224,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3243,7 +4237,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Accelerator) GetId() string {
@@ -3330,6 +4324,13 @@ func (x *Accelerator) GetPartitions() []*AcceleratorPartition {
 	return nil
 }
 
+func (x *Accelerator) GetHealthReason() string {
+	if x != nil {
+		return x.HealthReason
+	}
+	return ""
+}
+
 // AcceleratorLink connects two accelerators of a node without the processor.
 type AcceleratorLink struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3345,7 +4346,7 @@ type AcceleratorLink struct {
 
 func (x *AcceleratorLink) Reset() {
 	*x = AcceleratorLink{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +4358,7 @@ func (x *AcceleratorLink) String() string {
 func (*AcceleratorLink) ProtoMessage() {}
 
 func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +4371,7 @@ func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorLink.ProtoReflect.Descriptor instead.
 func (*AcceleratorLink) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *AcceleratorLink) GetPeerId() string {
@@ -3394,21 +4395,25 @@ func (x *AcceleratorLink) GetCount() uint32 {
 	return 0
 }
 
-// AcceleratorPartition is a part of the accelerator that lists it, and a device of its own for the driver.
+// AcceleratorPartition is a part of the accelerator that lists it: a device of its own for the driver, or a slice of a
+// GPU that its owner shares.
 type AcceleratorPartition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// MIG UUID, or <id of the accelerator>-<number that the hardware gives the part>.
+	// MIG UUID, or <id of the accelerator>-<number that the hardware gives the part>; of a shared GPU
+	// <id of the accelerator>-<sharing><number of slices>-<number>.
 	Id string `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// 1g.10gb, or CPX/NPS4: AMD's modes of compute and memory.
-	Profile       string `protobuf:"bytes,2,opt,name=profile,proto3" json:"profile,omitempty"`
-	MemoryBytes   uint64 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// 1g.10gb, or CPX/NPS4: AMD's modes of compute and memory; of a shared GPU like 1/4 MPS.
+	Profile     string `protobuf:"bytes,2,opt,name=profile,proto3" json:"profile,omitempty"`
+	MemoryBytes uint64 `protobuf:"varint,3,opt,name=memory_bytes,json=memoryBytes,proto3" json:"memory_bytes,omitempty"`
+	// mps or time_slices: several processes have the GPU, and no hardware is between them. Empty otherwise.
+	Sharing       string `protobuf:"bytes,4,opt,name=sharing,proto3" json:"sharing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AcceleratorPartition) Reset() {
 	*x = AcceleratorPartition{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3420,7 +4425,7 @@ func (x *AcceleratorPartition) String() string {
 func (*AcceleratorPartition) ProtoMessage() {}
 
 func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3433,7 +4438,7 @@ func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorPartition.ProtoReflect.Descriptor instead.
 func (*AcceleratorPartition) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AcceleratorPartition) GetId() string {
@@ -3455,6 +4460,13 @@ func (x *AcceleratorPartition) GetMemoryBytes() uint64 {
 		return x.MemoryBytes
 	}
 	return 0
+}
+
+func (x *AcceleratorPartition) GetSharing() string {
+	if x != nil {
+		return x.Sharing
+	}
+	return ""
 }
 
 type Welcome struct {
@@ -3482,7 +4494,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3494,7 +4506,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3507,7 +4519,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -3584,7 +4596,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3596,7 +4608,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3609,7 +4621,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -3635,7 +4647,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3647,7 +4659,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3660,7 +4672,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -3679,7 +4691,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3691,7 +4703,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3704,7 +4716,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -3723,7 +4735,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3735,7 +4747,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3748,7 +4760,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -3768,7 +4780,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3780,7 +4792,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3793,7 +4805,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GoAway) GetReason() string {
@@ -3815,7 +4827,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3827,7 +4839,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3840,7 +4852,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -3878,7 +4890,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3890,7 +4902,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3903,7 +4915,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -3961,7 +4973,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3973,7 +4985,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3986,7 +4998,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -4026,21 +5038,24 @@ func (x *StateUpload) GetLast() bool {
 
 // Report is the whole observed state; lower counters of the same session lose.
 type Report struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Counter       uint64                 `protobuf:"varint,1,opt,name=counter,proto3" json:"counter,omitempty"`
-	At            *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
-	Epoch         uint64                 `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
-	Generation    uint64                 `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
-	Workloads     []*WorkloadStatus      `protobuf:"bytes,5,rep,name=workloads,proto3" json:"workloads,omitempty"`
-	Conditions    []string               `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
-	Accelerators  []*Accelerator         `protobuf:"bytes,7,rep,name=accelerators,proto3" json:"accelerators,omitempty"`
+	state        protoimpl.MessageState  `protogen:"open.v1"`
+	Counter      uint64                  `protobuf:"varint,1,opt,name=counter,proto3" json:"counter,omitempty"`
+	At           *timestamppb.Timestamp  `protobuf:"bytes,2,opt,name=at,proto3" json:"at,omitempty"`
+	Epoch        uint64                  `protobuf:"varint,3,opt,name=epoch,proto3" json:"epoch,omitempty"`
+	Generation   uint64                  `protobuf:"varint,4,opt,name=generation,proto3" json:"generation,omitempty"`
+	Workloads    []*WorkloadStatus       `protobuf:"bytes,5,rep,name=workloads,proto3" json:"workloads,omitempty"`
+	Conditions   []string                `protobuf:"bytes,6,rep,name=conditions,proto3" json:"conditions,omitempty"`
+	Accelerators []*Accelerator          `protobuf:"bytes,7,rep,name=accelerators,proto3" json:"accelerators,omitempty"`
+	Environments []*InstalledEnvironment `protobuf:"bytes,8,rep,name=environments,proto3" json:"environments,omitempty"`
+	// One for each volume that the state names and the node has looked at.
+	Volumes       []*VolumeStatus `protobuf:"bytes,9,rep,name=volumes,proto3" json:"volumes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4052,7 +5067,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4065,7 +5080,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -4117,6 +5132,281 @@ func (x *Report) GetAccelerators() []*Accelerator {
 	return nil
 }
 
+func (x *Report) GetEnvironments() []*InstalledEnvironment {
+	if x != nil {
+		return x.Environments
+	}
+	return nil
+}
+
+func (x *Report) GetVolumes() []*VolumeStatus {
+	if x != nil {
+		return x.Volumes
+	}
+	return nil
+}
+
+// InstalledEnvironment is an environment that a node keeps, whether something uses it or not.
+type InstalledEnvironment struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	ProjectId string                 `protobuf:"bytes,1,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	// Names image, platform, paths and requirements: SHA-256 in hex.
+	Digest string `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	Image  string `protobuf:"bytes,3,opt,name=image,proto3" json:"image,omitempty"`
+	// Empty where a node keeps so many that their lists do not fit into a report.
+	Requirements []string               `protobuf:"bytes,4,rep,name=requirements,proto3" json:"requirements,omitempty"`
+	SizeBytes    uint64                 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	BuiltAt      *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=built_at,json=builtAt,proto3" json:"built_at,omitempty"`
+	UsedAt       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=used_at,json=usedAt,proto3" json:"used_at,omitempty"`
+	// Ids of the app instances whose members use it.
+	UsedBy        []string `protobuf:"bytes,8,rep,name=used_by,json=usedBy,proto3" json:"used_by,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *InstalledEnvironment) Reset() {
+	*x = InstalledEnvironment{}
+	mi := &file_protocol_messages_proto_msgTypes[51]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *InstalledEnvironment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*InstalledEnvironment) ProtoMessage() {}
+
+func (x *InstalledEnvironment) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[51]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use InstalledEnvironment.ProtoReflect.Descriptor instead.
+func (*InstalledEnvironment) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+}
+
+func (x *InstalledEnvironment) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *InstalledEnvironment) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
+
+func (x *InstalledEnvironment) GetImage() string {
+	if x != nil {
+		return x.Image
+	}
+	return ""
+}
+
+func (x *InstalledEnvironment) GetRequirements() []string {
+	if x != nil {
+		return x.Requirements
+	}
+	return nil
+}
+
+func (x *InstalledEnvironment) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *InstalledEnvironment) GetBuiltAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.BuiltAt
+	}
+	return nil
+}
+
+func (x *InstalledEnvironment) GetUsedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.UsedAt
+	}
+	return nil
+}
+
+func (x *InstalledEnvironment) GetUsedBy() []string {
+	if x != nil {
+		return x.UsedBy
+	}
+	return nil
+}
+
+// VolumeStatus is where a volume of a project is on its node.
+type VolumeStatus struct {
+	state  protoimpl.MessageState `protogen:"open.v1"`
+	Id     string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Status VolumeStatus_Status    `protobuf:"varint,2,opt,name=status,proto3,enum=gpuaas.v1.VolumeStatus_Status" json:"status,omitempty"`
+	// Code and text of what failed last; empty where nothing did. The node tries again.
+	Reason    string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	Detail    string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	SizeBytes uint64 `protobuf:"varint,5,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	// The last restore that is done.
+	RestoreNo     uint64            `protobuf:"varint,6,opt,name=restore_no,json=restoreNo,proto3" json:"restore_no,omitempty"`
+	Snapshots     []*SnapshotStatus `protobuf:"bytes,7,rep,name=snapshots,proto3" json:"snapshots,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *VolumeStatus) Reset() {
+	*x = VolumeStatus{}
+	mi := &file_protocol_messages_proto_msgTypes[52]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *VolumeStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*VolumeStatus) ProtoMessage() {}
+
+func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[52]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
+func (*VolumeStatus) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+}
+
+func (x *VolumeStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetStatus() VolumeStatus_Status {
+	if x != nil {
+		return x.Status
+	}
+	return VolumeStatus_STATUS_UNSPECIFIED
+}
+
+func (x *VolumeStatus) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *VolumeStatus) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetRestoreNo() uint64 {
+	if x != nil {
+		return x.RestoreNo
+	}
+	return 0
+}
+
+func (x *VolumeStatus) GetSnapshots() []*SnapshotStatus {
+	if x != nil {
+		return x.Snapshots
+	}
+	return nil
+}
+
+// SnapshotStatus is where a snapshot is: each one that the state names, and the others that the node keeps. A restored
+// hub may have lost those.
+type SnapshotStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Id            string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	Status        VolumeStatus_Status    `protobuf:"varint,2,opt,name=status,proto3,enum=gpuaas.v1.VolumeStatus_Status" json:"status,omitempty"`
+	SizeBytes     uint64                 `protobuf:"varint,3,opt,name=size_bytes,json=sizeBytes,proto3" json:"size_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SnapshotStatus) Reset() {
+	*x = SnapshotStatus{}
+	mi := &file_protocol_messages_proto_msgTypes[53]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SnapshotStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SnapshotStatus) ProtoMessage() {}
+
+func (x *SnapshotStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[53]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SnapshotStatus.ProtoReflect.Descriptor instead.
+func (*SnapshotStatus) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+}
+
+func (x *SnapshotStatus) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *SnapshotStatus) GetStatus() VolumeStatus_Status {
+	if x != nil {
+		return x.Status
+	}
+	return VolumeStatus_STATUS_UNSPECIFIED
+}
+
+func (x *SnapshotStatus) GetSizeBytes() uint64 {
+	if x != nil {
+		return x.SizeBytes
+	}
+	return 0
+}
+
 type WorkloadStatus struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	MemberId   string                 `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
@@ -4140,14 +5430,16 @@ type WorkloadStatus struct {
 	// With the reason owner_refused only: an OwnerRefusal, signed by the node's own key.
 	OwnerRefusal *Envelope `protobuf:"bytes,16,opt,name=owner_refusal,json=ownerRefusal,proto3" json:"owner_refusal,omitempty"`
 	// SHA-256 of the config that every running container of the member has; empty for none.
-	ConfigSha256  []byte `protobuf:"bytes,17,opt,name=config_sha256,json=configSha256,proto3" json:"config_sha256,omitempty"`
+	ConfigSha256 []byte `protobuf:"bytes,17,opt,name=config_sha256,json=configSha256,proto3" json:"config_sha256,omitempty"`
+	// One for each service of the revision that runs, in the workload's order; empty where the workload has one service.
+	Services      []*ServiceStatus `protobuf:"bytes,18,rep,name=services,proto3" json:"services,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4159,7 +5451,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4172,7 +5464,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -4294,6 +5586,122 @@ func (x *WorkloadStatus) GetConfigSha256() []byte {
 	return nil
 }
 
+func (x *WorkloadStatus) GetServices() []*ServiceStatus {
+	if x != nil {
+		return x.Services
+	}
+	return nil
+}
+
+// ServiceStatus is where one service of a member is.
+type ServiceStatus struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
+	Status        ServiceStatus_Status   `protobuf:"varint,2,opt,name=status,proto3,enum=gpuaas.v1.ServiceStatus_Status" json:"status,omitempty"`
+	Reason        WorkloadStatus_Reason  `protobuf:"varint,3,opt,name=reason,proto3,enum=gpuaas.v1.WorkloadStatus_Reason" json:"reason,omitempty"`
+	Detail        string                 `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	StartedAt     *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
+	ReadyAt       *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=ready_at,json=readyAt,proto3" json:"ready_at,omitempty"`
+	ExitedAt      *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=exited_at,json=exitedAt,proto3" json:"exited_at,omitempty"`
+	ExitCode      int32                  `protobuf:"varint,8,opt,name=exit_code,json=exitCode,proto3" json:"exit_code,omitempty"`
+	Restarts      uint32                 `protobuf:"varint,9,opt,name=restarts,proto3" json:"restarts,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ServiceStatus) Reset() {
+	*x = ServiceStatus{}
+	mi := &file_protocol_messages_proto_msgTypes[55]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ServiceStatus) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ServiceStatus) ProtoMessage() {}
+
+func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[55]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
+func (*ServiceStatus) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
+}
+
+func (x *ServiceStatus) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetStatus() ServiceStatus_Status {
+	if x != nil {
+		return x.Status
+	}
+	return ServiceStatus_STATUS_UNSPECIFIED
+}
+
+func (x *ServiceStatus) GetReason() WorkloadStatus_Reason {
+	if x != nil {
+		return x.Reason
+	}
+	return WorkloadStatus_REASON_UNSPECIFIED
+}
+
+func (x *ServiceStatus) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
+func (x *ServiceStatus) GetStartedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.StartedAt
+	}
+	return nil
+}
+
+func (x *ServiceStatus) GetReadyAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ReadyAt
+	}
+	return nil
+}
+
+func (x *ServiceStatus) GetExitedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExitedAt
+	}
+	return nil
+}
+
+func (x *ServiceStatus) GetExitCode() int32 {
+	if x != nil {
+		return x.ExitCode
+	}
+	return 0
+}
+
+func (x *ServiceStatus) GetRestarts() uint32 {
+	if x != nil {
+		return x.Restarts
+	}
+	return 0
+}
+
 // OwnerRefusal says that the owner of a node does not let it run a revision of a member. Signed by the node's own key.
 // It holds nothing that changes while the refusal stands, so that it is the same each time it is said.
 type OwnerRefusal struct {
@@ -4310,7 +5718,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4322,7 +5730,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4335,7 +5743,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -4385,7 +5793,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4397,7 +5805,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4410,7 +5818,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -4454,7 +5862,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4466,7 +5874,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4479,7 +5887,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -4520,7 +5928,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4532,7 +5940,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4545,7 +5953,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -4570,7 +5978,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4582,7 +5990,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4595,7 +6003,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -4651,7 +6059,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4663,7 +6071,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4676,7 +6084,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -4757,7 +6165,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4769,7 +6177,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4782,7 +6190,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -4822,7 +6230,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4834,7 +6242,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4847,7 +6255,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -4870,7 +6278,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4882,7 +6290,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4895,7 +6303,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -4935,6 +6343,7 @@ type TunnelRequest struct {
 	//	*TunnelRequest_Connect
 	//	*TunnelRequest_Exec
 	//	*TunnelRequest_Copy
+	//	*TunnelRequest_RemoveEnvironment
 	Request       isTunnelRequest_Request `protobuf_oneof:"request"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -4942,7 +6351,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4954,7 +6363,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4967,7 +6376,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -5013,6 +6422,15 @@ func (x *TunnelRequest) GetCopy() *CopyRequest {
 	return nil
 }
 
+func (x *TunnelRequest) GetRemoveEnvironment() *RemoveEnvironmentRequest {
+	if x != nil {
+		if x, ok := x.Request.(*TunnelRequest_RemoveEnvironment); ok {
+			return x.RemoveEnvironment
+		}
+	}
+	return nil
+}
+
 type isTunnelRequest_Request interface {
 	isTunnelRequest_Request()
 }
@@ -5033,6 +6451,10 @@ type TunnelRequest_Copy struct {
 	Copy *CopyRequest `protobuf:"bytes,4,opt,name=copy,proto3,oneof"`
 }
 
+type TunnelRequest_RemoveEnvironment struct {
+	RemoveEnvironment *RemoveEnvironmentRequest `protobuf:"bytes,5,opt,name=remove_environment,json=removeEnvironment,proto3,oneof"`
+}
+
 func (*TunnelRequest_Logs) isTunnelRequest_Request() {}
 
 func (*TunnelRequest_Connect) isTunnelRequest_Request() {}
@@ -5040,6 +6462,61 @@ func (*TunnelRequest_Connect) isTunnelRequest_Request() {}
 func (*TunnelRequest_Exec) isTunnelRequest_Request() {}
 
 func (*TunnelRequest_Copy) isTunnelRequest_Request() {}
+
+func (*TunnelRequest_RemoveEnvironment) isTunnelRequest_Request() {}
+
+// RemoveEnvironmentRequest removes an environment that no workload uses. The response is all that follows.
+type RemoveEnvironmentRequest struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	ProjectId     string                 `protobuf:"bytes,1,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	Digest        string                 `protobuf:"bytes,2,opt,name=digest,proto3" json:"digest,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveEnvironmentRequest) Reset() {
+	*x = RemoveEnvironmentRequest{}
+	mi := &file_protocol_messages_proto_msgTypes[66]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveEnvironmentRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveEnvironmentRequest) ProtoMessage() {}
+
+func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[66]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
+func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{66}
+}
+
+func (x *RemoveEnvironmentRequest) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *RemoveEnvironmentRequest) GetDigest() string {
+	if x != nil {
+		return x.Digest
+	}
+	return ""
+}
 
 // CopyRequest asks for files of the newest container of a member's service, or sends some. The stream then carries the
 // frames of pkg/execstream, with a tar stream (pkg/filecopy) as output or input.
@@ -5055,7 +6532,7 @@ type CopyRequest struct {
 
 func (x *CopyRequest) Reset() {
 	*x = CopyRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +6544,7 @@ func (x *CopyRequest) String() string {
 func (*CopyRequest) ProtoMessage() {}
 
 func (x *CopyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +6557,7 @@ func (x *CopyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
 func (*CopyRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *CopyRequest) GetMemberId() string {
@@ -5127,7 +6604,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5139,7 +6616,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5152,7 +6629,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *ExecRequest) GetMemberId() string {
@@ -5210,7 +6687,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5222,7 +6699,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5235,7 +6712,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -5266,7 +6743,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5278,7 +6755,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5291,7 +6768,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -5339,7 +6816,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5351,7 +6828,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5364,7 +6841,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -5425,7 +6902,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x13repository_prefixes\x18\x03 \x03(\tR\x12repositoryPrefixes\x127\n" +
 	"\tissued_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x129\n" +
 	"\n" +
-	"expires_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\x96\x02\n" +
+	"expires_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xca\x02\n" +
 	"\fDesiredState\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12&\n" +
 	"\x0fnode_key_sha256\x18\x02 \x01(\fR\rnodeKeySha256\x12\x14\n" +
@@ -5435,12 +6912,29 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"generation\x127\n" +
 	"\tissued_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x12,\n" +
 	"\x12min_bundle_version\x18\x06 \x01(\x04R\x10minBundleVersion\x12(\n" +
-	"\x05parts\x18\a \x03(\v2\x12.gpuaas.v1.PartRefR\x05parts\"P\n" +
+	"\x05parts\x18\a \x03(\v2\x12.gpuaas.v1.PartRefR\x05parts\x122\n" +
+	"\avolumes\x18\b \x03(\v2\x18.gpuaas.v1.ProjectVolumeR\avolumes\"\xaa\x02\n" +
+	"\rProjectVolume\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
+	"\x06org_id\x18\x02 \x01(\tR\x05orgId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x03 \x01(\tR\tprojectId\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x12\x12\n" +
+	"\x04made\x18\x05 \x01(\bR\x04made\x12\x18\n" +
+	"\adeleted\x18\x06 \x01(\bR\adeleted\x127\n" +
+	"\tsnapshots\x18\a \x03(\v2\x19.gpuaas.v1.VolumeSnapshotR\tsnapshots\x12\x1d\n" +
+	"\n" +
+	"restore_no\x18\b \x01(\x04R\trestoreNo\x12.\n" +
+	"\x13restore_snapshot_id\x18\t \x01(\tR\x11restoreSnapshotId\":\n" +
+	"\x0eVolumeSnapshot\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
+	"\adeleted\x18\x02 \x01(\bR\adeleted\"P\n" +
 	"\aPartRef\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xd4\x05\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xf3\x05\n" +
 	"\bWorkload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -5466,7 +6960,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x19readiness_timeout_seconds\x18\x10 \x01(\rR\x17readinessTimeoutSeconds\x12/\n" +
 	"\bfallback\x18\x11 \x01(\v2\x13.gpuaas.v1.WorkloadR\bfallback\x12'\n" +
 	"\x0fparameters_json\x18\x12 \x01(\tR\x0eparametersJson\x12@\n" +
-	"\x0efirst_named_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\ffirstNamedAt\"\x84\x04\n" +
+	"\x0efirst_named_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\ffirstNamedAt\x12\x1d\n" +
+	"\n" +
+	"rolls_back\x18\x14 \x01(\bR\trollsBack\"\xe5\b\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12#\n" +
@@ -5483,7 +6979,61 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0eread_only_root\x18\f \x01(\bR\freadOnlyRoot\x12\x1f\n" +
 	"\vworking_dir\x18\r \x01(\tR\n" +
 	"workingDir\x12)\n" +
-	"\x06config\x18\x0e \x01(\v2\x11.gpuaas.v1.ConfigR\x06config\"\xb7\x01\n" +
+	"\x06config\x18\x0e \x01(\v2\x11.gpuaas.v1.ConfigR\x06config\x12\x18\n" +
+	"\aaliases\x18\x0f \x03(\tR\aaliases\x124\n" +
+	"\n" +
+	"depends_on\x18\x10 \x03(\v2\x15.gpuaas.v1.DependencyR\tdependsOn\x12,\n" +
+	"\bliveness\x18\x11 \x01(\v2\x10.gpuaas.v1.ProbeR\bliveness\x12G\n" +
+	"\x0erestart_policy\x18\x12 \x01(\x0e2 .gpuaas.v1.Service.RestartPolicyR\rrestartPolicy\x12\"\n" +
+	"\fcapabilities\x18\x13 \x03(\tR\fcapabilities\x12%\n" +
+	"\x05files\x18\x14 \x03(\v2\x0f.gpuaas.v1.FileR\x05files\x12\x12\n" +
+	"\x04args\x18\x15 \x03(\tR\x04args\x120\n" +
+	"\avolumes\x18\x16 \x03(\v2\x16.gpuaas.v1.VolumeMountR\avolumes\x128\n" +
+	"\venvironment\x18\x17 \x01(\v2\x16.gpuaas.v1.EnvironmentR\venvironment\x12\x1f\n" +
+	"\vstart_first\x18\x18 \x01(\bR\n" +
+	"startFirst\x128\n" +
+	"\fimage_mounts\x18\x1a \x03(\v2\x15.gpuaas.v1.ImageMountR\vimageMounts\x12\x1a\n" +
+	"\brecreate\x18\x1b \x01(\bR\brecreate\"V\n" +
+	"\rRestartPolicy\x12\x1e\n" +
+	"\x1aRESTART_POLICY_UNSPECIFIED\x10\x00\x12\n" +
+	"\n" +
+	"\x06ALWAYS\x10\x01\x12\x0e\n" +
+	"\n" +
+	"ON_FAILURE\x10\x02\x12\t\n" +
+	"\x05NEVER\x10\x03\"6\n" +
+	"\n" +
+	"ImageMount\x12\x14\n" +
+	"\x05image\x18\x01 \x01(\tR\x05image\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\"\xc8\x01\n" +
+	"\vEnvironment\x12\"\n" +
+	"\frequirements\x18\x01 \x03(\tR\frequirements\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x16\n" +
+	"\x06python\x18\x03 \x01(\tR\x06python\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x04 \x01(\x04R\tsizeBytes\x122\n" +
+	"\x15build_timeout_seconds\x18\x05 \x01(\rR\x13buildTimeoutSeconds\x12\x16\n" +
+	"\x06builds\x18\x06 \x01(\bR\x06builds\"\xbe\x01\n" +
+	"\vVolumeMount\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
+	"\x04path\x18\x02 \x01(\tR\x04path\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\x12\x1b\n" +
+	"\tvolume_id\x18\x04 \x01(\tR\bvolumeId\x12\x1b\n" +
+	"\tread_only\x18\x05 \x01(\bR\breadOnly\x12.\n" +
+	"\x13snapshot_on_upgrade\x18\x06 \x01(\bR\x11snapshotOnUpgrade\"\xdb\x01\n" +
+	"\n" +
+	"Dependency\x12\x18\n" +
+	"\aservice\x18\x01 \x01(\tR\aservice\x12=\n" +
+	"\tcondition\x18\x02 \x01(\x0e2\x1f.gpuaas.v1.Dependency.ConditionR\tcondition\"t\n" +
+	"\tCondition\x12\x19\n" +
+	"\x15CONDITION_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fSERVICE_STARTED\x10\x01\x12\x13\n" +
+	"\x0fSERVICE_HEALTHY\x10\x02\x12\"\n" +
+	"\x1eSERVICE_COMPLETED_SUCCESSFULLY\x10\x03\"H\n" +
+	"\x04File\x12\x12\n" +
+	"\x04path\x18\x01 \x01(\tR\x04path\x12\x18\n" +
+	"\acontent\x18\x02 \x01(\tR\acontent\x12\x12\n" +
+	"\x04mode\x18\x03 \x01(\rR\x04mode\"\xb7\x01\n" +
 	"\x06Config\x12\x12\n" +
 	"\x04json\x18\x01 \x01(\tR\x04json\x127\n" +
 	"\ton_change\x18\x02 \x01(\x0e2\x1a.gpuaas.v1.Config.OnChangeR\bonChange\x12\x16\n" +
@@ -5502,7 +7052,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0econtainer_port\x18\x02 \x01(\rR\rcontainerPort\x12\x1a\n" +
 	"\bprotocol\x18\x03 \x01(\tR\bprotocol\x12\x16\n" +
 	"\x06expose\x18\x04 \x01(\tR\x06expose\x12\x1b\n" +
-	"\thost_port\x18\x05 \x01(\rR\bhostPort\"\xc6\x01\n" +
+	"\thost_port\x18\x05 \x01(\rR\bhostPort\"\xf7\x01\n" +
 	"\tResources\x12\x1d\n" +
 	"\n" +
 	"cpu_millis\x18\x01 \x01(\rR\tcpuMillis\x12!\n" +
@@ -5511,14 +7061,17 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0faccelerator_ids\x18\x04 \x03(\tR\x0eacceleratorIds\x12\x1d\n" +
 	"\n" +
 	"disk_bytes\x18\x05 \x01(\x04R\tdiskBytes\x12\x1b\n" +
-	"\tshm_bytes\x18\x06 \x01(\x04R\bshmBytes\"\xa9\x01\n" +
+	"\tshm_bytes\x18\x06 \x01(\x04R\bshmBytes\x12/\n" +
+	"\x13accelerator_sharing\x18\a \x01(\tR\x12acceleratorSharing\"\x86\x02\n" +
 	"\x05Probe\x12\x12\n" +
 	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x12\n" +
 	"\x04port\x18\x02 \x01(\tR\x04port\x12\x12\n" +
 	"\x04path\x18\x03 \x01(\tR\x04path\x12\x18\n" +
 	"\acommand\x18\x04 \x03(\tR\acommand\x12#\n" +
 	"\rperiod_millis\x18\x05 \x01(\rR\fperiodMillis\x12%\n" +
-	"\x0etimeout_millis\x18\x06 \x01(\rR\rtimeoutMillis\"<\n" +
+	"\x0etimeout_millis\x18\x06 \x01(\rR\rtimeoutMillis\x12+\n" +
+	"\x11failure_threshold\x18\a \x01(\rR\x10failureThreshold\x12.\n" +
+	"\x13start_period_millis\x18\b \x01(\rR\x11startPeriodMillis\"<\n" +
 	"\aScratch\x12\x12\n" +
 	"\x04path\x18\x01 \x01(\tR\x04path\x12\x1d\n" +
 	"\n" +
@@ -5628,7 +7181,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x05facts\x18\t \x01(\v2\x14.gpuaas.v1.NodeFactsR\x05facts\x12\x1a\n" +
 	"\bfeatures\x18\n" +
 	" \x03(\tR\bfeatures\x12!\n" +
-	"\flast_session\x18\v \x01(\x04R\vlastSession\"\xcf\x03\n" +
+	"\flast_session\x18\v \x01(\x04R\vlastSession\"\xa8\x04\n" +
 	"\tNodeFacts\x12\x1a\n" +
 	"\bhostname\x18\x01 \x01(\tR\bhostname\x12\x0e\n" +
 	"\x02os\x18\x02 \x01(\tR\x02os\x12\x16\n" +
@@ -5645,10 +7198,17 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"conditions\x127\n" +
 	"\tboot_time\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\bbootTime\x123\n" +
 	"\n" +
-	"host_ports\x18\f \x01(\v2\x14.gpuaas.v1.PortRangeR\thostPorts\"5\n" +
+	"host_ports\x18\f \x01(\v2\x14.gpuaas.v1.PortRangeR\thostPorts\x124\n" +
+	"\vsealing_key\x18\r \x01(\v2\x13.gpuaas.v1.EnvelopeR\n" +
+	"sealingKey\x12!\n" +
+	"\fvolume_bytes\x18\x0e \x01(\x04R\vvolumeBytes\"=\n" +
+	"\n" +
+	"SealingKey\x12\x17\n" +
+	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x16\n" +
+	"\x06x25519\x18\x02 \x01(\fR\x06x25519\"5\n" +
 	"\tPortRange\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\rR\x05first\x12\x12\n" +
-	"\x04last\x18\x02 \x01(\rR\x04last\"\xb0\x03\n" +
+	"\x04last\x18\x02 \x01(\rR\x04last\"\xd5\x03\n" +
 	"\vAccelerator\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06vendor\x18\x02 \x01(\tR\x06vendor\x12\x14\n" +
@@ -5665,17 +7225,19 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x05links\x18\v \x03(\v2\x1a.gpuaas.v1.AcceleratorLinkR\x05links\x12?\n" +
 	"\n" +
 	"partitions\x18\f \x03(\v2\x1f.gpuaas.v1.AcceleratorPartitionR\n" +
-	"partitionsB\f\n" +
+	"partitions\x12#\n" +
+	"\rhealth_reason\x18\r \x01(\tR\fhealthReasonB\f\n" +
 	"\n" +
 	"_numa_node\"T\n" +
 	"\x0fAcceleratorLink\x12\x17\n" +
 	"\apeer_id\x18\x01 \x01(\tR\x06peerId\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
-	"\x05count\x18\x03 \x01(\rR\x05count\"c\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\"}\n" +
 	"\x14AcceleratorPartition\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x18\n" +
 	"\aprofile\x18\x02 \x01(\tR\aprofile\x12!\n" +
-	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\"\x89\x03\n" +
+	"\fmemory_bytes\x18\x03 \x01(\x04R\vmemoryBytes\x12\x18\n" +
+	"\asharing\x18\x04 \x01(\tR\asharing\"\x89\x03\n" +
 	"\aWelcome\x12)\n" +
 	"\x10protocol_version\x18\x01 \x01(\rR\x0fprotocolVersion\x125\n" +
 	"\bhub_time\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\ahubTime\x12\x1d\n" +
@@ -5705,7 +7267,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1e\n" +
 	"\n" +
 	"generation\x18\x03 \x01(\x04R\n" +
-	"generation\"\xcf\x04\n" +
+	"generation\"\xdb\x04\n" +
 	"\x04Nack\x124\n" +
 	"\bdocument\x18\x01 \x01(\x0e2\x18.gpuaas.v1.Envelope.KindR\bdocument\x12\x14\n" +
 	"\x05epoch\x18\x02 \x01(\x04R\x05epoch\x12\x1e\n" +
@@ -5713,7 +7275,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"generation\x18\x03 \x01(\x04R\n" +
 	"generation\x12.\n" +
 	"\x06reason\x18\x04 \x01(\x0e2\x16.gpuaas.v1.Nack.ReasonR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x92\x03\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x9e\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11SIGNATURE_INVALID\x10\x01\x12\x0f\n" +
@@ -5736,13 +7298,15 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\vUNAVAILABLE\x10\x10\x12\x10\n" +
 	"\fCHAIN_BROKEN\x10\x11\x12\x10\n" +
 	"\fOUT_OF_ORDER\x10\x12\x12\x14\n" +
-	"\x10NODE_QUARANTINED\x10\x13\"\xbc\x01\n" +
+	"\x10NODE_QUARANTINED\x10\x13\x12\n" +
+	"\n" +
+	"\x06IN_USE\x10\x14\"\xbc\x01\n" +
 	"\vStateUpload\x12+\n" +
 	"\x06bundle\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x06bundle\x12)\n" +
 	"\x05state\x18\x02 \x01(\v2\x13.gpuaas.v1.EnvelopeR\x05state\x12\x14\n" +
 	"\x05parts\x18\x03 \x03(\fR\x05parts\x12+\n" +
 	"\x06leases\x18\x04 \x03(\v2\x13.gpuaas.v1.EnvelopeR\x06leases\x12\x12\n" +
-	"\x04last\x18\x05 \x01(\bR\x04last\"\x99\x02\n" +
+	"\x04last\x18\x05 \x01(\bR\x04last\"\x91\x03\n" +
 	"\x06Report\x12\x18\n" +
 	"\acounter\x18\x01 \x01(\x04R\acounter\x12*\n" +
 	"\x02at\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x02at\x12\x14\n" +
@@ -5754,7 +7318,42 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\n" +
 	"conditions\x18\x06 \x03(\tR\n" +
 	"conditions\x12:\n" +
-	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\"\xfd\t\n" +
+	"\faccelerators\x18\a \x03(\v2\x16.gpuaas.v1.AcceleratorR\faccelerators\x12C\n" +
+	"\fenvironments\x18\b \x03(\v2\x1f.gpuaas.v1.InstalledEnvironmentR\fenvironments\x121\n" +
+	"\avolumes\x18\t \x03(\v2\x17.gpuaas.v1.VolumeStatusR\avolumes\"\xab\x02\n" +
+	"\x14InstalledEnvironment\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\x12\x14\n" +
+	"\x05image\x18\x03 \x01(\tR\x05image\x12\"\n" +
+	"\frequirements\x18\x04 \x03(\tR\frequirements\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\x125\n" +
+	"\bbuilt_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\abuiltAt\x123\n" +
+	"\aused_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x06usedAt\x12\x17\n" +
+	"\aused_by\x18\b \x03(\tR\x06usedBy\"\xd1\x02\n" +
+	"\fVolumeStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
+	"\x06status\x18\x02 \x01(\x0e2\x1e.gpuaas.v1.VolumeStatus.StatusR\x06status\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x05 \x01(\x04R\tsizeBytes\x12\x1d\n" +
+	"\n" +
+	"restore_no\x18\x06 \x01(\x04R\trestoreNo\x127\n" +
+	"\tsnapshots\x18\a \x03(\v2\x19.gpuaas.v1.SnapshotStatusR\tsnapshots\"R\n" +
+	"\x06Status\x12\x16\n" +
+	"\x12STATUS_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aPENDING\x10\x01\x12\t\n" +
+	"\x05READY\x10\x02\x12\v\n" +
+	"\aMISSING\x10\x03\x12\v\n" +
+	"\aDELETED\x10\x04\"w\n" +
+	"\x0eSnapshotStatus\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
+	"\x06status\x18\x02 \x01(\x0e2\x1e.gpuaas.v1.VolumeStatus.StatusR\x06status\x12\x1d\n" +
+	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xe2\n" +
+	"\n" +
 	"\x0eWorkloadStatus\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -5775,7 +7374,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x16fallback_from_revision\x18\x0e \x01(\x04R\x14fallbackFromRevision\x121\n" +
 	"\aremoval\x18\x0f \x01(\v2\x17.gpuaas.v1.RemovalProofR\aremoval\x128\n" +
 	"\rowner_refusal\x18\x10 \x01(\v2\x13.gpuaas.v1.EnvelopeR\fownerRefusal\x12#\n" +
-	"\rconfig_sha256\x18\x11 \x01(\fR\fconfigSha256\"\x88\x01\n" +
+	"\rconfig_sha256\x18\x11 \x01(\fR\fconfigSha256\x124\n" +
+	"\bservices\x18\x12 \x03(\v2\x18.gpuaas.v1.ServiceStatusR\bservices\"\x88\x01\n" +
 	"\x06Status\x12\x16\n" +
 	"\x12STATUS_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\f\n" +
@@ -5786,7 +7386,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x06FAILED\x10\x05\x12\f\n" +
 	"\bSTOPPING\x10\x06\x12\v\n" +
 	"\aSTOPPED\x10\a\x12\v\n" +
-	"\aREMOVED\x10\b\"\xea\x02\n" +
+	"\aREMOVED\x10\b\"\x99\x03\n" +
 	"\x06Reason\x12\x16\n" +
 	"\x12REASON_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11IMAGE_PULL_FAILED\x10\x01\x12\x1b\n" +
@@ -5807,7 +7407,30 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x10NODE_UNREACHABLE\x10\r\x12\r\n" +
 	"\tNODE_LOST\x10\x0e\x12\x13\n" +
 	"\x0fFEATURE_MISSING\x10\x0f\x12\f\n" +
-	"\bINTERNAL\x10\x10\"\x95\x01\n" +
+	"\bINTERNAL\x10\x10\x12\x15\n" +
+	"\x11SECRET_UNREADABLE\x10\x11\x12\x16\n" +
+	"\x12ENVIRONMENT_FAILED\x10\x12\"\x91\x04\n" +
+	"\rServiceStatus\x12\x12\n" +
+	"\x04name\x18\x01 \x01(\tR\x04name\x127\n" +
+	"\x06status\x18\x02 \x01(\x0e2\x1f.gpuaas.v1.ServiceStatus.StatusR\x06status\x128\n" +
+	"\x06reason\x18\x03 \x01(\x0e2 .gpuaas.v1.WorkloadStatus.ReasonR\x06reason\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail\x129\n" +
+	"\n" +
+	"started_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
+	"\bready_at\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\areadyAt\x127\n" +
+	"\texited_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\bexitedAt\x12\x1b\n" +
+	"\texit_code\x18\b \x01(\x05R\bexitCode\x12\x1a\n" +
+	"\brestarts\x18\t \x01(\rR\brestarts\"}\n" +
+	"\x06Status\x12\x16\n" +
+	"\x12STATUS_UNSPECIFIED\x10\x00\x12\v\n" +
+	"\aWAITING\x10\x01\x12\f\n" +
+	"\bSTARTING\x10\x02\x12\t\n" +
+	"\x05READY\x10\x03\x12\r\n" +
+	"\tUNHEALTHY\x10\x04\x12\r\n" +
+	"\tCOMPLETED\x10\x05\x12\n" +
+	"\n" +
+	"\x06FAILED\x10\x06\x12\v\n" +
+	"\aSTOPPED\x10\a\"\x95\x01\n" +
 	"\fOwnerRefusal\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12\x1b\n" +
 	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12\x1f\n" +
@@ -5855,13 +7478,18 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\busername\x18\x02 \x01(\tR\busername\x12\x1a\n" +
 	"\bpassword\x18\x03 \x01(\tR\bpassword\x129\n" +
 	"\n" +
-	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xdb\x01\n" +
+	"expires_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xb1\x02\n" +
 	"\rTunnelRequest\x12,\n" +
 	"\x04logs\x18\x01 \x01(\v2\x16.gpuaas.v1.LogsRequestH\x00R\x04logs\x125\n" +
 	"\aconnect\x18\x02 \x01(\v2\x19.gpuaas.v1.ConnectRequestH\x00R\aconnect\x12,\n" +
 	"\x04exec\x18\x03 \x01(\v2\x16.gpuaas.v1.ExecRequestH\x00R\x04exec\x12,\n" +
-	"\x04copy\x18\x04 \x01(\v2\x16.gpuaas.v1.CopyRequestH\x00R\x04copyB\t\n" +
-	"\arequest\"l\n" +
+	"\x04copy\x18\x04 \x01(\v2\x16.gpuaas.v1.CopyRequestH\x00R\x04copy\x12T\n" +
+	"\x12remove_environment\x18\x05 \x01(\v2#.gpuaas.v1.RemoveEnvironmentRequestH\x00R\x11removeEnvironmentB\t\n" +
+	"\arequest\"Q\n" +
+	"\x18RemoveEnvironmentRequest\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x01 \x01(\tR\tprojectId\x12\x16\n" +
+	"\x06digest\x18\x02 \x01(\tR\x06digest\"l\n" +
 	"\vCopyRequest\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x18\n" +
 	"\aservice\x18\x02 \x01(\tR\aservice\x12\x12\n" +
@@ -5899,170 +7527,212 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 	return file_protocol_messages_proto_rawDescData
 }
 
-var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 7)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
 var file_protocol_messages_proto_goTypes = []any{
-	(Envelope_Kind)(0),            // 0: gpuaas.v1.Envelope.Kind
-	(Config_OnChange)(0),          // 1: gpuaas.v1.Config.OnChange
-	(StreamHeader_Kind)(0),        // 2: gpuaas.v1.StreamHeader.Kind
-	(ImagePull_Phase)(0),          // 3: gpuaas.v1.ImagePull.Phase
-	(Nack_Reason)(0),              // 4: gpuaas.v1.Nack.Reason
-	(WorkloadStatus_Status)(0),    // 5: gpuaas.v1.WorkloadStatus.Status
-	(WorkloadStatus_Reason)(0),    // 6: gpuaas.v1.WorkloadStatus.Reason
-	(*Envelope)(nil),              // 7: gpuaas.v1.Envelope
-	(*Signature)(nil),             // 8: gpuaas.v1.Signature
-	(*TrustBundle)(nil),           // 9: gpuaas.v1.TrustBundle
-	(*MinVersion)(nil),            // 10: gpuaas.v1.MinVersion
-	(*Role)(nil),                  // 11: gpuaas.v1.Role
-	(*PublicKey)(nil),             // 12: gpuaas.v1.PublicKey
-	(*Delegation)(nil),            // 13: gpuaas.v1.Delegation
-	(*DesiredState)(nil),          // 14: gpuaas.v1.DesiredState
-	(*PartRef)(nil),               // 15: gpuaas.v1.PartRef
-	(*Workload)(nil),              // 16: gpuaas.v1.Workload
-	(*Service)(nil),               // 17: gpuaas.v1.Service
-	(*Config)(nil),                // 18: gpuaas.v1.Config
-	(*EnvVar)(nil),                // 19: gpuaas.v1.EnvVar
-	(*Port)(nil),                  // 20: gpuaas.v1.Port
-	(*Resources)(nil),             // 21: gpuaas.v1.Resources
-	(*Probe)(nil),                 // 22: gpuaas.v1.Probe
-	(*Scratch)(nil),               // 23: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),            // 24: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                 // 25: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),           // 26: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),          // 27: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),           // 28: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),          // 29: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),           // 30: gpuaas.v1.NodeMessage
-	(*PullProgress)(nil),          // 31: gpuaas.v1.PullProgress
-	(*ImagePull)(nil),             // 32: gpuaas.v1.ImagePull
-	(*HubMessage)(nil),            // 33: gpuaas.v1.HubMessage
-	(*Hello)(nil),                 // 34: gpuaas.v1.Hello
-	(*NodeFacts)(nil),             // 35: gpuaas.v1.NodeFacts
-	(*PortRange)(nil),             // 36: gpuaas.v1.PortRange
-	(*Accelerator)(nil),           // 37: gpuaas.v1.Accelerator
-	(*AcceleratorLink)(nil),       // 38: gpuaas.v1.AcceleratorLink
-	(*AcceleratorPartition)(nil),  // 39: gpuaas.v1.AcceleratorPartition
-	(*Welcome)(nil),               // 40: gpuaas.v1.Welcome
-	(*PushState)(nil),             // 41: gpuaas.v1.PushState
-	(*PushLeases)(nil),            // 42: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),            // 43: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),             // 44: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                // 45: gpuaas.v1.GoAway
-	(*Ack)(nil),                   // 46: gpuaas.v1.Ack
-	(*Nack)(nil),                  // 47: gpuaas.v1.Nack
-	(*StateUpload)(nil),           // 48: gpuaas.v1.StateUpload
-	(*Report)(nil),                // 49: gpuaas.v1.Report
-	(*WorkloadStatus)(nil),        // 50: gpuaas.v1.WorkloadStatus
-	(*OwnerRefusal)(nil),          // 51: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),     // 52: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),          // 53: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),           // 54: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),              // 55: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),          // 56: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),         // 57: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil), // 58: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),        // 59: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),         // 60: gpuaas.v1.TunnelRequest
-	(*CopyRequest)(nil),           // 61: gpuaas.v1.CopyRequest
-	(*ExecRequest)(nil),           // 62: gpuaas.v1.ExecRequest
-	(*ConnectRequest)(nil),        // 63: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),           // 64: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),        // 65: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil), // 66: google.protobuf.Timestamp
+	(Envelope_Kind)(0),               // 0: gpuaas.v1.Envelope.Kind
+	(Service_RestartPolicy)(0),       // 1: gpuaas.v1.Service.RestartPolicy
+	(Dependency_Condition)(0),        // 2: gpuaas.v1.Dependency.Condition
+	(Config_OnChange)(0),             // 3: gpuaas.v1.Config.OnChange
+	(StreamHeader_Kind)(0),           // 4: gpuaas.v1.StreamHeader.Kind
+	(ImagePull_Phase)(0),             // 5: gpuaas.v1.ImagePull.Phase
+	(Nack_Reason)(0),                 // 6: gpuaas.v1.Nack.Reason
+	(VolumeStatus_Status)(0),         // 7: gpuaas.v1.VolumeStatus.Status
+	(WorkloadStatus_Status)(0),       // 8: gpuaas.v1.WorkloadStatus.Status
+	(WorkloadStatus_Reason)(0),       // 9: gpuaas.v1.WorkloadStatus.Reason
+	(ServiceStatus_Status)(0),        // 10: gpuaas.v1.ServiceStatus.Status
+	(*Envelope)(nil),                 // 11: gpuaas.v1.Envelope
+	(*Signature)(nil),                // 12: gpuaas.v1.Signature
+	(*TrustBundle)(nil),              // 13: gpuaas.v1.TrustBundle
+	(*MinVersion)(nil),               // 14: gpuaas.v1.MinVersion
+	(*Role)(nil),                     // 15: gpuaas.v1.Role
+	(*PublicKey)(nil),                // 16: gpuaas.v1.PublicKey
+	(*Delegation)(nil),               // 17: gpuaas.v1.Delegation
+	(*DesiredState)(nil),             // 18: gpuaas.v1.DesiredState
+	(*ProjectVolume)(nil),            // 19: gpuaas.v1.ProjectVolume
+	(*VolumeSnapshot)(nil),           // 20: gpuaas.v1.VolumeSnapshot
+	(*PartRef)(nil),                  // 21: gpuaas.v1.PartRef
+	(*Workload)(nil),                 // 22: gpuaas.v1.Workload
+	(*Service)(nil),                  // 23: gpuaas.v1.Service
+	(*ImageMount)(nil),               // 24: gpuaas.v1.ImageMount
+	(*Environment)(nil),              // 25: gpuaas.v1.Environment
+	(*VolumeMount)(nil),              // 26: gpuaas.v1.VolumeMount
+	(*Dependency)(nil),               // 27: gpuaas.v1.Dependency
+	(*File)(nil),                     // 28: gpuaas.v1.File
+	(*Config)(nil),                   // 29: gpuaas.v1.Config
+	(*EnvVar)(nil),                   // 30: gpuaas.v1.EnvVar
+	(*Port)(nil),                     // 31: gpuaas.v1.Port
+	(*Resources)(nil),                // 32: gpuaas.v1.Resources
+	(*Probe)(nil),                    // 33: gpuaas.v1.Probe
+	(*Scratch)(nil),                  // 34: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),               // 35: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                    // 36: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),              // 37: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),             // 38: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),              // 39: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),             // 40: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),              // 41: gpuaas.v1.NodeMessage
+	(*PullProgress)(nil),             // 42: gpuaas.v1.PullProgress
+	(*ImagePull)(nil),                // 43: gpuaas.v1.ImagePull
+	(*HubMessage)(nil),               // 44: gpuaas.v1.HubMessage
+	(*Hello)(nil),                    // 45: gpuaas.v1.Hello
+	(*NodeFacts)(nil),                // 46: gpuaas.v1.NodeFacts
+	(*SealingKey)(nil),               // 47: gpuaas.v1.SealingKey
+	(*PortRange)(nil),                // 48: gpuaas.v1.PortRange
+	(*Accelerator)(nil),              // 49: gpuaas.v1.Accelerator
+	(*AcceleratorLink)(nil),          // 50: gpuaas.v1.AcceleratorLink
+	(*AcceleratorPartition)(nil),     // 51: gpuaas.v1.AcceleratorPartition
+	(*Welcome)(nil),                  // 52: gpuaas.v1.Welcome
+	(*PushState)(nil),                // 53: gpuaas.v1.PushState
+	(*PushLeases)(nil),               // 54: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),               // 55: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),                // 56: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                   // 57: gpuaas.v1.GoAway
+	(*Ack)(nil),                      // 58: gpuaas.v1.Ack
+	(*Nack)(nil),                     // 59: gpuaas.v1.Nack
+	(*StateUpload)(nil),              // 60: gpuaas.v1.StateUpload
+	(*Report)(nil),                   // 61: gpuaas.v1.Report
+	(*InstalledEnvironment)(nil),     // 62: gpuaas.v1.InstalledEnvironment
+	(*VolumeStatus)(nil),             // 63: gpuaas.v1.VolumeStatus
+	(*SnapshotStatus)(nil),           // 64: gpuaas.v1.SnapshotStatus
+	(*WorkloadStatus)(nil),           // 65: gpuaas.v1.WorkloadStatus
+	(*ServiceStatus)(nil),            // 66: gpuaas.v1.ServiceStatus
+	(*OwnerRefusal)(nil),             // 67: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),        // 68: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),             // 69: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),              // 70: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),                 // 71: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),             // 72: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),            // 73: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil),    // 74: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),           // 75: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),            // 76: gpuaas.v1.TunnelRequest
+	(*RemoveEnvironmentRequest)(nil), // 77: gpuaas.v1.RemoveEnvironmentRequest
+	(*CopyRequest)(nil),              // 78: gpuaas.v1.CopyRequest
+	(*ExecRequest)(nil),              // 79: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),           // 80: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),              // 81: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),           // 82: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil),    // 83: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
-	8,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
-	11, // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	66, // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	66, // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
-	10, // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
-	12, // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
-	12, // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	66, // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	66, // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	66, // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
-	15, // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
-	7,  // 11: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
-	7,  // 12: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
-	17, // 13: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
-	16, // 14: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	66, // 15: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
-	19, // 16: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	20, // 17: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	21, // 18: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	22, // 19: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	23, // 20: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	18, // 21: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
-	1,  // 22: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	66, // 23: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	25, // 24: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	26, // 25: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	66, // 26: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	66, // 27: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	28, // 28: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	66, // 29: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	66, // 30: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	2,  // 31: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	34, // 32: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	46, // 33: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	47, // 34: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	49, // 35: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	48, // 36: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	31, // 37: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
-	32, // 38: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
-	3,  // 39: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
-	40, // 40: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	41, // 41: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	42, // 42: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	43, // 43: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	44, // 44: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	45, // 45: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	35, // 46: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	37, // 47: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	66, // 48: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	36, // 49: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
-	38, // 50: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
-	39, // 51: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	66, // 52: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	7,  // 53: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	7,  // 54: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	7,  // 55: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,  // 56: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,  // 57: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	4,  // 58: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	7,  // 59: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	7,  // 60: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	7,  // 61: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	66, // 62: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	50, // 63: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	37, // 64: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	5,  // 65: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	6,  // 66: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	66, // 67: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	66, // 68: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	66, // 69: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	52, // 70: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	53, // 71: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	7,  // 72: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	66, // 73: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	7,  // 74: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	4,  // 75: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	58, // 76: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	4,  // 77: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	59, // 78: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	7,  // 79: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	66, // 80: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	64, // 81: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	63, // 82: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	62, // 83: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	61, // 84: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
-	66, // 85: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	4,  // 86: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	87, // [87:87] is the sub-list for method output_type
-	87, // [87:87] is the sub-list for method input_type
-	87, // [87:87] is the sub-list for extension type_name
-	87, // [87:87] is the sub-list for extension extendee
-	0,  // [0:87] is the sub-list for field type_name
+	12,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
+	15,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
+	83,  // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	83,  // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	14,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
+	16,  // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
+	16,  // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
+	83,  // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	83,  // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	83,  // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	21,  // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
+	19,  // 11: gpuaas.v1.DesiredState.volumes:type_name -> gpuaas.v1.ProjectVolume
+	20,  // 12: gpuaas.v1.ProjectVolume.snapshots:type_name -> gpuaas.v1.VolumeSnapshot
+	11,  // 13: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
+	11,  // 14: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
+	23,  // 15: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
+	22,  // 16: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
+	83,  // 17: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	30,  // 18: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	31,  // 19: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	32,  // 20: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	33,  // 21: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	34,  // 22: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	29,  // 23: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
+	27,  // 24: gpuaas.v1.Service.depends_on:type_name -> gpuaas.v1.Dependency
+	33,  // 25: gpuaas.v1.Service.liveness:type_name -> gpuaas.v1.Probe
+	1,   // 26: gpuaas.v1.Service.restart_policy:type_name -> gpuaas.v1.Service.RestartPolicy
+	28,  // 27: gpuaas.v1.Service.files:type_name -> gpuaas.v1.File
+	26,  // 28: gpuaas.v1.Service.volumes:type_name -> gpuaas.v1.VolumeMount
+	25,  // 29: gpuaas.v1.Service.environment:type_name -> gpuaas.v1.Environment
+	24,  // 30: gpuaas.v1.Service.image_mounts:type_name -> gpuaas.v1.ImageMount
+	2,   // 31: gpuaas.v1.Dependency.condition:type_name -> gpuaas.v1.Dependency.Condition
+	3,   // 32: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
+	83,  // 33: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	36,  // 34: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	37,  // 35: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	83,  // 36: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	83,  // 37: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	39,  // 38: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	83,  // 39: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 40: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	4,   // 41: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	45,  // 42: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	58,  // 43: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	59,  // 44: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	61,  // 45: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	60,  // 46: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	42,  // 47: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
+	43,  // 48: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
+	5,   // 49: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
+	52,  // 50: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	53,  // 51: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	54,  // 52: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	55,  // 53: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	56,  // 54: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	57,  // 55: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	46,  // 56: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	49,  // 57: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	83,  // 58: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	48,  // 59: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
+	11,  // 60: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
+	50,  // 61: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	51,  // 62: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	83,  // 63: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	11,  // 64: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 65: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 66: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,   // 67: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,   // 68: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	6,   // 69: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	11,  // 70: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	11,  // 71: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	11,  // 72: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	83,  // 73: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	65,  // 74: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	49,  // 75: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	62,  // 76: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
+	63,  // 77: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
+	83,  // 78: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
+	83,  // 79: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
+	7,   // 80: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	64,  // 81: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
+	7,   // 82: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	8,   // 83: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	9,   // 84: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	83,  // 85: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 86: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	83,  // 87: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	68,  // 88: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	69,  // 89: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	11,  // 90: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	66,  // 91: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
+	10,  // 92: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
+	9,   // 93: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	83,  // 94: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
+	83,  // 95: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
+	83,  // 96: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
+	83,  // 97: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	11,  // 98: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	6,   // 99: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	74,  // 100: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	6,   // 101: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	75,  // 102: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	11,  // 103: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	83,  // 104: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	81,  // 105: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	80,  // 106: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	79,  // 107: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	78,  // 108: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	77,  // 109: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
+	83,  // 110: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	6,   // 111: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	112, // [112:112] is the sub-list for method output_type
+	112, // [112:112] is the sub-list for method input_type
+	112, // [112:112] is the sub-list for extension type_name
+	112, // [112:112] is the sub-list for extension extendee
+	0,   // [0:112] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -6070,7 +7740,7 @@ func file_protocol_messages_proto_init() {
 	if File_protocol_messages_proto != nil {
 		return
 	}
-	file_protocol_messages_proto_msgTypes[23].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[30].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Ack)(nil),
 		(*NodeMessage_Nack)(nil),
@@ -6078,7 +7748,7 @@ func file_protocol_messages_proto_init() {
 		(*NodeMessage_StateUpload)(nil),
 		(*NodeMessage_PullProgress)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[26].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[33].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
 		(*HubMessage_PushState)(nil),
 		(*HubMessage_PushLeases)(nil),
@@ -6086,25 +7756,26 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[30].OneofWrappers = []any{}
-	file_protocol_messages_proto_msgTypes[49].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[38].OneofWrappers = []any{}
+	file_protocol_messages_proto_msgTypes[61].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[53].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[65].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
 		(*TunnelRequest_Exec)(nil),
 		(*TunnelRequest_Copy)(nil),
+		(*TunnelRequest_RemoveEnvironment)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
-			NumEnums:      7,
-			NumMessages:   59,
+			NumEnums:      11,
+			NumMessages:   72,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
