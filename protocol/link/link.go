@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link/admission"
+	"github.com/gpuaas/gpuaas/protocol/link/gro"
 )
 
 // Limits of one connection. They bound what one authenticated peer can make the other side hold.
@@ -42,7 +43,7 @@ const (
 	MaxPeerStreams = 64
 	// StreamWindowBytes is what a stream may hold unread.
 	streamWindowInitialBytes = 64 << 10
-	StreamWindowBytes        = 256 << 10
+	StreamWindowBytes        = 1 << 20
 	// The connection's window holds every stream's, so that unread streams cannot starve the others.
 	connWindowBytes = MaxPeerStreams * StreamWindowBytes
 	// headerTimeout is how long a new stream may take to send its header.
@@ -120,13 +121,21 @@ func (t *Tokens) config() *quic.Config {
 
 // Dial connects to addr (host:port, UDP). tlsConf comes from ClientTLS.
 func Dial(ctx context.Context, addr string, tlsConf *tls.Config, tokens *Tokens) (*Conn, error) {
-	ctx, cancel := context.WithTimeout(ctx, HandshakeTimeout)
-	defer cancel()
-	qc, err := quic.DialAddr(ctx, addr, tlsConf, tokens.config())
+	to, err := net.ResolveUDPAddr("udp", addr)
 	if err != nil {
 		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
 	}
-	return dialled(qc), nil
+	socket, err := net.ListenUDP("udp", &net.UDPAddr{IP: net.IPv4zero})
+	if err != nil {
+		return nil, fmt.Errorf("link: dial %s: %w", addr, err)
+	}
+	c, err := DialFrom(ctx, gro.New(socket), to, tlsConf, tokens)
+	if err != nil {
+		_ = socket.Close()
+		return nil, err
+	}
+	context.AfterFunc(c.life, func() { _ = socket.Close() }) //nolint:contextcheck // the connection's own life counts
+	return c, nil
 }
 
 // DialFrom is Dial on a socket that the caller has bound and closes once the connection has ended.
@@ -193,11 +202,11 @@ func Listen(addr string, tlsConf *tls.Config, reset *ResetKey) (*Listener, error
 	if err != nil {
 		return nil, fmt.Errorf("link: listen on %s (UDP): %w", addr, err)
 	}
-	return listen(socket, tlsConf, reset)
+	return ListenOn(socket, tlsConf, reset)
 }
 
-// listen takes the socket over.
-func listen(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
+// ListenOn is Listen on a socket that the caller has bound, which it takes over. Only one of UDP has admission.
+func ListenOn(socket net.PacketConn, tlsConf *tls.Config, reset *ResetKey) (*Listener, error) {
 	l := &Listener{socket: socket, accepted: make(chan *Conn), closing: make(chan struct{})}
 	l.closed = sync.OnceFunc(func() { close(l.closing) })
 	l.transport = &quic.Transport{

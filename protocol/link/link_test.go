@@ -33,7 +33,7 @@ type authority struct {
 	key  ed25519.PrivateKey
 }
 
-func newAuthority(t *testing.T) authority {
+func newAuthority(t testing.TB) authority {
 	t.Helper()
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
@@ -55,7 +55,7 @@ func (a authority) pool() *x509.CertPool {
 	return p
 }
 
-func (a authority) issue(t *testing.T, id *url.URL) link.Certificate {
+func (a authority) issue(t testing.TB, id *url.URL) link.Certificate {
 	t.Helper()
 	pub, key, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
@@ -84,7 +84,7 @@ type setup struct {
 	node          *tls.Config
 }
 
-func newSetup(t *testing.T) *setup {
+func newSetup(t testing.TB) *setup {
 	t.Helper()
 	s := &setup{hubCA: newAuthority(t), nodeCA: newAuthority(t)}
 	hub := s.hubCA.issue(t, protocol.HubSPIFFE(domain, "hub-1"))
@@ -98,7 +98,7 @@ func newSetup(t *testing.T) *setup {
 
 func (s *setup) addr() string { return s.listener.Addr().String() }
 
-func deadline(t *testing.T) context.Context {
+func deadline(t testing.TB) context.Context {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	t.Cleanup(cancel)
@@ -113,12 +113,12 @@ func (s *setup) named(t *testing.T, number int) *tls.Config {
 }
 
 // connect returns both ends of a connection.
-func (s *setup) connect(t *testing.T) (node, hub *link.Conn) {
+func (s *setup) connect(t testing.TB) (node, hub *link.Conn) {
 	t.Helper()
 	return s.connectAs(t, s.node)
 }
 
-func (s *setup) connectAs(t *testing.T, as *tls.Config) (node, hub *link.Conn) {
+func (s *setup) connectAs(t testing.TB, as *tls.Config) (node, hub *link.Conn) {
 	t.Helper()
 	ctx := deadline(t)
 	node, err := link.Dial(ctx, s.addr(), as, nil)
@@ -132,7 +132,7 @@ func (s *setup) connectAs(t *testing.T, as *tls.Config) (node, hub *link.Conn) {
 	return node, hub
 }
 
-func (s *setup) open(t *testing.T, node, hub *link.Conn, kind protocol.StreamHeader_Kind) (up, down *link.Stream) {
+func (s *setup) open(t testing.TB, node, hub *link.Conn, kind protocol.StreamHeader_Kind) (up, down *link.Stream) {
 	t.Helper()
 	ctx := deadline(t)
 	up, err := node.Open(ctx, &protocol.StreamHeader{Kind: kind, Traceparent: "00-1-2-03"})

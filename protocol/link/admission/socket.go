@@ -15,6 +15,8 @@ import (
 
 	"github.com/quic-go/quic-go"
 	"golang.org/x/net/ipv4"
+
+	"github.com/gpuaas/gpuaas/protocol/link/gro"
 )
 
 const (
@@ -41,9 +43,8 @@ const (
 // reconnects at once costs no more at a time than a part of it, no processor idles while a dial waits, and packets with
 // forged addresses take few slots and no queue. quic-go alone would queue a second of first packets and drop the rest.
 type Socket struct {
-	*net.UDPConn
-	batch *ipv4.PacketConn
-	now   func() time.Time
+	*gro.Conn
+	now func() time.Time
 
 	mu    sync.Mutex
 	slots int
@@ -72,7 +73,7 @@ type slot struct {
 // New wraps a socket, which the caller closes.
 func New(socket *net.UDPConn) *Socket {
 	return &Socket{
-		UDPConn: socket, batch: ipv4.NewPacketConn(socket), now: time.Now, slots: slotsBeforeStart,
+		Conn: gro.New(socket), now: time.Now, slots: slotsBeforeStart,
 		taken: map[netip.AddrPort]*slot{}, perSource: map[netip.Prefix]int{}, queue: newAcceptQueue(),
 	}
 }
@@ -110,7 +111,7 @@ func (s *Socket) ReadBatch(messages []ipv4.Message, flags int) (int, error) {
 		if n := s.deliver(messages); n > 0 {
 			return n, nil
 		}
-		n, err := s.batch.ReadBatch(messages, flags)
+		n, err := s.Conn.ReadBatch(messages, flags)
 		if errors.Is(err, os.ErrDeadlineExceeded) && s.resume() {
 			continue
 		}
