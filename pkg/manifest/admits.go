@@ -2,6 +2,7 @@ package manifest
 
 import (
 	"crypto/sha256"
+	"fmt"
 	"slices"
 
 	"google.golang.org/protobuf/proto"
@@ -21,22 +22,26 @@ func Admits(v Verified, w *protocol.Workload) error {
 	if err := v.identifies(w); err != nil {
 		return err
 	}
-	if len(w.GetServices()) != 1 {
+	services := w.GetServices()
+	if len(services) != v.manifest.countServices(v.manifest.environmentOf(services)) {
 		return notAdmitted("/services", "there must be exactly the services of the manifest")
 	}
-	got := w.GetServices()[0]
-	if got == nil {
-		return notAdmitted("/services/0", "is missing")
+	if i := slices.Index(services, nil); i >= 0 {
+		return notAdmitted(fmt.Sprintf("/services/%d", i), "is missing")
 	}
 	params, err := v.manifest.CheckParameters([]byte(w.GetParametersJson()))
 	if err != nil {
 		return because(err)
 	}
-	config := got.GetConfig().GetJson()
+	if err := v.manifest.checkSealed(params); err != nil {
+		return err
+	}
+	// Every service has the same config; compare sees to it.
+	config := services[0].GetConfig().GetJson()
 	if _, err := v.manifest.CheckConfig([]byte(config)); err != nil {
 		return because(err)
 	}
-	shape, err := v.manifest.shapeOf(got)
+	shape, err := v.manifest.shapeOf(services)
 	if err != nil {
 		return err
 	}
@@ -44,7 +49,12 @@ func Admits(v Verified, w *protocol.Workload) error {
 	if err != nil {
 		return because(err)
 	}
-	return compare(want[0], got)
+	for i := range want {
+		if err := compare(fmt.Sprintf("/services/%d/", i), want[i], services[i]); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (v Verified) identifies(w *protocol.Workload) error {
@@ -66,63 +76,80 @@ func (v Verified) identifies(w *protocol.Workload) error {
 	return nil
 }
 
-// shapeOf reads the choices that a workload leaves open. Absent limits are refused: absent means unlimited to a
-// runtime.
-func (m Manifest) shapeOf(s *protocol.Service) (Shape, error) {
+// shapeOf reads the choices that a workload leaves open, all but the ports from the main service. Absent limits are
+// refused: absent means unlimited to a runtime.
+func (m Manifest) shapeOf(services []*protocol.Service) (Shape, error) {
+	main := m.Version.RuntimeProfile.mainIndex()
+	s, at := services[main], fmt.Sprintf("/services/%d", main)
 	r := s.GetResources()
 	if r.GetCpuMillis() == 0 || r.GetMemoryBytes() == 0 || r.GetPids() == 0 {
-		return Shape{}, notAdmitted("/services/0/resources", "must set limits for CPU, memory and processes")
+		return Shape{}, notAdmitted(at+"/resources", "must set limits for CPU, memory and processes")
 	}
 	ids := slices.Clone(r.GetAcceleratorIds())
 	slices.Sort(ids)
 	if len(slices.Compact(ids)) != len(r.GetAcceleratorIds()) || slices.Contains(ids, "") {
-		return Shape{}, notAdmitted("/services/0/resources/accelerator_ids", "holds an id twice or an empty one")
+		return Shape{}, notAdmitted(at+"/resources/accelerator_ids", "holds an id twice or an empty one")
 	}
-	for _, v := range m.Version.RuntimeProfile.ImageVariants {
+	for _, v := range m.Version.RuntimeProfile.MainService().ImageVariants {
 		if v.Name == s.GetImageVariant() {
 			return Shape{
 				CPUMillis: r.GetCpuMillis(), MemoryBytes: r.GetMemoryBytes(),
 				DiskBytes: r.GetDiskBytes(), ShmBytes: r.GetShmBytes(),
 				Variant: v.Name, AcceleratorVendor: v.Accelerator, AcceleratorIDs: r.GetAcceleratorIds(),
-				Ports: portsOf(s),
+				AcceleratorSharing: r.GetAcceleratorSharing(),
+				Ports:              portsOf(services), Volumes: volumesOf(services), Environment: m.environmentOf(services),
+				Recreate: slices.ContainsFunc(services, (*protocol.Service).GetRecreate),
 			}, nil
 		}
 	}
-	return Shape{}, notAdmitted("/services/0/image_variant", "is not in the manifest")
+	return Shape{}, notAdmitted(at+"/image_variant", "is not in the manifest")
 }
 
 // compare names the first part that differs; the whole is compared at the end, so that a field which this list does not
 // know yet is refused too.
-func compare(want, got *protocol.Service) error {
+func compare(at string, want, got *protocol.Service) error {
 	parts := []struct {
 		pointer string
 		same    bool
 	}{
 		{"name", want.GetName() == got.GetName()},
 		{"image", want.GetImage() == got.GetImage()},
+		{"image_variant", want.GetImageVariant() == got.GetImageVariant()},
 		{"command", slices.Equal(want.GetCommand(), got.GetCommand())},
-		{"env", slices.EqualFunc(want.GetEnv(), got.GetEnv(), func(a, b *protocol.EnvVar) bool { return proto.Equal(a, b) })},
-		{"ports", slices.EqualFunc(want.GetPorts(), got.GetPorts(), func(a, b *protocol.Port) bool {
-			return proto.Equal(a, b)
-		})},
+		{"args", slices.Equal(want.GetArgs(), got.GetArgs())},
+		{"env", sameMessages(want.GetEnv(), got.GetEnv())},
+		{"ports", sameMessages(want.GetPorts(), got.GetPorts())},
 		{"resources", proto.Equal(want.GetResources(), got.GetResources())},
 		{"readiness", proto.Equal(want.GetReadiness(), got.GetReadiness())},
-		{"scratch", slices.EqualFunc(want.GetScratch(), got.GetScratch(), func(a, b *protocol.Scratch) bool {
-			return proto.Equal(a, b)
-		})},
+		{"liveness", proto.Equal(want.GetLiveness(), got.GetLiveness())},
+		{"volumes", sameMessages(want.GetVolumes(), got.GetVolumes())},
+		{"image_mounts", sameMessages(want.GetImageMounts(), got.GetImageMounts())},
+		{"scratch", sameMessages(want.GetScratch(), got.GetScratch())},
+		{"files", sameMessages(want.GetFiles(), got.GetFiles())},
 		{"stop_grace_seconds", want.GetStopGraceSeconds() == got.GetStopGraceSeconds()},
 		{"user", want.GetUser() == got.GetUser()},
 		{"read_only_root", want.GetReadOnlyRoot() == got.GetReadOnlyRoot()},
 		{"working_dir", want.GetWorkingDir() == got.GetWorkingDir()},
 		{"config", proto.Equal(want.GetConfig(), got.GetConfig())},
+		{"aliases", slices.Equal(want.GetAliases(), got.GetAliases())},
+		{"depends_on", sameMessages(want.GetDependsOn(), got.GetDependsOn())},
+		{"restart_policy", want.GetRestartPolicy() == got.GetRestartPolicy()},
+		{"environment", proto.Equal(want.GetEnvironment(), got.GetEnvironment())},
+		{"start_first", want.GetStartFirst() == got.GetStartFirst()},
+		{"recreate", want.GetRecreate() == got.GetRecreate()},
+		{"capabilities", slices.Equal(want.GetCapabilities(), got.GetCapabilities())},
 		{"", proto.Equal(want, got)},
 	}
 	for _, p := range parts {
 		if !p.same {
-			return notAdmitted("/services/0/"+p.pointer, "differs from what the manifest allows")
+			return notAdmitted(at+p.pointer, "differs from what the manifest allows")
 		}
 	}
 	return nil
+}
+
+func sameMessages[M proto.Message](a, b []M) bool {
+	return slices.EqualFunc(a, b, func(a, b M) bool { return proto.Equal(a, b) })
 }
 
 func notAdmitted(pointer, reason string) error {

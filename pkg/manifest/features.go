@@ -23,6 +23,16 @@ const FeatureVariants = "variants"
 // FeatureHostPorts is the choice of ports of the node. No key of a manifest belongs to it: a choice needs it.
 const FeatureHostPorts = "host_ports"
 
+// FeatureServices is several containers that know each other by name, and what a container has beside a start command:
+// arguments, liveness, files and capabilities.
+const FeatureServices = "services"
+
+// FeatureImageMounts is file systems of further images in a container.
+const FeatureImageMounts = "image_mounts"
+
+// FeatureSecretParameters are parameters that reach the node sealed, and the app as files.
+const FeatureSecretParameters = "secret_parameters"
+
 // ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
 // such document, so that a node which gets one, signed, is older than the manifest.
 var ErrSchema = errors.New("the manifest does not follow the schema of this build")
@@ -31,16 +41,37 @@ var ErrSchema = errors.New("the manifest does not follow the schema of this buil
 // key that is not named belongs to the feature of the key that holds it. A key that is added to the schema after the
 // first release gets a line here; what Parse fills in where a key is absent must belong to SchemaV1.
 func keyFeatures() map[string]string {
-	return map[string]string{
-		"/version/config":                                          FeatureConfig,
-		"/version/config_schema":                                   FeatureConfig,
-		"/version/runtime_profile/image_variants/*/driver":         FeatureVariants,
-		"/version/runtime_profile/image_variants/*/min_memory_mib": FeatureVariants,
-		"/version/runtime_profile/image_variants/*/models":         FeatureVariants,
-		"/version/runtime_profile/resources/accelerators":          FeatureResources,
-		"/version/runtime_profile/resources/disk_mib/*":            FeatureResources,
-		"/version/runtime_profile/resources/shm_mib":               FeatureResources,
+	features := map[string]string{
+		"/version/config":                            FeatureConfig,
+		"/version/config_schema":                     FeatureConfig,
+		"/version/upgrade":                           FeatureStartFirst,
+		"/version/parameters/properties/*/writeOnly": FeatureSecretParameters,
+		"/version/runtime_profile/environment":       FeatureEnvironments,
+		"/version/runtime_profile/main":              FeatureServices,
+		"/version/runtime_profile/services":          FeatureServices,
 	}
+	for key, feature := range map[string]string{
+		"/args":                          FeatureServices,
+		"/capabilities":                  FeatureServices,
+		"/files":                         FeatureServices,
+		"/liveness":                      FeatureServices,
+		"/readiness/failure_threshold":   FeatureServices,
+		"/readiness/start_period_millis": FeatureServices,
+
+		"/image_variants/*/driver":         FeatureVariants,
+		"/image_variants/*/min_memory_mib": FeatureVariants,
+		"/image_variants/*/models":         FeatureVariants,
+		"/image_mounts":                    FeatureImageMounts,
+		"/resources/accelerator_sharing":   FeatureSharing,
+		"/resources/accelerators":          FeatureResources,
+		"/resources/disk_mib/*":            FeatureResources,
+		"/resources/shm_mib":               FeatureResources,
+		"/volumes":                         FeatureVolumes,
+	} {
+		features["/version/runtime_profile"+key] = feature
+		features["/version/runtime_profile/services/*"+key] = feature
+	}
+	return features
 }
 
 // Features returns what a node must know to run the version, sorted: SchemaV1, and the features of the keys that the
@@ -60,14 +91,18 @@ func (m Manifest) FeaturesFor(c Choice) []string {
 	features := m.Features()
 	if slices.ContainsFunc(c.Ports, func(p PortChoice) bool { return p.HostPort != 0 }) {
 		features = append(features, FeatureHostPorts)
-		slices.Sort(features)
 	}
+	if slices.ContainsFunc(c.Volumes, func(v VolumeChoice) bool { return v.VolumeID != "" }) {
+		features = append(features, FeatureProjectVolumes)
+	}
+	slices.Sort(features)
 	return features
 }
 
 // KnownFeatures returns every feature that this build's workloads can need, sorted.
 func KnownFeatures() []string {
-	known := append(slices.Collect(maps.Values(keyFeatures())), SchemaV1, FeatureHostPorts)
+	known := append(slices.Collect(maps.Values(keyFeatures())), SchemaV1, FeatureHostPorts,
+		FeatureProjectVolumes)
 	slices.Sort(known)
 	return slices.Compact(known)
 }

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -22,8 +23,16 @@ type Shape struct {
 	AcceleratorVendor string
 	// AcceleratorIDs are the stable ids of the accelerators claimed for the member.
 	AcceleratorIDs []string
+	// AcceleratorSharing is how it shares them; empty where it has them to itself.
+	AcceleratorSharing string
 	// Ports are the ports of the node that were chosen.
 	Ports []PortChoice
+	// Volumes are the volumes that were chosen.
+	Volumes []VolumeChoice
+	// Environment is the requirements of the environment that was chosen; none where there is none.
+	Environment []string
+	// Recreate keeps services that start first from that, for want of room.
+	Recreate bool
 }
 
 const mebibyte = 1 << 20
@@ -36,63 +45,147 @@ type Inputs struct {
 }
 
 // Lower turns a manifest, the tenant's inputs and a shape into the services that a node runs. The same input gives the
-// same services everywhere: Admits relies on it.
+// same services everywhere: Admits relies on it. The main service gets the shape, the others their defaults.
 func Lower(m Manifest, in Inputs, shape Shape) ([]*protocol.Service, error) {
 	p := m.Version.RuntimeProfile
-	if p.Kind != RuntimeLaunchableOCI {
-		return nil, fault.New(fault.Unprocessable, CodeInvalid, "Only launchable_oci apps can be run.", nil).
-			WithField("/version/runtime_profile/kind", "is not supported").Permanent()
+	if p.Kind != RuntimeLaunchableOCI && p.Kind != RuntimeDockerCompose {
+		return nil, fault.New(fault.Unprocessable, CodeInvalid, "Only launchable_oci and docker_compose apps can be run.",
+			nil).WithField("/version/runtime_profile/kind", "is not supported").Permanent()
 	}
 	values, err := m.resolveParameters(in.Parameters)
 	if err != nil {
 		return nil, err
 	}
-	variant, err := m.variantFor(shape)
+	if err := cmp.Or(p.checkPorts(shape.Ports), m.checkVolumeChoice(shape.Volumes)); err != nil {
+		return nil, err
+	}
+	var out []*protocol.Service
+	main := p.mainIndex()
+	for i, s := range p.All() {
+		own, choose := shape, m.variantFor
+		if i != main {
+			own, choose = Shape{Ports: shape.Ports, Volumes: shape.Volumes}, s.onlyVariant
+		}
+		variant, err := choose(own)
+		if err != nil {
+			return nil, err
+		}
+		lowered, err := s.lower(own, variant, values)
+		if err != nil {
+			return nil, err
+		}
+		m.lowerUpgrade(lowered, shape)
+		out = append(out, lowered)
+	}
+	out, err = m.addEnvironment(out, shape.Environment)
+	for _, s := range out {
+		s.Config = m.config(in.ConfigJSON)
+	}
+	return out, err
+}
+
+// onlyVariant is the image of a service beside the main one.
+func (s Service) onlyVariant(Shape) (Variant, error) {
+	if len(s.ImageVariants) != 1 {
+		return Variant{}, shapeRefused("services", s.Name+" must have one image")
+	}
+	return s.ImageVariants[0], nil
+}
+
+func (s Service) lower(shape Shape, variant Variant, values map[string]any) (*protocol.Service, error) {
+	resources, err := s.Resources.lower(shape)
 	if err != nil {
 		return nil, err
 	}
-	resources, err := p.Resources.lower(shape)
-	if err != nil {
+	command, commandErr := arguments(s.Command, values)
+	args, argsErr := arguments(s.Args, values)
+	env, envErr := s.environment(values)
+	if err := cmp.Or(commandErr, argsErr, envErr); err != nil {
 		return nil, err
 	}
-	command, err := p.command(values)
-	if err != nil {
-		return nil, err
+	out := &protocol.Service{
+		Name:             s.Name,
+		Image:            variant.ImageRef,
+		ImageVariant:     variant.Name,
+		Command:          command,
+		Args:             args,
+		Env:              env,
+		Resources:        resources,
+		Readiness:        s.Readiness.lower(),
+		Liveness:         s.Liveness.lower(),
+		StopGraceSeconds: s.stopGrace(),
+		User:             s.User,
+		ReadOnlyRoot:     s.ReadOnlyRoot,
+		WorkingDir:       s.WorkingDir,
+		Aliases:          slices.Clone(s.Aliases),
+		RestartPolicy:    restartPolicies()[s.Restart],
+		Capabilities:     slices.Clone(s.Capabilities),
 	}
-	env, err := p.environment(values)
-	if err != nil {
-		return nil, err
-	}
-	s := &protocol.Service{
-		Name:         ServiceName,
-		Image:        variant.ImageRef,
-		ImageVariant: variant.Name,
-		Command:      command,
-		Env:          env,
-		Resources:    resources,
-		Readiness: &protocol.Probe{
-			Kind: p.Readiness.Kind, Port: p.Readiness.Port, Path: p.Readiness.Path, Command: slices.Clone(p.Readiness.Command),
-			PeriodMillis: p.Readiness.PeriodMillis, TimeoutMillis: p.Readiness.TimeoutMillis,
-		},
-		StopGraceSeconds: p.stopGrace(),
-		User:             p.User,
-		ReadOnlyRoot:     p.ReadOnlyRoot,
-		WorkingDir:       p.WorkingDir,
-		Config:           m.config(in.ConfigJSON),
-	}
-	if err := p.checkPorts(shape.Ports); err != nil {
-		return nil, err
-	}
-	for _, port := range p.Ports {
-		s.Ports = append(s.Ports, &protocol.Port{
+	for _, port := range s.Ports {
+		out.Ports = append(out.Ports, &protocol.Port{
 			Name: port.Name, ContainerPort: port.Container, Protocol: port.Protocol,
 			Expose: port.Expose, HostPort: hostPortOf(shape.Ports, port.Name),
 		})
 	}
-	for _, dir := range p.Scratch {
-		s.Scratch = append(s.Scratch, &protocol.Scratch{Path: dir.Path, SizeBytes: dir.SizeMiB * mebibyte})
+	for _, dir := range s.Scratch {
+		out.Scratch = append(out.Scratch, &protocol.Scratch{Path: dir.Path, SizeBytes: dir.SizeMiB * mebibyte})
 	}
-	return []*protocol.Service{s}, nil
+	for _, v := range s.Volumes {
+		mount, err := v.lower(shape.Volumes)
+		if err != nil {
+			return nil, err
+		}
+		out.Volumes = append(out.Volumes, mount)
+	}
+	for _, m := range s.ImageMounts {
+		out.ImageMounts = append(out.ImageMounts, &protocol.ImageMount{Image: m.ImageRef, Path: m.Path})
+	}
+	for _, file := range s.Files {
+		out.Files = append(out.Files, &protocol.File{Path: file.Path, Content: file.Content, Mode: file.mode()})
+	}
+	for _, d := range s.DependsOn {
+		out.DependsOn = append(out.DependsOn, &protocol.Dependency{
+			Service: d.Service, Condition: dependencyConditions()[d.Condition],
+		})
+	}
+	return out, nil
+}
+
+// lower is nil for no probe.
+func (p Probe) lower() *protocol.Probe {
+	if p.Kind == "" {
+		return nil
+	}
+	return &protocol.Probe{
+		Kind: p.Kind, Port: p.Port, Path: p.Path, Command: slices.Clone(p.Command),
+		PeriodMillis: p.PeriodMillis, TimeoutMillis: p.TimeoutMillis,
+		FailureThreshold: p.FailureThreshold, StartPeriodMillis: p.StartPeriodMillis,
+	}
+}
+
+func restartPolicies() map[string]protocol.Service_RestartPolicy {
+	return map[string]protocol.Service_RestartPolicy{
+		RestartAlways:    protocol.Service_ALWAYS,
+		RestartOnFailure: protocol.Service_ON_FAILURE,
+		RestartNever:     protocol.Service_NEVER,
+	}
+}
+
+func dependencyConditions() map[string]protocol.Dependency_Condition {
+	return map[string]protocol.Dependency_Condition{
+		ServiceStarted:   protocol.Dependency_SERVICE_STARTED,
+		ServiceHealthy:   protocol.Dependency_SERVICE_HEALTHY,
+		ServiceCompleted: protocol.Dependency_SERVICE_COMPLETED_SUCCESSFULLY,
+	}
+}
+
+// mode is what the schema's pattern lets through, and DefaultFileMode for nothing.
+func (f File) mode() uint32 {
+	bits, err := strconv.ParseUint(cmp.Or(f.Mode, DefaultFileMode), 8, 9)
+	if err != nil {
+		return 0
+	}
+	return uint32(bits)
 }
 
 // config is nil where the version takes none.
@@ -110,11 +203,11 @@ func (m Manifest) config(json string) *protocol.Config {
 	return c
 }
 
-func (p RuntimeProfile) stopGrace() uint32 {
-	if p.StopGraceSeconds == nil {
+func (s ServiceProfile) stopGrace() uint32 {
+	if s.StopGraceSeconds == nil {
 		return DefaultStopGraceSeconds
 	}
-	return *p.StopGraceSeconds
+	return *s.StopGraceSeconds
 }
 
 func shapeRefused(pointer, reason string) error {
@@ -139,11 +232,15 @@ func (m Manifest) variantFor(shape Shape) (Variant, error) {
 	case vendor != AcceleratorNone && m.AcceleratorBounds().outside(uint64(len(shape.AcceleratorIDs)), 1) != "":
 		return Variant{}, shapeRefused("accelerator_count",
 			m.AcceleratorBounds().outside(uint64(len(shape.AcceleratorIDs)), 1))
+	case m.againstSharing(shape.AcceleratorSharing) != "":
+		return Variant{}, shapeRefused("accelerator_sharing", m.againstSharing(shape.AcceleratorSharing))
+	case shape.AcceleratorSharing != "" && (vendor != AcceleratorNVIDIA || len(shape.AcceleratorIDs) != 1):
+		return Variant{}, shapeRefused("accelerator_sharing", "is for one slice of an NVIDIA GPU")
 	case !slices.Contains(m.Version.Compatibility.SupportedAccelerators, vendor):
 		return Variant{}, shapeRefused("accelerator_vendor", "the version supports "+
 			strings.Join(m.Version.Compatibility.SupportedAccelerators, ", "))
 	}
-	for _, v := range m.Version.RuntimeProfile.ImageVariants {
+	for _, v := range m.Version.RuntimeProfile.MainService().ImageVariants {
 		if v.Accelerator == vendor && (shape.Variant == "" || v.Name == shape.Variant) {
 			return v, nil
 		}
@@ -174,6 +271,8 @@ func (r Resources) lower(shape Shape) (*protocol.Resources, error) {
 		DiskBytes:      disk,
 		ShmBytes:       shm,
 		AcceleratorIds: slices.Clone(shape.AcceleratorIDs),
+
+		AcceleratorSharing: shape.AcceleratorSharing,
 	}, cmp.Or(cpuErr, memoryErr, diskErr, shmErr)
 }
 
@@ -184,9 +283,9 @@ func clampUint32(v uint64) uint32 {
 	return uint32(v)
 }
 
-func (p RuntimeProfile) command(values map[string]any) ([]string, error) {
+func arguments(list []Argument, values map[string]any) ([]string, error) {
 	var out []string
-	for _, a := range p.Command {
+	for _, a := range list {
 		if a.Parameter == "" {
 			out = append(out, a.Text)
 			continue
@@ -208,9 +307,9 @@ func (p RuntimeProfile) command(values map[string]any) ([]string, error) {
 	return out, nil
 }
 
-func (p RuntimeProfile) environment(values map[string]any) ([]*protocol.EnvVar, error) {
+func (s ServiceProfile) environment(values map[string]any) ([]*protocol.EnvVar, error) {
 	var out []*protocol.EnvVar
-	for _, e := range p.Env {
+	for _, e := range s.Env {
 		if e.Value != nil {
 			out = append(out, &protocol.EnvVar{Name: e.Name, Value: *e.Value})
 			continue

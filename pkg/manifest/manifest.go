@@ -21,6 +21,14 @@ const (
 // ServiceName is the name of the one service of a launchable_oci app.
 const ServiceName = "main"
 
+// Limits of the services of a docker_compose app.
+const (
+	// MaxFileBytes is the size of one file of a service.
+	MaxFileBytes = 64 << 10
+	// MaxFilesBytes is the size of all files of an app: the services stand in a document beside the manifest.
+	MaxFilesBytes = 128 << 10
+)
+
 // Values of Variant.Accelerator.
 const (
 	AcceleratorNone   = "none"
@@ -37,8 +45,11 @@ const (
 	DefaultProbeTimeoutMillis      = 2000
 )
 
-// RuntimeLaunchableOCI is the one runtime backend that version 1 can lower.
-const RuntimeLaunchableOCI = "launchable_oci"
+// The runtime backends that version 1 can lower: one container, and several that know each other by name.
+const (
+	RuntimeLaunchableOCI = "launchable_oci"
+	RuntimeDockerCompose = "docker_compose"
+)
 
 // Manifest is one parsed and valid document. Only Parse makes a useful one.
 type Manifest struct {
@@ -79,6 +90,7 @@ type Version struct {
 	// container finds the config as JSON in the file that GPUAAS_CONFIG_FILE names.
 	ConfigSchema map[string]any `json:"config_schema,omitempty"`
 	Config       Config         `json:"config,omitzero"`
+	Upgrade      Upgrade        `json:"upgrade,omitzero"`
 	Metering     Metering       `json:"metering,omitzero"`
 	UI           UI             `json:"ui,omitzero"`
 }
@@ -106,24 +118,19 @@ type Compatibility struct {
 	SupportedAccelerators []string `json:"supported_accelerators,omitempty"`
 }
 
-// RuntimeProfile describes the one container of a launchable_oci app.
+// RuntimeProfile describes the containers of an app: the one of launchable_oci, which it embeds, or the services of
+// docker_compose.
 type RuntimeProfile struct {
-	Kind          string     `json:"kind"`
-	ImageVariants []Variant  `json:"image_variants"`
-	Command       []Argument `json:"command,omitempty"`
-	Env           []EnvVar   `json:"env,omitempty"`
-	Ports         []Port     `json:"ports,omitempty"`
-	Resources     Resources  `json:"resources"`
-	Readiness     Probe      `json:"readiness"`
+	Kind string `json:"kind"`
+	ServiceProfile
+
 	// ReadinessTimeoutSeconds bounds the time from start to ready.
 	ReadinessTimeoutSeconds uint32 `json:"readiness_timeout_seconds,omitempty"`
-	// StopGraceSeconds lies between the polite signal and the kill. Nil: DefaultStopGraceSeconds.
-	StopGraceSeconds *uint32   `json:"stop_grace_seconds,omitempty"`
-	Scratch          []Scratch `json:"scratch,omitempty"`
-	// User is uid:gid inside the container's user namespace; empty: as the image says.
-	User         string `json:"user,omitempty"`
-	ReadOnlyRoot bool   `json:"read_only_root,omitempty"`
-	WorkingDir   string `json:"working_dir,omitempty"`
+	// Main names the service that gets the chosen resources and the accelerators; the others have their defaults.
+	Main string `json:"main,omitempty"`
+	// Environment lets a tenant add Python packages to the main service.
+	Environment *Environment `json:"environment,omitempty"`
+	Services    []Service    `json:"services,omitempty"`
 }
 
 // EnvVar is a fixed value, or the value of a parameter; one of the two is set. A parameter without a value leaves it
@@ -155,6 +162,9 @@ type Resources struct {
 	ShmMiB Range `json:"shm_mib,omitzero"`
 	// Accelerators is how many an instance has that uses any; zero: Compatibility.MinGPUCount or more.
 	Accelerators Range `json:"accelerators,omitzero"`
+	// AcceleratorSharing is how an instance may share its accelerator with others of its org, protocol.SharingMPS or
+	// protocol.SharingTimeSlices; empty: not at all.
+	AcceleratorSharing []string `json:"accelerator_sharing,omitempty"`
 }
 
 // Range is min ≤ default ≤ max.
@@ -164,7 +174,7 @@ type Range struct {
 	Max     uint64 `json:"max"`
 }
 
-// Probe decides when the app is ready.
+// Probe decides whether a service is ready, or alive. The zero value is none.
 type Probe struct {
 	Kind          string   `json:"kind"`
 	Port          string   `json:"port,omitempty"`
@@ -172,6 +182,10 @@ type Probe struct {
 	Command       []string `json:"command,omitempty"`
 	PeriodMillis  uint32   `json:"period_millis,omitempty"`
 	TimeoutMillis uint32   `json:"timeout_millis,omitempty"`
+	// FailureThreshold is how many failures in a row count as one; 0 leaves it to the node.
+	FailureThreshold uint32 `json:"failure_threshold,omitempty"`
+	// StartPeriodMillis is the time after the start in which failures do not count.
+	StartPeriodMillis uint32 `json:"start_period_millis,omitempty"`
 }
 
 // Scratch is a tmpfs directory that lives as long as the container.

@@ -44,10 +44,12 @@ func (m Manifest) CheckConfig(raw []byte) (map[string]any, error) {
 	return config, nil
 }
 
-// resolveParameters validates the parameters and adds the schema's defaults.
+// resolveParameters validates the parameters and adds the schema's defaults. It returns no sealed ones: nothing of them
+// can be validated but that they may be there.
 func (m Manifest) resolveParameters(params map[string]any) (map[string]any, error) {
 	all := make(map[string]any, len(params))
 	maps.Copy(all, params)
+	schema := m.withoutSealed(all)
 	for name, property := range m.parameterSchemas() {
 		if _, given := all[name]; given {
 			continue
@@ -56,7 +58,7 @@ func (m Manifest) resolveParameters(params map[string]any) (map[string]any, erro
 			all[name] = v
 		}
 	}
-	if err := checkAgainst(m.Version.Parameters, all, CodeParametersInvalid, "/parameters",
+	if err := checkAgainst(schema, all, CodeParametersInvalid, "/parameters",
 		"The parameters do not follow the version's schema."); err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
@@ -144,8 +145,10 @@ func (m *Manifest) fillDefaults() {
 	}
 	p := &v.RuntimeProfile
 	if len(v.Compatibility.SupportedAccelerators) == 0 {
-		for _, variant := range p.ImageVariants {
-			v.Compatibility.SupportedAccelerators = append(v.Compatibility.SupportedAccelerators, variant.Accelerator)
+		for _, variant := range p.MainService().ImageVariants {
+			if !slices.Contains(v.Compatibility.SupportedAccelerators, variant.Accelerator) {
+				v.Compatibility.SupportedAccelerators = append(v.Compatibility.SupportedAccelerators, variant.Accelerator)
+			}
 		}
 	}
 	if v.Metering.Kind == "" {
@@ -154,17 +157,18 @@ func (m *Manifest) fillDefaults() {
 	if v.UI.ExtensionKind == "" {
 		v.UI.ExtensionKind = "none"
 	}
-	for i := range p.Ports {
-		orElse(&p.Ports[i].Protocol, "http")
-		orElse(&p.Ports[i].Expose, "private")
-	}
-	orElse(&p.Resources.PidsMax, DefaultPidsMax)
 	orElse(&p.ReadinessTimeoutSeconds, DefaultReadinessTimeoutSeconds)
-	orElse(&p.Readiness.PeriodMillis, DefaultProbePeriodMillis)
-	orElse(&p.Readiness.TimeoutMillis, DefaultProbeTimeoutMillis)
-	if p.StopGraceSeconds == nil {
-		grace := uint32(DefaultStopGraceSeconds)
-		p.StopGraceSeconds = &grace
+	if p.Environment != nil {
+		orElse(&p.Environment.BuildTimeoutSeconds, DefaultBuildTimeoutSeconds)
+	}
+	if p.Kind != RuntimeDockerCompose {
+		p.fillDefaults()
+	}
+	for i := range p.Services {
+		p.Services[i].fillDefaults()
+		for j := range p.Services[i].DependsOn {
+			orElse(&p.Services[i].DependsOn[j].Condition, ServiceStarted)
+		}
 	}
 }
 

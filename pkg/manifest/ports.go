@@ -27,16 +27,22 @@ func (c Choice) HostPorts() []uint32 {
 	return ports
 }
 
-// For returns the choice without the ports that the version does not have.
+// For returns the choice without the ports, volumes and requirements that the version does not have.
 func (c Choice) For(m Manifest) Choice {
 	c.Ports = slices.DeleteFunc(slices.Clone(c.Ports), func(p PortChoice) bool {
 		return !m.Version.RuntimeProfile.hasPort(p.Name)
 	})
+	c.Volumes = m.forVolumes(c.Volumes)
+	if m.Version.RuntimeProfile.Environment == nil {
+		c.Environment = nil
+	}
 	return c
 }
 
 func (p RuntimeProfile) hasPort(name string) bool {
-	return slices.ContainsFunc(p.Ports, func(q Port) bool { return q.Name == name })
+	return slices.ContainsFunc(p.All(), func(s Service) bool {
+		return slices.ContainsFunc(s.Ports, func(q Port) bool { return q.Name == name })
+	})
 }
 
 // findPorts finds what contradicts the version, or itself, in a choice of ports. Of two that contradict each other it
@@ -75,13 +81,20 @@ func hostPortOf(chosen []PortChoice, name string) uint32 {
 	return 0
 }
 
-// portsOf reads the chosen ports of the node from a service.
-func portsOf(s *protocol.Service) []PortChoice {
+// portsOf reads the chosen ports of the node from the services.
+func portsOf(services []*protocol.Service) []PortChoice {
 	var chosen []PortChoice
-	for _, p := range s.GetPorts() {
-		if p.GetHostPort() != 0 {
-			chosen = append(chosen, PortChoice{p.GetName(), p.GetHostPort()})
+	for _, s := range services {
+		for _, p := range s.GetPorts() {
+			if p.GetHostPort() != 0 {
+				chosen = append(chosen, PortChoice{p.GetName(), p.GetHostPort()})
+			}
 		}
 	}
 	return chosen
+}
+
+// HostPortsOf returns the ports of the node that were chosen for the services.
+func HostPortsOf(services []*protocol.Service) []uint32 {
+	return Choice{Ports: portsOf(services)}.HostPorts()
 }

@@ -25,14 +25,17 @@ func (f *findings) hint(pointer, reason, hint string) {
 func (m Manifest) Validate() error {
 	f := &findings{}
 	m.checkBackend(f)
-	m.checkVariants(f)
+	m.checkServices(f)
 	m.checkCompatibility(f)
 	m.checkAcceleratorRange(f)
-	m.checkProfile(f)
+	m.checkSharing(f)
 	m.checkSchemas(f)
 	m.checkBindings(f)
+	m.checkSecrets(f)
+	m.checkEnvironment(f)
 	m.checkUI(f)
 	m.checkConfig(f)
+	m.checkUpgrade(f)
 	if len(f.fields) == 0 {
 		return nil
 	}
@@ -42,18 +45,23 @@ func (m Manifest) Validate() error {
 }
 
 func (m Manifest) checkBackend(f *findings) {
-	if m.App.RuntimeBackend != RuntimeLaunchableOCI {
-		f.add("/app/runtime_backend", "only launchable_oci can be run for now")
+	switch m.App.RuntimeBackend {
+	case RuntimeLaunchableOCI, RuntimeDockerCompose:
+	default:
+		f.add("/app/runtime_backend", "must be launchable_oci or docker_compose")
 	}
 	if m.Version.RuntimeBackend != "" && m.Version.RuntimeBackend != m.App.RuntimeBackend {
 		f.add("/version/runtime_backend", "differs from /app/runtime_backend")
 	}
+	if m.Version.RuntimeProfile.Kind != m.App.RuntimeBackend {
+		f.add("/version/runtime_profile/kind", "differs from /app/runtime_backend")
+	}
 }
 
-func (m Manifest) checkVariants(f *findings) {
+func (s ServiceProfile) checkVariants(f *findings, at, appSlug string) {
 	names, served := map[string]bool{}, map[string]string{}
-	for i, v := range m.Version.RuntimeProfile.ImageVariants {
-		at := fmt.Sprintf("/version/runtime_profile/image_variants/%d", i)
+	for i, v := range s.ImageVariants {
+		at := fmt.Sprintf("%s/image_variants/%d", at, i)
 		if names[v.Name] {
 			f.add(at+"/name", "stands twice")
 		}
@@ -66,12 +74,16 @@ func (m Manifest) checkVariants(f *findings) {
 		} else if v.Accelerator == AcceleratorNone {
 			f.add(at+"/accelerator", "none has no model, memory or driver to ask for")
 		}
-		// org/<org>/<app>/<artifact> or apps/<app>/<artifact>: the app is always the last but one.
-		steps := strings.Split(RepositoryOf(v.ImageRef), "/")
-		if len(steps) < 3 || steps[len(steps)-2] != m.App.Slug {
-			f.hint(at+"/image_ref", "is not a repository of this app", "org/<org-slug>/"+m.App.Slug+"/<artifact-name> or apps/"+
-				m.App.Slug+"/<artifact-name>")
-		}
+		checkRepository(f, at+"/image_ref", v.ImageRef, appSlug)
+	}
+}
+
+// checkRepository admits org/<org>/<app>/<artifact> and apps/<app>/<artifact>: the app is always the last but one.
+func checkRepository(f *findings, at, imageRef, appSlug string) {
+	steps := strings.Split(RepositoryOf(imageRef), "/")
+	if len(steps) < 3 || steps[len(steps)-2] != appSlug {
+		f.hint(at, "is not a repository of this app", "org/<org-slug>/"+appSlug+"/<artifact-name> or apps/"+appSlug+
+			"/<artifact-name>")
 	}
 }
 
@@ -88,9 +100,9 @@ func DigestOf(imageRef string) string {
 }
 
 func (m Manifest) checkCompatibility(f *findings) {
-	c := m.Version.Compatibility
+	c, variants := m.Version.Compatibility, m.Version.RuntimeProfile.MainService().ImageVariants
 	for i, a := range c.SupportedAccelerators {
-		if !slices.ContainsFunc(m.Version.RuntimeProfile.ImageVariants, func(v Variant) bool { return v.Accelerator == a }) {
+		if !slices.ContainsFunc(variants, func(v Variant) bool { return v.Accelerator == a }) {
 			f.add(fmt.Sprintf("/version/compatibility/supported_accelerators/%d", i), "no image variant serves it")
 		}
 	}
@@ -104,8 +116,9 @@ func (m Manifest) checkCompatibility(f *findings) {
 
 // checkAcceleratorRange makes sure that the range says nothing else than min_gpu_count and the variants do.
 func (m Manifest) checkAcceleratorRange(f *findings) {
-	const at = "/version/runtime_profile/resources/accelerators"
-	r, c := m.Version.RuntimeProfile.Resources.Accelerators, m.Version.Compatibility
+	p := m.Version.RuntimeProfile
+	at := p.pointer(p.mainIndex()) + "/resources/accelerators"
+	r, c := p.MainService().Resources.Accelerators, m.Version.Compatibility
 	if r == (Range{}) {
 		return
 	}
@@ -121,36 +134,40 @@ func (m Manifest) checkAcceleratorRange(f *findings) {
 	}
 }
 
-func (m Manifest) checkProfile(f *findings) {
-	const at = "/version/runtime_profile"
-	p := m.Version.RuntimeProfile
-	checkRange(f, at+"/resources/cpu_millis", p.Resources.CPUMillis)
-	checkRange(f, at+"/resources/memory_mib", p.Resources.MemoryMiB)
-	checkRange(f, at+"/resources/disk_mib", p.Resources.DiskMiB.Range)
-	checkRange(f, at+"/resources/shm_mib", p.Resources.ShmMiB)
+// check finds what contradicts itself in one service.
+func (s ServiceProfile) check(f *findings, at, appSlug string) {
+	s.checkVariants(f, at, appSlug)
+	checkRange(f, at+"/resources/cpu_millis", s.Resources.CPUMillis)
+	checkRange(f, at+"/resources/memory_mib", s.Resources.MemoryMiB)
+	checkRange(f, at+"/resources/disk_mib", s.Resources.DiskMiB.Range)
+	checkRange(f, at+"/resources/shm_mib", s.Resources.ShmMiB)
 	// tmpfs pages count against the container's memory.
-	if p.Resources.ShmMiB.Max > p.Resources.MemoryMiB.Max {
+	if s.Resources.ShmMiB.Max > s.Resources.MemoryMiB.Max {
 		f.add(at+"/resources/shm_mib/max", "is larger than the memory that an instance can have")
 	}
 	names, numbers := map[string]bool{}, map[uint32]bool{}
-	for i, port := range p.Ports {
-		if names[port.Name] {
-			f.add(fmt.Sprintf("%s/ports/%d/name", at, i), "stands twice")
-		}
+	for i, port := range s.Ports {
 		if numbers[port.Container] {
 			f.add(fmt.Sprintf("%s/ports/%d/container", at, i), "stands twice")
 		}
 		names[port.Name], numbers[port.Container] = true, true
 	}
-	checkProbe(f, at+"/readiness", p.Readiness, names)
-	checkScratch(f, at+"/scratch", p)
-	if p.User != "" {
-		checkUser(f, at+"/user", p.User)
+	checkProbe(f, at+"/readiness", s.Readiness, names)
+	checkProbe(f, at+"/liveness", s.Liveness, names)
+	checkScratch(f, at+"/scratch", s)
+	checkVolumes(f, at+"/volumes", s)
+	for i, m := range s.ImageMounts {
+		checkRepository(f, fmt.Sprintf("%s/image_mounts/%d/image_ref", at, i), m.ImageRef, appSlug)
 	}
-	if p.WorkingDir != "" && path.Clean(p.WorkingDir) != p.WorkingDir {
+	checkMountPoints(f, at, s)
+	checkFiles(f, at+"/files", s)
+	if s.User != "" {
+		checkUser(f, at+"/user", s.User)
+	}
+	if s.WorkingDir != "" && path.Clean(s.WorkingDir) != s.WorkingDir {
 		f.add(at+"/working_dir", "must be a clean absolute path")
 	}
-	if InKernelFiles(p.WorkingDir) {
+	if InKernelFiles(s.WorkingDir) {
 		f.add(at+"/working_dir", "must not be in /proc, /sys or /dev")
 	}
 }
@@ -181,21 +198,26 @@ func checkProbe(f *findings, at string, p Probe, ports map[string]bool) {
 // led out of containers (CVE-2024-21626).
 func InKernelFiles(name string) bool {
 	return slices.ContainsFunc([]string{"/proc", "/sys", "/dev"}, func(kernel string) bool {
-		return name == kernel || strings.HasPrefix(name, kernel+"/")
+		return isBelow(name, kernel)
 	})
 }
 
-func checkScratch(f *findings, at string, p RuntimeProfile) {
+func isPlatforms(name string) bool {
+	return InKernelFiles(name) || isBelow(name, "/run/gpuaas") || isBelow(name, "/run/gpuaas-parameters")
+}
+
+// isBelow says that a path is another one, or lies below it.
+func isBelow(name, dir string) bool { return name == dir || strings.HasPrefix(name, dir+"/") }
+
+func checkScratch(f *findings, at string, p ServiceProfile) {
 	var total uint64
 	for i, s := range p.Scratch {
 		here := fmt.Sprintf("%s/%d/path", at, i)
-		if path.Clean(s.Path) != s.Path || s.Path == "/" {
-			f.add(here, "must be a clean absolute path below the root")
+		if path.Clean(s.Path) != s.Path || s.Path == "/" || s.Path == "/etc" {
+			f.add(here, "must be a clean absolute path below the root, and not /etc")
 		}
-		for _, kernel := range []string{"/proc", "/sys", "/dev", "/run/gpuaas"} {
-			if s.Path == kernel || strings.HasPrefix(s.Path, kernel+"/") {
-				f.add(here, "is the platform's own")
-			}
+		if isPlatforms(s.Path) {
+			f.add(here, "is the platform's own")
 		}
 		for j, other := range p.Scratch {
 			if i != j && (s.Path == other.Path && i > j || strings.HasPrefix(s.Path, other.Path+"/")) {
@@ -228,8 +250,9 @@ func (m Manifest) checkUI(f *findings) {
 		}
 		return
 	}
-	i := slices.IndexFunc(m.Version.RuntimeProfile.Ports, func(p Port) bool { return p.Name == ui.Port })
-	if i < 0 || m.Version.RuntimeProfile.Ports[i].Protocol != "http" {
+	if !slices.ContainsFunc(m.Version.RuntimeProfile.All(), func(s Service) bool {
+		return slices.ContainsFunc(s.Ports, func(p Port) bool { return p.Name == ui.Port && p.Protocol == "http" })
+	}) {
 		f.add("/version/ui/port", "must name an http port of the profile")
 	}
 }
@@ -296,20 +319,30 @@ func checkReferences(f *findings, at string, v any) {
 
 // checkBindings makes sure that whatever goes into the command or the environment is a declared scalar and no secret.
 func (m Manifest) checkBindings(f *findings) {
-	p := m.Version.RuntimeProfile
 	schemas := m.parameterSchemas()
-	for i, a := range p.Command {
-		at := fmt.Sprintf("/version/runtime_profile/command/%d", i)
-		if a.Parameter != "" {
-			if i == 0 {
-				f.add(at, "the program itself cannot be a parameter")
+	for i, s := range m.Version.RuntimeProfile.All() {
+		s.checkBindings(f, m.Version.RuntimeProfile.pointer(i), schemas)
+	}
+	for name, s := range schemas {
+		at := "/version/parameters/properties/" + escapePointer(name)
+		checkDefault(f, at, s)
+	}
+}
+
+func (s ServiceProfile) checkBindings(f *findings, at string, schemas map[string]map[string]any) {
+	if len(s.Command) > 0 && s.Command[0].Parameter != "" {
+		f.add(at+"/command/0", "the program itself cannot be a parameter")
+	}
+	for key, list := range map[string][]Argument{"command": s.Command, "args": s.Args} {
+		for i, a := range list {
+			if a.Parameter != "" {
+				checkBinding(f, fmt.Sprintf("%s/%s/%d/parameter", at, key, i), schemas, a.Parameter)
 			}
-			checkBinding(f, at+"/parameter", schemas, a.Parameter)
 		}
 	}
 	seen := map[string]bool{}
-	for i, e := range p.Env {
-		at := fmt.Sprintf("/version/runtime_profile/env/%d", i)
+	for i, e := range s.Env {
+		at := fmt.Sprintf("%s/env/%d", at, i)
 		if seen[e.Name] {
 			f.add(at+"/name", "stands twice")
 		}
@@ -321,20 +354,16 @@ func (m Manifest) checkBindings(f *findings) {
 			checkBinding(f, at+"/parameter", schemas, e.Parameter)
 		}
 	}
-	for name, s := range schemas {
-		at := "/version/parameters/properties/" + escapePointer(name)
-		if s["writeOnly"] == true {
-			f.hint(at+"/writeOnly", "secrets are not parameters: parameters are kept in plain text",
-				"let the app take a hash of the secret")
-		}
-		checkDefault(f, at, s)
-	}
 }
 
 func checkBinding(f *findings, at string, schemas map[string]map[string]any, name string) {
 	s, declared := schemas[name]
 	if !declared {
 		f.add(at, "is not declared in /version/parameters/properties")
+		return
+	}
+	if s["writeOnly"] == true {
+		f.hint(at, "is secret", secretHint)
 		return
 	}
 	switch s["type"] {

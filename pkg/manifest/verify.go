@@ -84,10 +84,10 @@ func (p Parsed) Verify(env, delegation *protocol.Envelope, b protocol.Bundle, no
 		}})
 	}
 	var fields []fault.Field
-	for i, variant := range m.Version.RuntimeProfile.ImageVariants {
-		if !belowPrefix(variant.ImageRef, publisher.RepositoryPrefixes) {
+	for _, image := range m.Images() {
+		if !belowPrefix(image.Ref, publisher.RepositoryPrefixes) {
 			fields = append(fields, fault.Field{
-				Pointer: fmt.Sprintf("/version/runtime_profile/image_variants/%d/image_ref", i),
+				Pointer: image.Pointer,
 				Reason:  "lies outside the repositories that were delegated to the publisher",
 				Hint:    "the delegation covers " + strings.Join(publisher.RepositoryPrefixes, ", "),
 			})

@@ -22,3 +22,30 @@ version:
   metering: {kind: session_seconds}
 `)
 }
+
+// Services returns the manifest of version 1.0.0 of an app of a main service and the database that it waits for, both
+// with the image.
+func Services(slug, image string) string {
+	return strings.NewReplacer("SLUG", slug, "IMAGE", image).Replace(`
+schema: gpuaas.app/v1
+app: {slug: SLUG, display_name: A small app, runtime_backend: docker_compose}
+version:
+  version: 1.0.0
+  runtime_profile:
+    kind: docker_compose
+    main: server
+    services:
+      - name: db
+        image_variants: [{name: any, accelerator: none, image_ref: "IMAGE"}]
+        ports: [{name: sql, container: 5432, protocol: tcp}]
+        resources: {cpu_millis: {min: 200, default: 200, max: 200}, memory_mib: {min: 64, default: 64, max: 64}}
+        readiness: {kind: tcp, port: sql}
+      - name: server
+        depends_on: [{service: db, condition: service_healthy}]
+        image_variants: [{name: any, accelerator: none, image_ref: "IMAGE"}]
+        ports: [{name: http, container: 8080}]
+        resources: {cpu_millis: {min: 100, default: 500, max: 2000}, memory_mib: {min: 16, default: 128, max: 1024}}
+        readiness: {kind: http, port: http, path: /}
+  parameters: {type: object, additionalProperties: false, properties: {greeting: {type: string}}}
+`)
+}
