@@ -72,6 +72,7 @@ func admittedWorkload(t testing.TB, env *protocol.Envelope, v manifest.Verified)
 	services, err := manifest.Lower(v.Manifest(), manifest.Inputs{Parameters: values}, manifest.Shape{
 		CPUMillis:   2000,
 		MemoryBytes: 512 << 20,
+		Volumes:     chosenVolumes(v.Manifest()),
 	})
 	require.NoError(t, err)
 	return &protocol.Workload{
@@ -200,6 +201,12 @@ func otherIdentity() map[string]deviation {
 		"another grace": {func(_ *protocol.Workload, s *protocol.Service) {
 			s.StopGraceSeconds++
 		}, "/services/0/stop_grace_seconds"},
+		"a start beside another": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.StartFirst = true
+		}, "/services/0/start_first"},
+		"no start beside another": {func(_ *protocol.Workload, s *protocol.Service) {
+			s.Recreate = true
+		}, "/services/0/recreate"},
 		"another name": {func(_ *protocol.Workload, s *protocol.Service) { s.Name = "x" }, "/services/0/name"},
 		"a field of later": {
 			func(_ *protocol.Workload, s *protocol.Service) { s.ProtoReflect().SetUnknown(unknownField) },

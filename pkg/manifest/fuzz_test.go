@@ -13,6 +13,7 @@ import (
 // FuzzParse: no document makes the parser panic; an accepted one is valid, and its JSON form is the same manifest.
 func FuzzParse(f *testing.F) {
 	f.Add([]byte(document(f)))
+	f.Add([]byte(chat(f)))
 	f.Add([]byte(`{"app":{"slug":"a"},"version":{"version":"1"}}`))
 	f.Add([]byte("a: &a [*a]"))
 	f.Add([]byte("? {a: 1}\n: 2"))

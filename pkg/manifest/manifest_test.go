@@ -198,6 +198,10 @@ func badProfiles() map[string]badDocument {
 			swap("path: /tmp,", "path: /proc/x,"), fault.Unprocessable,
 			"/version/runtime_profile/scratch/0/path",
 		},
+		"scratch over the platform's files": {
+			swap("path: /tmp,", "path: /etc,"), fault.Unprocessable,
+			"/version/runtime_profile/scratch/0/path",
+		},
 		"scratch climbs": {
 			swap("path: /tmp,", "path: /tmp/../etc,"), fault.Unprocessable,
 			"/version/runtime_profile/scratch/0/path",
@@ -239,7 +243,7 @@ func badDeclarations() map[string]badDocument {
 		},
 		"secret parameter": {
 			swap("verbose: {type: boolean}", "verbose: {type: boolean, writeOnly: true}"),
-			fault.Unprocessable, "/version/parameters/properties/verbose/writeOnly",
+			fault.Unprocessable, "/version/parameters/properties/verbose/type",
 		},
 		"remote reference": {
 			swap("verbose: {type: boolean}", `verbose: {type: boolean, $ref: "https://example.com/x"}`),

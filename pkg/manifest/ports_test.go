@@ -85,7 +85,7 @@ func TestANodeAdmitsAnyPortOfItsOwnAndNoOtherInside(t *testing.T) {
 			if c.admitted {
 				require.NoError(t, err)
 				require.Equal(t, workload.GetServices()[0].GetPorts()[0].GetHostPort() != 0,
-					len(manifest.ChoiceOf(workload.GetServices()).Ports) == 1)
+					len(v.Manifest().ChoiceOf(workload.GetServices()).Ports) == 1)
 				return
 			}
 			require.Equal(t, manifest.CodeNotAdmitted, fault.As(err).Code, "%v", err)

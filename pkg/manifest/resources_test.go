@@ -36,7 +36,7 @@ func TestResourcesOfAnInstanceLieWithinTheBoundsOfItsVersion(t *testing.T) {
 		reason  string
 	}{
 		"nothing":        {m, manifest.Choice{}, "", ""},
-		"all of it":      {m, manifest.Choice{count(4), "H200", 8000, 256, 512, 64, nil}, "", ""},
+		"all of it":      {m, manifest.Choice{count(4), "H200", "", 8000, 256, 512, 64, nil, nil, nil}, "", ""},
 		"no accelerator": {m, manifest.Choice{Accelerators: count(0)}, "", ""},
 		"CPU":            {m, manifest.Choice{CPUMillis: 8001}, "/resources/cpu_millis", "must lie between 250 and 8000"},
 		"memory":         {m, manifest.Choice{MemoryMiB: 255}, "/resources/memory_mib", "must lie between 256 and 65536"},
@@ -85,7 +85,7 @@ func TestChosenSizesAreThoseOfTheService(t *testing.T) {
 	})
 	require.NoError(t, err)
 	two := 2
-	require.Equal(t, manifest.Choice{&two, "", 500, 512, 256, 64, nil}, manifest.ChoiceOf(chosen))
+	require.Equal(t, manifest.Choice{&two, "", "", 500, 512, 256, 64, nil, nil, nil}, m.ChoiceOf(chosen))
 	for _, ids := range [][]string{{"1", "2", "3", "4", "5"}, {}} {
 		_, err = manifest.Lower(m, in, manifest.Shape{AcceleratorVendor: "nvidia", AcceleratorIDs: ids})
 		require.Equal(t, manifest.CodeShapeRefused, fault.As(err).Code)
