@@ -68,7 +68,7 @@ func (a *app) usageCommand() *cobra.Command {
 	})
 	f := c.Flags()
 	f.StringVar(&instance, "instance", "", "only of this app instance, by id or display name")
-	f.StringVar(&source, "source", "", "allocation or app_runtime")
+	f.StringVar(&source, "source", "", "allocation, app_runtime or volume")
 	f.StringVar(&p.Meter, "meter", "", "only this meter")
 	f.Var(timeFlag{&p.From}, "from", "only what ended after this time (RFC 3339, or a span back from now)")
 	f.Var(timeFlag{&p.To}, "to", "only what started before this time")

@@ -236,6 +236,7 @@ func showNode(s *session, n client.Node, columns []column[client.Node]) error {
 		{"MODEL", func(g client.NodeAccelerator) string { return g.Model }},
 		{"MEMORY MIB", func(g client.NodeAccelerator) string { return strconv.FormatInt(g.MemoryMib, 10) }},
 		{"HEALTH", func(g client.NodeAccelerator) string { return g.Health }},
+		{"CAUSE", func(g client.NodeAccelerator) string { return g.HealthReason }},
 		{"PCI ADDRESS", func(g client.NodeAccelerator) string { return g.PciAddress }},
 		{"NUMA", func(g client.NodeAccelerator) string {
 			if g.NumaNode < 0 {

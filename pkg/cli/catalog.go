@@ -116,7 +116,7 @@ func (a *app) manifestsCommand() *cobra.Command {
 		},
 	}
 	sign.Flags().StringVar(&signKeyFile, "key", "", "publisher's private key (PEM)")
-	return group("manifests", "App manifests", register, sign)
+	return group("manifests", "App manifests", a.fromComposeCommand(), register, sign)
 }
 
 func (s *session) manifestEnvelope(path, keyFile string) (client.SignedEnvelope, error) {

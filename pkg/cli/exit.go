@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/compose"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -76,6 +77,9 @@ func exitCode(err error) int {
 	}
 	if _, ok := errors.AsType[*client.InstanceError](err); ok {
 		return exitInstance
+	}
+	if _, ok := errors.AsType[compose.Refused](err); ok {
+		return exitInvalid
 	}
 	if p, ok := errors.AsType[*client.Problem](err); ok {
 		return problemCode(int(p.Status))

@@ -247,8 +247,14 @@ func (h *fakeHub) readInstance(w http.ResponseWriter, r *http.Request) {
 		}
 	}
 	if i.Status == "running" {
+		i.Members = []client.Member{{Services: []client.MemberService{
+			{Name: "db", Status: "unhealthy", StatusReason: "out_of_memory", Restarts: 2},
+			{Name: "web", Status: "ready", DependsOn: []client.ServiceDependency{
+				{Service: "db", Condition: "service_healthy"},
+			}},
+		}}}
 		i.Endpoints = []client.Endpoint{{
-			Name: "http", URL: "http://127.0.0.1:20000", NodeID: nodeID, Access: "private",
+			Name: "http", Service: "web", URL: "http://127.0.0.1:20000", NodeID: nodeID, Access: "private",
 			Instructions: client.AccessInstructions{PortForward: "gpuaas port-forward x http"},
 		}}
 	}

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
 	"slices"
 	"strconv"
 	"strings"
@@ -101,6 +100,9 @@ func (a *app) instancesCommand() *cobra.Command {
 		if err != nil || s.output != "table" {
 			return err
 		}
+		if err := showServices(s, i); err != nil {
+			return err
+		}
 		for _, e := range i.Endpoints {
 			for _, command := range []string{e.Instructions.PortForward, e.Instructions.SSHTunnel} {
 				if command != "" {
@@ -163,6 +165,7 @@ func (a *app) estimateCommand() *cobra.Command {
 	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
 	c.Flags().Int64Var(&p.CPUMillis, "cpu-millis", 0, cpuUsage)
 	c.Flags().Int64Var(&p.MemoryMib, "memory-mib", 0, memoryUsage)
+	c.Flags().StringArrayVar(&p.Requirement, "requirement", nil, requirementUsage)
 	return c
 }
 
@@ -184,7 +187,7 @@ func (a *app) createInstanceCommand() *cobra.Command {
 		body.OperatingMode, body.ControlPlaneScope = client.OperatingMode(mode), client.ControlPlaneScope(scope)
 		body.PlacementIntent.AllocationIds = allocations
 		body.Resources = resources.chosen()
-		if body.Ports, err = resources.ports(); err != nil {
+		if body.Environment, err = resources.environment(s.env.Stdin); err != nil {
 			return err
 		}
 		if body.Parameters, err = parameters(s.env.Stdin, paramsFile, params); err != nil {
@@ -195,6 +198,9 @@ func (a *app) createInstanceCommand() *cobra.Command {
 		}
 		project, err := s.projectID(ctx)
 		if err != nil {
+			return err
+		}
+		if body.Ports, body.Volumes, err = resources.portsAndVolumes(ctx, s, project); err != nil {
 			return err
 		}
 		if body.Version == "" {
@@ -276,13 +282,6 @@ func parameters(stdin io.Reader, path string, pairs []string) (map[string]any, e
 	return out, nil
 }
 
-func readInput(stdin io.Reader, path string) ([]byte, error) {
-	if path == "-" {
-		return io.ReadAll(stdin)
-	}
-	return os.ReadFile(path)
-}
-
 // waitFor watches an instance and says each change.
 func (s *session) waitFor(ctx context.Context, project, id string,
 	want client.AppInstanceStatus,
@@ -361,7 +360,10 @@ func (a *app) upgradeCommand() *cobra.Command {
 			}
 			body := client.AppInstanceUpgrade{TargetVersion: to, Resources: resources.chosen()}
 			var err error
-			if body.Ports, err = resources.ports(); err != nil {
+			if body.Ports, body.Volumes, err = resources.portsAndVolumes(ctx, s, project); err != nil {
+				return client.AppInstance{}, err
+			}
+			if body.Environment, err = resources.environment(s.env.Stdin); err != nil {
 				return client.AppInstance{}, err
 			}
 			if body.Parameters, err = parameters(s.env.Stdin, paramsFile, params); err != nil {
@@ -378,6 +380,7 @@ func (a *app) upgradeCommand() *cobra.Command {
 	f.StringVar(&paramsFile, "params-file", "", "JSON object with all launch parameters; - for stdin")
 	f.StringVar(&configFile, "config-file", "", "JSON object with the app's whole config; - for stdin")
 	resources = resourceFlags(f)
+	f.BoolVar(&resources.noEnvironment, "no-environment", false, "remove the environment that the instance has")
 	return c
 }
 

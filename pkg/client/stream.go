@@ -1,6 +1,7 @@
 package client
 
 import (
+	"bufio"
 	"context"
 	"crypto/tls"
 	"errors"
@@ -11,8 +12,12 @@ import (
 	"sync"
 )
 
-// streamProtocol is what the hub's connection is upgraded to.
-const streamProtocol = "gpuaas-stream"
+const (
+	// streamProtocol is what the hub's connection is upgraded to.
+	streamProtocol = "gpuaas-stream"
+	// readBufferBytes is what a stream reads ahead.
+	readBufferBytes = 128 << 10
+)
 
 // Stream is a byte stream to an app, whose two directions end on their own. It fits pkg/duplex.
 type Stream struct {
@@ -138,8 +143,18 @@ func (d *socketDialer) dial(ctx context.Context, network, addr string) (net.Conn
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.sockets = append(d.sockets, conn)
-	return conn, nil
+	return bufferedConn{conn, bufio.NewReaderSize(conn, readBufferBytes)}, nil
 }
+
+// bufferedConn reads several TLS records by one system call.
+type bufferedConn struct {
+	net.Conn
+
+	r *bufio.Reader
+}
+
+// Read implements net.Conn.
+func (c bufferedConn) Read(b []byte) (int, error) { return c.r.Read(b) }
 
 func (d *socketDialer) reset() {
 	d.mu.Lock()

@@ -9,8 +9,8 @@ import (
 	"net"
 )
 
-// pieceBytes is what one direction holds at most.
-const pieceBytes = 64 << 10
+// pieceBytes is what one direction holds at most. Large pieces save wake-ups of the programs on the way.
+const pieceBytes = 256 << 10
 
 // Stream is a byte stream whose two directions end on their own.
 type Stream interface {

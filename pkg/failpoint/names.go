@@ -32,7 +32,12 @@ agent/shared_network/bridge_made
 agent/shared_network/host_state_written
 agent/attach/veth_made
 agent/attach/veth_isolated
+agent/attach/opened
 agent/network/complete
+agent/publish/assigned
+agent/publish/recorded
+agent/publish/moved
+agent/publish/done
 agent/start/run_opened
 agent/start/files_written
 agent/start/snapshot_made
@@ -61,6 +66,7 @@ agent/remove/container_deleted
 agent/remove/cgroup_removed
 agent/remove/files_removed
 agent/remove/done
+agent/detach/unready
 agent/detach/veth_removed
 agent/detach/namespaces_removed
 agent/network/removed
@@ -71,6 +77,12 @@ agent/retire/checked
 agent/retire/measured
 agent/report/sent
 agent/report/acknowledged
+agent/volume/image_made
+agent/volume/snapshot_taken
+agent/volume/restored
+agent/volume/grown
+agent/environment/sealed
+agent/environment/kept
 hub/database/started
 hub/db/committing
 hub/db/committed
