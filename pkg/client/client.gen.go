@@ -18,6 +18,24 @@ import (
 	"github.com/oapi-codegen/runtime"
 )
 
+// Defines values for AcceleratorSharing.
+const (
+	AcceleratorSharingMps        AcceleratorSharing = "mps"
+	AcceleratorSharingTimeSlices AcceleratorSharing = "time_slices"
+)
+
+// Valid indicates whether the value is a known member of the AcceleratorSharing enum.
+func (e AcceleratorSharing) Valid() bool {
+	switch e {
+	case AcceleratorSharingMps:
+		return true
+	case AcceleratorSharingTimeSlices:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -456,6 +474,39 @@ func (e JoinTokenStatus) Valid() bool {
 	}
 }
 
+// Defines values for MemberServiceStatus.
+const (
+	MemberServiceStatusCompleted MemberServiceStatus = "completed"
+	MemberServiceStatusFailed    MemberServiceStatus = "failed"
+	MemberServiceStatusReady     MemberServiceStatus = "ready"
+	MemberServiceStatusStarting  MemberServiceStatus = "starting"
+	MemberServiceStatusStopped   MemberServiceStatus = "stopped"
+	MemberServiceStatusUnhealthy MemberServiceStatus = "unhealthy"
+	MemberServiceStatusWaiting   MemberServiceStatus = "waiting"
+)
+
+// Valid indicates whether the value is a known member of the MemberServiceStatus enum.
+func (e MemberServiceStatus) Valid() bool {
+	switch e {
+	case MemberServiceStatusCompleted:
+		return true
+	case MemberServiceStatusFailed:
+		return true
+	case MemberServiceStatusReady:
+		return true
+	case MemberServiceStatusStarting:
+		return true
+	case MemberServiceStatusStopped:
+		return true
+	case MemberServiceStatusUnhealthy:
+		return true
+	case MemberServiceStatusWaiting:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for MemberStatus.
 const (
 	MemberStatusDegraded MemberStatus = "degraded"
@@ -584,6 +635,7 @@ const (
 	PostingSubjectKindAllocation PostingSubjectKind = "allocation"
 	PostingSubjectKindMember     PostingSubjectKind = "member"
 	PostingSubjectKindOrg        PostingSubjectKind = "org"
+	PostingSubjectKindVolume     PostingSubjectKind = "volume"
 )
 
 // Valid indicates whether the value is a known member of the PostingSubjectKind enum.
@@ -594,6 +646,8 @@ func (e PostingSubjectKind) Valid() bool {
 	case PostingSubjectKindMember:
 		return true
 	case PostingSubjectKindOrg:
+		return true
+	case PostingSubjectKindVolume:
 		return true
 	default:
 		return false
@@ -693,6 +747,7 @@ const (
 	QuotaNameServiceAccounts QuotaName = "service_accounts"
 	QuotaNameUserTokens      QuotaName = "user_tokens"
 	QuotaNameUsers           QuotaName = "users"
+	QuotaNameVolumeBytes     QuotaName = "volume_bytes"
 )
 
 // Valid indicates whether the value is a known member of the QuotaName enum.
@@ -717,6 +772,8 @@ func (e QuotaName) Valid() bool {
 	case QuotaNameUserTokens:
 		return true
 	case QuotaNameUsers:
+		return true
+	case QuotaNameVolumeBytes:
 		return true
 	default:
 		return false
@@ -764,6 +821,8 @@ const (
 	RecoveryFindingKindSettlementFailed       RecoveryFindingKind = "settlement_failed"
 	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
 	RecoveryFindingKindUsageSetAside          RecoveryFindingKind = "usage_set_aside"
+	RecoveryFindingKindVolumeSnapshotUnknown  RecoveryFindingKind = "volume_snapshot_unknown"
+	RecoveryFindingKindVolumeUnknown          RecoveryFindingKind = "volume_unknown"
 )
 
 // Valid indicates whether the value is a known member of the RecoveryFindingKind enum.
@@ -810,6 +869,10 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindStateUnverified:
 		return true
 	case RecoveryFindingKindUsageSetAside:
+		return true
+	case RecoveryFindingKindVolumeSnapshotUnknown:
+		return true
+	case RecoveryFindingKindVolumeUnknown:
 		return true
 	default:
 		return false
@@ -960,11 +1023,33 @@ func (e ServiceAccountRole) Valid() bool {
 	}
 }
 
+// Defines values for ServiceDependencyCondition.
+const (
+	ServiceDependencyConditionServiceCompletedSuccessfully ServiceDependencyCondition = "service_completed_successfully"
+	ServiceDependencyConditionServiceHealthy               ServiceDependencyCondition = "service_healthy"
+	ServiceDependencyConditionServiceStarted               ServiceDependencyCondition = "service_started"
+)
+
+// Valid indicates whether the value is a known member of the ServiceDependencyCondition enum.
+func (e ServiceDependencyCondition) Valid() bool {
+	switch e {
+	case ServiceDependencyConditionServiceCompletedSuccessfully:
+		return true
+	case ServiceDependencyConditionServiceHealthy:
+		return true
+	case ServiceDependencyConditionServiceStarted:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for StatusReason.
 const (
 	StatusReasonCrashLoop             StatusReason = "crash_loop"
 	StatusReasonDeviceFault           StatusReason = "device_fault"
 	StatusReasonDiskLimit             StatusReason = "disk_limit"
+	StatusReasonEnvironmentFailed     StatusReason = "environment_failed"
 	StatusReasonFeatureMissing        StatusReason = "feature_missing"
 	StatusReasonImagePullFailed       StatusReason = "image_pull_failed"
 	StatusReasonImageSignatureInvalid StatusReason = "image_signature_invalid"
@@ -978,6 +1063,7 @@ const (
 	StatusReasonOwnerRefused          StatusReason = "owner_refused"
 	StatusReasonPlacementRequired     StatusReason = "placement_required"
 	StatusReasonReadinessTimeout      StatusReason = "readiness_timeout"
+	StatusReasonSecretUnreadable      StatusReason = "secret_unreadable"
 )
 
 // Valid indicates whether the value is a known member of the StatusReason enum.
@@ -988,6 +1074,8 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonDeviceFault:
 		return true
 	case StatusReasonDiskLimit:
+		return true
+	case StatusReasonEnvironmentFailed:
 		return true
 	case StatusReasonFeatureMissing:
 		return true
@@ -1014,6 +1102,8 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonPlacementRequired:
 		return true
 	case StatusReasonReadinessTimeout:
+		return true
+	case StatusReasonSecretUnreadable:
 		return true
 	default:
 		return false
@@ -1045,7 +1135,9 @@ const (
 	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
 	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
 	TargetReasonNotEmpty                 TargetReason = "not_empty"
+	TargetReasonNotEntitled              TargetReason = "not_entitled"
 	TargetReasonNotUsable                TargetReason = "not_usable"
+	TargetReasonVolumeOnAnotherNode      TargetReason = "volume_on_another_node"
 	TargetReasonWrongShape               TargetReason = "wrong_shape"
 )
 
@@ -1062,7 +1154,11 @@ func (e TargetReason) Valid() bool {
 		return true
 	case TargetReasonNotEmpty:
 		return true
+	case TargetReasonNotEntitled:
+		return true
 	case TargetReasonNotUsable:
+		return true
+	case TargetReasonVolumeOnAnotherNode:
 		return true
 	case TargetReasonWrongShape:
 		return true
@@ -1111,6 +1207,7 @@ func (e TokenTokenType) Valid() bool {
 const (
 	UsageSourceAllocation UsageSource = "allocation"
 	UsageSourceAppRuntime UsageSource = "app_runtime"
+	UsageSourceVolume     UsageSource = "volume"
 )
 
 // Valid indicates whether the value is a known member of the UsageSource enum.
@@ -1119,6 +1216,8 @@ func (e UsageSource) Valid() bool {
 	case UsageSourceAllocation:
 		return true
 	case UsageSourceAppRuntime:
+		return true
+	case UsageSourceVolume:
 		return true
 	default:
 		return false
@@ -1167,6 +1266,66 @@ func (e UserRole) Valid() bool {
 	}
 }
 
+// Defines values for VolumeSnapshotStatus.
+const (
+	VolumeSnapshotStatusDeleted  VolumeSnapshotStatus = "deleted"
+	VolumeSnapshotStatusDeleting VolumeSnapshotStatus = "deleting"
+	VolumeSnapshotStatusPending  VolumeSnapshotStatus = "pending"
+	VolumeSnapshotStatusReady    VolumeSnapshotStatus = "ready"
+)
+
+// Valid indicates whether the value is a known member of the VolumeSnapshotStatus enum.
+func (e VolumeSnapshotStatus) Valid() bool {
+	switch e {
+	case VolumeSnapshotStatusDeleted:
+		return true
+	case VolumeSnapshotStatusDeleting:
+		return true
+	case VolumeSnapshotStatusPending:
+		return true
+	case VolumeSnapshotStatusReady:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for VolumeStatus.
+const (
+	VolumeStatusDeleted   VolumeStatus = "deleted"
+	VolumeStatusDeleting  VolumeStatus = "deleting"
+	VolumeStatusMissing   VolumeStatus = "missing"
+	VolumeStatusNodeLost  VolumeStatus = "node_lost"
+	VolumeStatusPending   VolumeStatus = "pending"
+	VolumeStatusReady     VolumeStatus = "ready"
+	VolumeStatusResizing  VolumeStatus = "resizing"
+	VolumeStatusRestoring VolumeStatus = "restoring"
+)
+
+// Valid indicates whether the value is a known member of the VolumeStatus enum.
+func (e VolumeStatus) Valid() bool {
+	switch e {
+	case VolumeStatusDeleted:
+		return true
+	case VolumeStatusDeleting:
+		return true
+	case VolumeStatusMissing:
+		return true
+	case VolumeStatusNodeLost:
+		return true
+	case VolumeStatusPending:
+		return true
+	case VolumeStatusReady:
+		return true
+	case VolumeStatusResizing:
+		return true
+	case VolumeStatusRestoring:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for WhoamiType.
 const (
 	WhoamiTypeServiceAccount WhoamiType = "service_account"
@@ -1196,14 +1355,22 @@ type AcceleratorLink struct {
 	PeerID string `json:"peer_id,omitempty,omitzero"`
 }
 
-// AcceleratorPartition A part of the accelerator that is a device of its own for the driver: a MIG instance, or a partition of an AMD GPU.
+// AcceleratorPartition A part of the accelerator: a MIG instance or a partition of an AMD GPU, which is a device of its own for the driver, or a slice of a GPU that its owner shares, and that only one org has. It is allocated by the name of its model, which is the accelerator's, then MIG for a MIG instance, then the profile.
 type AcceleratorPartition struct {
-	ID        string `json:"id"`
-	MemoryMib int64  `json:"memory_mib"`
+	ID string `json:"id"`
 
-	// Profile Like 1g.10gb, or CPX/NPS4
+	// MemoryMib Of a slice its share; time slices do not limit it
+	MemoryMib int64 `json:"memory_mib"`
+
+	// Profile Like 1g.10gb, CPX/NPS4, or 1/4 MPS
 	Profile string `json:"profile"`
+
+	// Sharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
+	Sharing AcceleratorSharing `json:"sharing,omitempty,omitzero"`
 }
+
+// AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
+type AcceleratorSharing string
 
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
@@ -1302,10 +1469,13 @@ type AppInstance struct {
 	CorrelationID     string                 `json:"correlation_id"`
 
 	// Cost Only where one instance is asked for, not in lists.
-	Cost        InstanceCost      `json:"cost,omitempty,omitzero"`
-	CreatedAt   time.Time         `json:"created_at"`
-	DisplayName DisplayName       `json:"display_name"`
-	Endpoints   []Endpoint        `json:"endpoints"`
+	Cost        InstanceCost `json:"cost,omitempty,omitzero"`
+	CreatedAt   time.Time    `json:"created_at"`
+	DisplayName DisplayName  `json:"display_name"`
+	Endpoints   []Endpoint   `json:"endpoints"`
+
+	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+	Environment EnvironmentChoice `json:"environment,omitempty,omitzero"`
 	Health      AppInstanceHealth `json:"health"`
 	HintResults []HintResult      `json:"hint_results"`
 
@@ -1315,7 +1485,9 @@ type AppInstance struct {
 	OperatingMode OperatingMode `json:"operating_mode"`
 
 	// OrgID UUIDv7 in lower case.
-	OrgID           ID                     `json:"org_id"`
+	OrgID ID `json:"org_id"`
+
+	// Parameters Without the secret ones
 	Parameters      map[string]interface{} `json:"parameters"`
 	PlacementIntent PlacementIntent        `json:"placement_intent"`
 
@@ -1345,6 +1517,9 @@ type AppInstance struct {
 	TenantBoundaryMode TenantBoundaryMode `json:"tenant_boundary_mode"`
 	UpdatedAt          time.Time          `json:"updated_at"`
 	Version            VersionName        `json:"version"`
+
+	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
 }
 
 // AppInstanceChange defines model for AppInstanceChange.
@@ -1375,9 +1550,12 @@ type AppInstanceCreate struct {
 	Config            map[string]interface{} `json:"config,omitempty,omitzero"`
 	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope,omitempty,omitzero"`
 	DisplayName       DisplayName            `json:"display_name"`
-	OperatingMode     OperatingMode          `json:"operating_mode,omitempty,omitzero"`
 
-	// Parameters Checked against the version's parameter schema. Not for secrets: they are shown again by this API and stand in the arguments and the environment of containers
+	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+	Environment   EnvironmentChoice `json:"environment,omitempty,omitzero"`
+	OperatingMode OperatingMode     `json:"operating_mode,omitempty,omitzero"`
+
+	// Parameters Checked against the version's parameter schema. One that the schema marks writeOnly is a secret: the hub keeps it sealed to the key of the node and never shows it again; the app reads it from a file. The others are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
 	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
 
@@ -1387,6 +1565,9 @@ type AppInstanceCreate struct {
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources InstanceResources `json:"resources,omitempty,omitzero"`
 	Version   VersionName       `json:"version"`
+
+	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
 }
 
 // AppInstanceExec defines model for AppInstanceExec.
@@ -1438,7 +1619,10 @@ type AppInstanceUpgrade struct {
 	// Config All of it; absent leaves it as it is
 	Config map[string]interface{} `json:"config,omitempty,omitzero"`
 
-	// Parameters All of them; absent leaves them as they are
+	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+	Environment EnvironmentChoice `json:"environment,omitempty,omitzero"`
+
+	// Parameters All of them; absent leaves them as they are. A secret one that is not named stays, and null removes it
 	Parameters map[string]interface{} `json:"parameters,omitempty,omitzero"`
 
 	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
@@ -1447,6 +1631,9 @@ type AppInstanceUpgrade struct {
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources     InstanceResources `json:"resources,omitempty,omitzero"`
 	TargetVersion VersionName       `json:"target_version"`
+
+	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
 }
 
 // AppList defines model for AppList.
@@ -1666,8 +1853,11 @@ type Endpoint struct {
 	Name         string             `json:"name"`
 
 	// NodeID UUIDv7 in lower case.
-	NodeID ID     `json:"node_id"`
-	URL    string `json:"url"`
+	NodeID ID `json:"node_id"`
+
+	// Service The service that it leads to; only where one instance of an app of several services is read
+	Service string `json:"service,omitempty,omitzero"`
+	URL     string `json:"url"`
 }
 
 // EndpointAccess private: on the node's own 127.0.0.1 only
@@ -1701,6 +1891,42 @@ type EntitlementPut struct {
 type EnvelopeSignature struct {
 	Keyid string `json:"keyid"`
 	Sig   string `json:"sig"`
+}
+
+// Environment defines model for Environment.
+type Environment struct {
+	BuiltAt time.Time `json:"built_at,omitempty,omitzero"`
+
+	// Digest Of image, platform, paths and requirements
+	Digest string `json:"digest"`
+
+	// ImageRef The image that it is built upon
+	ImageRef string `json:"image_ref"`
+
+	// LastUsedAt When a container was last given it
+	LastUsedAt time.Time `json:"last_used_at,omitempty,omitzero"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID       ID       `json:"node_id"`
+	Requirements []string `json:"requirements"`
+
+	// SizeBytes What it takes of the node's disk
+	SizeBytes int64 `json:"size_bytes"`
+
+	// UsedBy App instances on the node that name it, at most 16
+	UsedBy []ID `json:"used_by"`
+}
+
+// EnvironmentChoice Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+type EnvironmentChoice struct {
+	// Requirements Names with extras and version specifiers of PEP 440, like uvicorn[standard]>=0.30,<1; no URLs, paths, options or markers. An empty list is no environment
+	Requirements []string `json:"requirements"`
+}
+
+// EnvironmentList defines model for EnvironmentList.
+type EnvironmentList struct {
+	Items      []Environment `json:"items"`
+	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
 }
 
 // Event CloudEvents 1.0; asyncapi.yaml describes the types.
@@ -1750,7 +1976,13 @@ type EventData struct {
 	ProjectID   ID          `json:"project_id,omitempty,omitzero"`
 	Reason      string      `json:"reason,omitempty,omitzero"`
 	RequestedBy RequestedBy `json:"requested_by,omitempty,omitzero"`
-	To          string      `json:"to,omitempty,omitzero"`
+
+	// Strategy How an upgrade replaces the version before
+	Strategy string `json:"strategy,omitempty,omitzero"`
+
+	// StrategyReason Why the strategy is not the one that the manifest asks for
+	StrategyReason string `json:"strategy_reason,omitempty,omitzero"`
+	To             string `json:"to,omitempty,omitzero"`
 
 	// TotalBytes Compressed bytes that the pull fetches
 	TotalBytes int64  `json:"total_bytes,omitempty,omitzero"`
@@ -1825,6 +2057,9 @@ type InstanceCost struct {
 type InstanceResources struct {
 	// AcceleratorModel As nodes report it; narrows the placement
 	AcceleratorModel string `json:"accelerator_model,omitempty,omitzero"`
+
+	// AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
+	AcceleratorSharing AcceleratorSharing `json:"accelerator_sharing,omitempty,omitzero"`
 
 	// Accelerators 0 means none, although the version could use some
 	Accelerators *int32 `json:"accelerators,omitempty"`
@@ -1915,21 +2150,48 @@ type Member struct {
 	NodeID ID `json:"node_id"`
 
 	// OwnerRefusal With the reason owner_refused: what the owner of the node says, signed by the node's own key. A DSSE envelope in protobuf; its payload is an OwnerRefusal.
-	OwnerRefusal []byte       `json:"owner_refusal,omitempty,omitzero"`
-	ReadyAt      time.Time    `json:"ready_at,omitempty,omitzero"`
-	Restarts     int32        `json:"restarts,omitempty,omitzero"`
-	Role         string       `json:"role"`
-	StartedAt    time.Time    `json:"started_at,omitempty,omitzero"`
-	Status       MemberStatus `json:"status"`
+	OwnerRefusal []byte    `json:"owner_refusal,omitempty,omitzero"`
+	ReadyAt      time.Time `json:"ready_at,omitempty,omitzero"`
+	Restarts     int32     `json:"restarts,omitempty,omitzero"`
+	Role         string    `json:"role"`
+
+	// Services Of an app of several services, in the manifest's order; absent for an app of one
+	Services  []MemberService `json:"services,omitempty,omitzero"`
+	StartedAt time.Time       `json:"started_at,omitempty,omitzero"`
+	Status    MemberStatus    `json:"status"`
 
 	// StatusReason Why the status is what it is; absent when all is well.
 	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
 }
 
+// MemberService defines model for MemberService.
+type MemberService struct {
+	// DependsOn What must be so before it starts; only where one instance is read
+	DependsOn []ServiceDependency `json:"depends_on,omitempty,omitzero"`
+	Detail    string              `json:"detail,omitempty,omitzero"`
+	ExitCode  int32               `json:"exit_code,omitempty,omitzero"`
+	ExitedAt  time.Time           `json:"exited_at,omitempty,omitzero"`
+
+	// Name The host name by which the member's other services reach it
+	Name      string    `json:"name"`
+	ReadyAt   time.Time `json:"ready_at,omitempty,omitzero"`
+	Restarts  int32     `json:"restarts,omitempty,omitzero"`
+	StartedAt time.Time `json:"started_at,omitempty,omitzero"`
+
+	// Status waiting: for its image or for the services that it depends on; unhealthy: a probe fails after it was ready; completed: it ended as its restart policy allows
+	Status MemberServiceStatus `json:"status"`
+
+	// StatusReason Why the status is what it is; absent when all is well.
+	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
+}
+
+// MemberServiceStatus waiting: for its image or for the services that it depends on; unhealthy: a probe fails after it was ready; completed: it ended as its restart policy allows
+type MemberServiceStatus string
+
 // MemberStatus defines model for MemberStatus.
 type MemberStatus string
 
-// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 type Meter = string
 
 // Node defines model for Node.
@@ -1986,8 +2248,11 @@ type NodeAccelerator struct {
 	Cores         int64  `json:"cores,omitempty,omitzero"`
 	DriverVersion string `json:"driver_version,omitempty,omitzero"`
 
-	// Health ok; degraded: works, with errors; faulty: does not work; missing: the node does not name it any more. Only one that is ok is allocated.
+	// Health ok; degraded: works, with errors; faulty: does not work; needs_reset: waits for a reset after a fault; testing: was reset and is watched; quarantined: no reset helps; missing: the node does not name it any more. Only one that is ok is allocated.
 	Health string `json:"health"`
+
+	// HealthReason What the driver said; of one that is ok, the last fault of an app
+	HealthReason string `json:"health_reason,omitempty,omitzero"`
 
 	// ID The same after a reboot and in another slot: NVIDIA's UUID, AMD's unique id, else the PCI address
 	ID        string            `json:"id"`
@@ -2111,7 +2376,8 @@ type OrgQuotaItem struct {
 	Limit        int64 `json:"limit"`
 
 	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
+	// the volumes of projects and of their snapshots.
 	Name QuotaName `json:"name"`
 	Used int64     `json:"used"`
 }
@@ -2139,6 +2405,26 @@ type OwnedSlug struct {
 type OwnedSlugList struct {
 	Items      []OwnedSlug `json:"items"`
 	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
+}
+
+// PackageIndex defines model for PackageIndex.
+type PackageIndex struct {
+	// OwnCa It is trusted by certificates of the project
+	OwnCa     bool      `json:"own_ca,omitempty,omitzero"`
+	UpdatedAt time.Time `json:"updated_at"`
+	URL       string    `json:"url"`
+	Username  string    `json:"username,omitempty,omitzero"`
+}
+
+// PackageIndexPut defines model for PackageIndexPut.
+type PackageIndexPut struct {
+	// CaPem Certificates of the authorities that the index is trusted by, in place of the image's own
+	CaPem    string `json:"ca_pem,omitempty,omitzero"`
+	Password string `json:"password,omitempty,omitzero"`
+
+	// URL Of the simple repository API (PEP 503), without credentials; https where there are any
+	URL      string `json:"url"`
+	Username string `json:"username,omitempty,omitzero"`
 }
 
 // Period defines model for Period.
@@ -2186,7 +2472,7 @@ type Posting struct {
 	Entries     []LedgerEntry `json:"entries"`
 	Kind        PostingKind   `json:"kind"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter  Meter  `json:"meter,omitempty,omitzero"`
 	Period Period `json:"period,omitempty,omitzero"`
 
@@ -2232,7 +2518,7 @@ type Price struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
@@ -2260,7 +2546,7 @@ type PriceCreate struct {
 	// HostSharePercent Absent means 0
 	HostSharePercent int32 `json:"host_share_percent,omitempty,omitzero"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
@@ -2432,12 +2718,14 @@ type QuotaLimit struct {
 	Limit int64 `json:"limit"`
 
 	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
+	// the volumes of projects and of their snapshots.
 	Name QuotaName `json:"name"`
 }
 
 // QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-// `publish_intents` those that have not ended; `user_tokens` those that are valid.
+// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
+// the volumes of projects and of their snapshots.
 type QuotaName string
 
 // RecoveringNode defines model for RecoveringNode.
@@ -2656,6 +2944,15 @@ type ServiceAccountTokenRequest struct {
 	ServiceAccountID ID `json:"service_account_id"`
 }
 
+// ServiceDependency defines model for ServiceDependency.
+type ServiceDependency struct {
+	Condition ServiceDependencyCondition `json:"condition"`
+	Service   string                     `json:"service"`
+}
+
+// ServiceDependencyCondition defines model for ServiceDependency.Condition.
+type ServiceDependencyCondition string
+
 // SignedEnvelope DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
 type SignedEnvelope struct {
 	// Payload Standard base64
@@ -2735,7 +3032,7 @@ type UsageHour struct {
 	// Hour When the hour begins
 	Hour time.Time `json:"hour"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -2783,7 +3080,7 @@ type UsageRecord struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -2805,6 +3102,9 @@ type UsageRecord struct {
 	StartedAt      time.Time      `json:"started_at"`
 	UsageSource    UsageSource    `json:"usage_source"`
 	UsageUnit      string         `json:"usage_unit"`
+
+	// VolumeID UUIDv7 in lower case.
+	VolumeID ID `json:"volume_id,omitempty,omitzero"`
 }
 
 // UsageRecordList defines model for UsageRecordList.
@@ -2907,6 +3207,119 @@ type UserTokenList struct {
 // VersionName defines model for VersionName.
 type VersionName = string
 
+// Volume defines model for Volume.
+type Volume struct {
+	CorrelationID string    `json:"correlation_id"`
+	CreatedAt     time.Time `json:"created_at"`
+	DeletedAt     time.Time `json:"deleted_at,omitempty,omitzero"`
+
+	// Detail For people
+	Detail string `json:"detail,omitempty,omitzero"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID     `json:"id"`
+	Name string `json:"name"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// ResourceVersion The `after` of the next call
+	ResourceVersion int64        `json:"resource_version"`
+	SizeMib         int64        `json:"size_mib"`
+	Status          VolumeStatus `json:"status"`
+
+	// StatusReason Code of what failed last on the node, which tries again; volume_no_space or volume_in_use
+	StatusReason string    `json:"status_reason,omitempty,omitzero"`
+	UpdatedAt    time.Time `json:"updated_at"`
+
+	// UsedByMemberIds The members of app instances that have it; may be newer than `resource_version`
+	UsedByMemberIds []string `json:"used_by_member_ids"`
+}
+
+// VolumeChoice defines model for VolumeChoice.
+type VolumeChoice struct {
+	// Name As in the manifest
+	Name string `json:"name"`
+
+	// SizeMib Of a volume of the instance; one of the project has its own
+	SizeMib int64 `json:"size_mib,omitempty,omitzero"`
+
+	// VolumeID UUIDv7 in lower case.
+	VolumeID ID `json:"volume_id,omitempty,omitzero"`
+}
+
+// VolumeChoices Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+type VolumeChoices = []VolumeChoice
+
+// VolumeCreate defines model for VolumeCreate.
+type VolumeCreate struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID ID `json:"allocation_id,omitempty,omitzero"`
+
+	// Name Lower-case letters, digits and inner hyphens.
+	Name    Slug  `json:"name"`
+	SizeMib int64 `json:"size_mib"`
+}
+
+// VolumeList defines model for VolumeList.
+type VolumeList struct {
+	Items      []Volume `json:"items"`
+	NextCursor string   `json:"next_cursor,omitempty,omitzero"`
+}
+
+// VolumeResize defines model for VolumeResize.
+type VolumeResize struct {
+	SizeMib int64 `json:"size_mib"`
+}
+
+// VolumeRestore defines model for VolumeRestore.
+type VolumeRestore struct {
+	// SnapshotID UUIDv7 in lower case.
+	SnapshotID ID `json:"snapshot_id"`
+}
+
+// VolumeSnapshot defines model for VolumeSnapshot.
+type VolumeSnapshot struct {
+	CorrelationID string    `json:"correlation_id"`
+	CreatedAt     time.Time `json:"created_at"`
+	DeletedAt     time.Time `json:"deleted_at,omitempty,omitzero"`
+	Description   string    `json:"description"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// ResourceVersion The `after` of the next call
+	ResourceVersion int64                `json:"resource_version"`
+	SizeMib         int64                `json:"size_mib"`
+	Status          VolumeSnapshotStatus `json:"status"`
+	UpdatedAt       time.Time            `json:"updated_at"`
+
+	// VolumeID UUIDv7 in lower case.
+	VolumeID ID `json:"volume_id"`
+}
+
+// VolumeSnapshotCreate defines model for VolumeSnapshotCreate.
+type VolumeSnapshotCreate struct {
+	Description string `json:"description,omitempty,omitzero"`
+}
+
+// VolumeSnapshotList defines model for VolumeSnapshotList.
+type VolumeSnapshotList struct {
+	Items []VolumeSnapshot `json:"items"`
+}
+
+// VolumeSnapshotStatus defines model for VolumeSnapshotStatus.
+type VolumeSnapshotStatus string
+
+// VolumeStatus defines model for VolumeStatus.
+type VolumeStatus string
+
 // Wallet defines model for Wallet.
 type Wallet struct {
 	Balances []WalletBalance `json:"balances"`
@@ -2983,11 +3396,17 @@ type OrgID = ID
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
+// Requirement defines model for Requirement.
+type Requirement = []string
+
 // SKUSlug Lower-case letters, digits and inner hyphens.
 type SKUSlug = Slug
 
 // ServiceAccountID UUIDv7 in lower case.
 type ServiceAccountID = ID
+
+// SnapshotID UUIDv7 in lower case.
+type SnapshotID = ID
 
 // To defines model for To.
 type To = time.Time
@@ -3000,6 +3419,9 @@ type UserID = ID
 
 // Version defines model for Version.
 type Version = VersionName
+
+// VolumeID UUIDv7 in lower case.
+type VolumeID = ID
 
 // Wait defines model for Wait.
 type Wait = string
@@ -3303,6 +3725,9 @@ type EstimateCostParams struct {
 
 	// MemoryMib Absent means the version's default
 	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
+
+	// Requirement One of the environment, as in AppInstanceCreate; costs and places are the same with and without
+	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
 }
 
 // ListTargetsParams defines parameters for ListTargets.
@@ -3313,9 +3738,25 @@ type ListTargetsParams struct {
 	// MemoryMib Absent means the version's default
 	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
 
+	// Requirement One of the environment, as in AppInstanceCreate; costs and places are the same with and without
+	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
+
 	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators     int32  `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
-	AcceleratorModel string `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
+	Accelerators       int32              `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
+	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
+
+	// VolumeID A volume of the project that the instance is to have; it runs on the volume's node
+	VolumeID []ID `form:"volume_id,omitempty" json:"volume_id,omitempty,omitzero"`
+}
+
+// ListEnvironmentsParams defines parameters for ListEnvironments.
+type ListEnvironmentsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
 // ListProjectRolesParams defines parameters for ListProjectRoles.
@@ -3334,6 +3775,34 @@ type ListServiceAccountsParams struct {
 
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListVolumesParams defines parameters for ListVolumes.
+type ListVolumesParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor       `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+	Status VolumeStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
+}
+
+// GetVolumeParams defines parameters for GetVolume.
+type GetVolumeParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
+// GetVolumeSnapshotParams defines parameters for GetVolumeSnapshot.
+type GetVolumeSnapshotParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListSKUsParams defines parameters for ListSKUs.
@@ -3438,11 +3907,26 @@ type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
 // PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
 type PutEntitlementJSONRequestBody = EntitlementPut
 
+// PutPackageIndexJSONRequestBody defines body for PutPackageIndex for application/json ContentType.
+type PutPackageIndexJSONRequestBody = PackageIndexPut
+
 // PutProjectRolesJSONRequestBody defines body for PutProjectRoles for application/json ContentType.
 type PutProjectRolesJSONRequestBody = ProjectRolesPut
 
 // CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
 type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
+
+// CreateVolumeJSONRequestBody defines body for CreateVolume for application/json ContentType.
+type CreateVolumeJSONRequestBody = VolumeCreate
+
+// ResizeVolumeJSONRequestBody defines body for ResizeVolume for application/json ContentType.
+type ResizeVolumeJSONRequestBody = VolumeResize
+
+// RestoreVolumeJSONRequestBody defines body for RestoreVolume for application/json ContentType.
+type RestoreVolumeJSONRequestBody = VolumeRestore
+
+// CreateVolumeSnapshotJSONRequestBody defines body for CreateVolumeSnapshot for application/json ContentType.
+type CreateVolumeSnapshotJSONRequestBody = VolumeSnapshotCreate
 
 // PutUserRolesJSONRequestBody defines body for PutUserRoles for application/json ContentType.
 type PutUserRolesJSONRequestBody = UserRolesPut
@@ -4326,10 +4810,55 @@ type ClientInterface interface {
 	//
 	// The project's active allocations and, for a caller who may create allocations, the nodes that are online and
 	// take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
-	// needs can be created there. The project's entitlement and quotas are not asked.
+	// needs can be created there. The most accelerators that the project's entitlement allows count; its quotas do
+	// not.
 	//
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
 	ListTargets(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListEnvironments The environments that nodes keep for the project
+	//
+	// As the nodes reported them last. A node keeps an environment until it is removed or its disk is short of space.
+	//
+	// Corresponds with GET /projects/{project_id}/environments (the `ListEnvironments` operationId).
+	ListEnvironments(ctx context.Context, projectID ProjectID, params *ListEnvironmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteEnvironment Remove an unused environment from a node
+	//
+	// 409 `environment_in_use` while an app instance on the node names it, even a stopped one.
+	//
+	// Corresponds with DELETE /projects/{project_id}/environments/{digest}/nodes/{node_id} (the `DeleteEnvironment` operationId).
+	DeleteEnvironment(ctx context.Context, projectID ProjectID, digest string, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeletePackageIndex Remove the package index of the project
+	//
+	// Corresponds with DELETE /projects/{project_id}/package-index (the `DeletePackageIndex` operationId).
+	DeletePackageIndex(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetPackageIndex Where the environments of the project get their packages from
+	//
+	// Corresponds with GET /projects/{project_id}/package-index (the `GetPackageIndex` operationId).
+	GetPackageIndex(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutPackageIndexWithBody Set where the environments of the project get their packages from
+	//
+	// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+	// Without an index pip uses its own, or that of the app's image.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+	PutPackageIndexWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutPackageIndex Set where the environments of the project get their packages from
+	//
+	// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+	// Without an index pip uses its own, or that of the app's image.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+	PutPackageIndex(ctx context.Context, projectID ProjectID, body PutPackageIndexJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListProjectRoles Users who hold roles in this project only (admins of the project)
 	//
@@ -4387,6 +4916,127 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
 	RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListVolumes Volumes of the project
+	//
+	// Deleted ones are listed with `status=deleted` only.
+	//
+	// Corresponds with GET /projects/{project_id}/volumes (the `ListVolumes` operationId).
+	ListVolumes(ctx context.Context, projectID ProjectID, params *ListVolumesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateVolumeWithBody Bind a volume of the project to a node
+	//
+	// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+	// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+	// it; an offline node makes it once it is back.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+	CreateVolumeWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateVolume Bind a volume of the project to a node
+	//
+	// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+	// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+	// it; an offline node makes it once it is back.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+	CreateVolume(ctx context.Context, projectID ProjectID, body CreateVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteVolume Delete a volume with its snapshots; refused while an instance has it
+	//
+	// 409 `volume_in_use` until the last instance that has it is decommissioned. It is `deleted` once the node has
+	// removed it.
+	//
+	// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id} (the `DeleteVolume` operationId).
+	DeleteVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetVolume One volume
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Corresponds with GET /projects/{project_id}/volumes/{volume_id} (the `GetVolume` operationId).
+	GetVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, params *GetVolumeParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ResizeVolumeWithBody Make a volume larger, also while instances use it
+	//
+	// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+	// becomes smaller.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+	ResizeVolumeWithBody(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ResizeVolume Make a volume larger, also while instances use it
+	//
+	// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+	// becomes smaller.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+	ResizeVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, body ResizeVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RestoreVolumeWithBody Replace the content of a volume by a snapshot
+	//
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+	// needs the size of the snapshot once more while it copies.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+	RestoreVolumeWithBody(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RestoreVolume Replace the content of a volume by a snapshot
+	//
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+	// needs the size of the snapshot once more while it copies.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+	RestoreVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, body RestoreVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListVolumeSnapshots Snapshots of the volume, the newest first
+	//
+	// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots (the `ListVolumeSnapshots` operationId).
+	ListVolumeSnapshots(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateVolumeSnapshotWithBody Copy a volume on its node
+	//
+	// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+	CreateVolumeSnapshotWithBody(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateVolumeSnapshot Copy a volume on its node
+	//
+	// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+	CreateVolumeSnapshot(ctx context.Context, projectID ProjectID, volumeID VolumeID, body CreateVolumeSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteVolumeSnapshot Delete a snapshot
+	//
+	// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `DeleteVolumeSnapshot` operationId).
+	DeleteVolumeSnapshot(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetVolumeSnapshot One snapshot
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `GetVolumeSnapshot` operationId).
+	GetVolumeSnapshot(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, params *GetVolumeSnapshotParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetReadiness Can this process serve requests now
 	//
@@ -6298,11 +6948,116 @@ func (c *Client) EstimateCost(ctx context.Context, projectID ProjectID, appSlug 
 //
 // The project's active allocations and, for a caller who may create allocations, the nodes that are online and
 // take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
-// needs can be created there. The project's entitlement and quotas are not asked.
+// needs can be created there. The most accelerators that the project's entitlement allows count; its quotas do
+// not.
 //
 // Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
 func (c *Client) ListTargets(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListTargetsRequest(c.Server, projectID, appSlug, version, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListEnvironments The environments that nodes keep for the project
+//
+// As the nodes reported them last. A node keeps an environment until it is removed or its disk is short of space.
+//
+// Corresponds with GET /projects/{project_id}/environments (the `ListEnvironments` operationId).
+func (c *Client) ListEnvironments(ctx context.Context, projectID ProjectID, params *ListEnvironmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListEnvironmentsRequest(c.Server, projectID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteEnvironment Remove an unused environment from a node
+//
+// 409 `environment_in_use` while an app instance on the node names it, even a stopped one.
+//
+// Corresponds with DELETE /projects/{project_id}/environments/{digest}/nodes/{node_id} (the `DeleteEnvironment` operationId).
+func (c *Client) DeleteEnvironment(ctx context.Context, projectID ProjectID, digest string, nodeID NodeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteEnvironmentRequest(c.Server, projectID, digest, nodeID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeletePackageIndex Remove the package index of the project
+//
+// Corresponds with DELETE /projects/{project_id}/package-index (the `DeletePackageIndex` operationId).
+func (c *Client) DeletePackageIndex(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeletePackageIndexRequest(c.Server, projectID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetPackageIndex Where the environments of the project get their packages from
+//
+// Corresponds with GET /projects/{project_id}/package-index (the `GetPackageIndex` operationId).
+func (c *Client) GetPackageIndex(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetPackageIndexRequest(c.Server, projectID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutPackageIndexWithBody Set where the environments of the project get their packages from
+//
+// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+// Without an index pip uses its own, or that of the app's image.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+func (c *Client) PutPackageIndexWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutPackageIndexRequestWithBody(c.Server, projectID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutPackageIndex Set where the environments of the project get their packages from
+//
+// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+// Without an index pip uses its own, or that of the app's image.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+func (c *Client) PutPackageIndex(ctx context.Context, projectID ProjectID, body PutPackageIndexJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutPackageIndexRequest(c.Server, projectID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -6450,6 +7205,267 @@ func (c *Client) DisableServiceAccount(ctx context.Context, projectID ProjectID,
 // Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
 func (c *Client) RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewRotateServiceAccountKeyRequest(c.Server, projectID, serviceAccountID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListVolumes Volumes of the project
+//
+// Deleted ones are listed with `status=deleted` only.
+//
+// Corresponds with GET /projects/{project_id}/volumes (the `ListVolumes` operationId).
+func (c *Client) ListVolumes(ctx context.Context, projectID ProjectID, params *ListVolumesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListVolumesRequest(c.Server, projectID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateVolumeWithBody Bind a volume of the project to a node
+//
+// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+// it; an offline node makes it once it is back.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+func (c *Client) CreateVolumeWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateVolumeRequestWithBody(c.Server, projectID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateVolume Bind a volume of the project to a node
+//
+// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+// it; an offline node makes it once it is back.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+func (c *Client) CreateVolume(ctx context.Context, projectID ProjectID, body CreateVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateVolumeRequest(c.Server, projectID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteVolume Delete a volume with its snapshots; refused while an instance has it
+//
+// 409 `volume_in_use` until the last instance that has it is decommissioned. It is `deleted` once the node has
+// removed it.
+//
+// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id} (the `DeleteVolume` operationId).
+func (c *Client) DeleteVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteVolumeRequest(c.Server, projectID, volumeID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetVolume One volume
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Corresponds with GET /projects/{project_id}/volumes/{volume_id} (the `GetVolume` operationId).
+func (c *Client) GetVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, params *GetVolumeParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetVolumeRequest(c.Server, projectID, volumeID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ResizeVolumeWithBody Make a volume larger, also while instances use it
+//
+// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+// becomes smaller.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+func (c *Client) ResizeVolumeWithBody(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewResizeVolumeRequestWithBody(c.Server, projectID, volumeID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ResizeVolume Make a volume larger, also while instances use it
+//
+// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+// becomes smaller.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+func (c *Client) ResizeVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, body ResizeVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewResizeVolumeRequest(c.Server, projectID, volumeID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RestoreVolumeWithBody Replace the content of a volume by a snapshot
+//
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+// needs the size of the snapshot once more while it copies.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+func (c *Client) RestoreVolumeWithBody(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRestoreVolumeRequestWithBody(c.Server, projectID, volumeID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RestoreVolume Replace the content of a volume by a snapshot
+//
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+// needs the size of the snapshot once more while it copies.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+func (c *Client) RestoreVolume(ctx context.Context, projectID ProjectID, volumeID VolumeID, body RestoreVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRestoreVolumeRequest(c.Server, projectID, volumeID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListVolumeSnapshots Snapshots of the volume, the newest first
+//
+// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots (the `ListVolumeSnapshots` operationId).
+func (c *Client) ListVolumeSnapshots(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListVolumeSnapshotsRequest(c.Server, projectID, volumeID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateVolumeSnapshotWithBody Copy a volume on its node
+//
+// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+func (c *Client) CreateVolumeSnapshotWithBody(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateVolumeSnapshotRequestWithBody(c.Server, projectID, volumeID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateVolumeSnapshot Copy a volume on its node
+//
+// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+func (c *Client) CreateVolumeSnapshot(ctx context.Context, projectID ProjectID, volumeID VolumeID, body CreateVolumeSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateVolumeSnapshotRequest(c.Server, projectID, volumeID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteVolumeSnapshot Delete a snapshot
+//
+// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `DeleteVolumeSnapshot` operationId).
+func (c *Client) DeleteVolumeSnapshot(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteVolumeSnapshotRequest(c.Server, projectID, volumeID, snapshotID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetVolumeSnapshot One snapshot
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `GetVolumeSnapshot` operationId).
+func (c *Client) GetVolumeSnapshot(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, params *GetVolumeSnapshotParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetVolumeSnapshotRequest(c.Server, projectID, volumeID, snapshotID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -10625,6 +11641,18 @@ func NewEstimateCostRequest(server string, projectID ProjectID, appSlug AppSlug,
 			}
 		}
 
+		if params.Requirement != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "requirement", params.Requirement, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
 		if encoded := queryValues.Encode(); encoded != "" {
 			rawQueryFragments = append(rawQueryFragments, encoded)
 		}
@@ -10704,6 +11732,18 @@ func NewListTargetsRequest(server string, projectID ProjectID, appSlug AppSlug, 
 			}
 		}
 
+		if params.Requirement != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "requirement", params.Requirement, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerators", params.Accelerators, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
 			return nil, err
 		} else {
@@ -10713,6 +11753,91 @@ func NewListTargetsRequest(server string, projectID ProjectID, appSlug AppSlug, 
 		}
 
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerator_model", params.AcceleratorModel, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerator_sharing", params.AcceleratorSharing, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if params.VolumeID != nil {
+
+			if queryFrag, err := runtime.StyleParamWithOptions("form", true, "volume_id", params.VolumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "array", Format: ""}); err != nil {
+				return nil, err
+			} else {
+				for _, qp := range strings.Split(queryFrag, "&") {
+					rawQueryFragments = append(rawQueryFragments, qp)
+				}
+			}
+
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListEnvironmentsRequest constructs an http.Request for the ListEnvironments method
+func NewListEnvironmentsRequest(server string, projectID ProjectID, params *ListEnvironmentsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/environments", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 			return nil, err
 		} else {
 			for _, qp := range strings.Split(queryFrag, "&") {
@@ -10730,6 +11855,169 @@ func NewListTargetsRequest(server string, projectID ProjectID, appSlug AppSlug, 
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewDeleteEnvironmentRequest constructs an http.Request for the DeleteEnvironment method
+func NewDeleteEnvironmentRequest(server string, projectID ProjectID, digest string, nodeID NodeID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "digest", digest, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "node_id", nodeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/environments/%s/nodes/%s", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewDeletePackageIndexRequest constructs an http.Request for the DeletePackageIndex method
+func NewDeletePackageIndexRequest(server string, projectID ProjectID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/package-index", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetPackageIndexRequest constructs an http.Request for the GetPackageIndex method
+func NewGetPackageIndexRequest(server string, projectID ProjectID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/package-index", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewPutPackageIndexRequest calls the generic PutPackageIndex builder with application/json body
+func NewPutPackageIndexRequest(server string, projectID ProjectID, body PutPackageIndexJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPutPackageIndexRequestWithBody(server, projectID, "application/json", bodyReader)
+}
+
+// NewPutPackageIndexRequestWithBody constructs an http.Request for the PutPackageIndex method, with any body, and a specified content type
+func NewPutPackageIndexRequestWithBody(server string, projectID ProjectID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/package-index", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -11081,6 +12369,569 @@ func NewRotateServiceAccountKeyRequest(server string, projectID ProjectID, servi
 	}
 
 	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListVolumesRequest constructs an http.Request for the ListVolumes method
+func NewListVolumesRequest(server string, projectID ProjectID, params *ListVolumesParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "status", params.Status, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateVolumeRequest calls the generic CreateVolume builder with application/json body
+func NewCreateVolumeRequest(server string, projectID ProjectID, body CreateVolumeJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateVolumeRequestWithBody(server, projectID, "application/json", bodyReader)
+}
+
+// NewCreateVolumeRequestWithBody constructs an http.Request for the CreateVolume method, with any body, and a specified content type
+func NewCreateVolumeRequestWithBody(server string, projectID ProjectID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewDeleteVolumeRequest constructs an http.Request for the DeleteVolume method
+func NewDeleteVolumeRequest(server string, projectID ProjectID, volumeID VolumeID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetVolumeRequest constructs an http.Request for the GetVolume method
+func NewGetVolumeRequest(server string, projectID ProjectID, volumeID VolumeID, params *GetVolumeParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewResizeVolumeRequest calls the generic ResizeVolume builder with application/json body
+func NewResizeVolumeRequest(server string, projectID ProjectID, volumeID VolumeID, body ResizeVolumeJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewResizeVolumeRequestWithBody(server, projectID, volumeID, "application/json", bodyReader)
+}
+
+// NewResizeVolumeRequestWithBody constructs an http.Request for the ResizeVolume method, with any body, and a specified content type
+func NewResizeVolumeRequestWithBody(server string, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPatch, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRestoreVolumeRequest calls the generic RestoreVolume builder with application/json body
+func NewRestoreVolumeRequest(server string, projectID ProjectID, volumeID VolumeID, body RestoreVolumeJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRestoreVolumeRequestWithBody(server, projectID, volumeID, "application/json", bodyReader)
+}
+
+// NewRestoreVolumeRequestWithBody constructs an http.Request for the RestoreVolume method, with any body, and a specified content type
+func NewRestoreVolumeRequestWithBody(server string, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s/restore", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListVolumeSnapshotsRequest constructs an http.Request for the ListVolumeSnapshots method
+func NewListVolumeSnapshotsRequest(server string, projectID ProjectID, volumeID VolumeID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s/snapshots", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateVolumeSnapshotRequest calls the generic CreateVolumeSnapshot builder with application/json body
+func NewCreateVolumeSnapshotRequest(server string, projectID ProjectID, volumeID VolumeID, body CreateVolumeSnapshotJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateVolumeSnapshotRequestWithBody(server, projectID, volumeID, "application/json", bodyReader)
+}
+
+// NewCreateVolumeSnapshotRequestWithBody constructs an http.Request for the CreateVolumeSnapshot method, with any body, and a specified content type
+func NewCreateVolumeSnapshotRequestWithBody(server string, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s/snapshots", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewDeleteVolumeSnapshotRequest constructs an http.Request for the DeleteVolumeSnapshot method
+func NewDeleteVolumeSnapshotRequest(server string, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "snapshot_id", snapshotID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s/snapshots/%s", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetVolumeSnapshotRequest constructs an http.Request for the GetVolumeSnapshot method
+func NewGetVolumeSnapshotRequest(server string, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, params *GetVolumeSnapshotParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "volume_id", volumeID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "snapshot_id", snapshotID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/volumes/%s/snapshots/%s", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -12466,12 +14317,65 @@ type ClientWithResponsesInterface interface {
 	//
 	// The project's active allocations and, for a caller who may create allocations, the nodes that are online and
 	// take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
-	// needs can be created there. The project's entitlement and quotas are not asked.
+	// needs can be created there. The most accelerators that the project's entitlement allows count; its quotas do
+	// not.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
 	ListTargetsWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*ListTargetsResponse, error)
+
+	// ListEnvironmentsWithResponse The environments that nodes keep for the project
+	//
+	// As the nodes reported them last. A node keeps an environment until it is removed or its disk is short of space.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/environments (the `ListEnvironments` operationId).
+	ListEnvironmentsWithResponse(ctx context.Context, projectID ProjectID, params *ListEnvironmentsParams, reqEditors ...RequestEditorFn) (*ListEnvironmentsResponse, error)
+
+	// DeleteEnvironmentWithResponse Remove an unused environment from a node
+	//
+	// 409 `environment_in_use` while an app instance on the node names it, even a stopped one.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /projects/{project_id}/environments/{digest}/nodes/{node_id} (the `DeleteEnvironment` operationId).
+	DeleteEnvironmentWithResponse(ctx context.Context, projectID ProjectID, digest string, nodeID NodeID, reqEditors ...RequestEditorFn) (*DeleteEnvironmentResponse, error)
+
+	// DeletePackageIndexWithResponse Remove the package index of the project
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /projects/{project_id}/package-index (the `DeletePackageIndex` operationId).
+	DeletePackageIndexWithResponse(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*DeletePackageIndexResponse, error)
+
+	// GetPackageIndexWithResponse Where the environments of the project get their packages from
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/package-index (the `GetPackageIndex` operationId).
+	GetPackageIndexWithResponse(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*GetPackageIndexResponse, error)
+
+	// PutPackageIndexWithBodyWithResponse Set where the environments of the project get their packages from
+	//
+	// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+	// Without an index pip uses its own, or that of the app's image.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+	PutPackageIndexWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutPackageIndexResponse, error)
+
+	// PutPackageIndexWithResponse Set where the environments of the project get their packages from
+	//
+	// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+	// Without an index pip uses its own, or that of the app's image.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+	PutPackageIndexWithResponse(ctx context.Context, projectID ProjectID, body PutPackageIndexJSONRequestBody, reqEditors ...RequestEditorFn) (*PutPackageIndexResponse, error)
 
 	// ListProjectRolesWithResponse Users who hold roles in this project only (admins of the project)
 	//
@@ -12539,6 +14443,139 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
 	RotateServiceAccountKeyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error)
+
+	// ListVolumesWithResponse Volumes of the project
+	//
+	// Deleted ones are listed with `status=deleted` only.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/volumes (the `ListVolumes` operationId).
+	ListVolumesWithResponse(ctx context.Context, projectID ProjectID, params *ListVolumesParams, reqEditors ...RequestEditorFn) (*ListVolumesResponse, error)
+
+	// CreateVolumeWithBodyWithResponse Bind a volume of the project to a node
+	//
+	// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+	// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+	// it; an offline node makes it once it is back.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+	CreateVolumeWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateVolumeResponse, error)
+
+	// CreateVolumeWithResponse Bind a volume of the project to a node
+	//
+	// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+	// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+	// it; an offline node makes it once it is back.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+	CreateVolumeWithResponse(ctx context.Context, projectID ProjectID, body CreateVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateVolumeResponse, error)
+
+	// DeleteVolumeWithResponse Delete a volume with its snapshots; refused while an instance has it
+	//
+	// 409 `volume_in_use` until the last instance that has it is decommissioned. It is `deleted` once the node has
+	// removed it.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id} (the `DeleteVolume` operationId).
+	DeleteVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*DeleteVolumeResponse, error)
+
+	// GetVolumeWithResponse One volume
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/volumes/{volume_id} (the `GetVolume` operationId).
+	GetVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, params *GetVolumeParams, reqEditors ...RequestEditorFn) (*GetVolumeResponse, error)
+
+	// ResizeVolumeWithBodyWithResponse Make a volume larger, also while instances use it
+	//
+	// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+	// becomes smaller.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+	ResizeVolumeWithBodyWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ResizeVolumeResponse, error)
+
+	// ResizeVolumeWithResponse Make a volume larger, also while instances use it
+	//
+	// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+	// becomes smaller.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+	ResizeVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, body ResizeVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*ResizeVolumeResponse, error)
+
+	// RestoreVolumeWithBodyWithResponse Replace the content of a volume by a snapshot
+	//
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+	// needs the size of the snapshot once more while it copies.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+	RestoreVolumeWithBodyWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RestoreVolumeResponse, error)
+
+	// RestoreVolumeWithResponse Replace the content of a volume by a snapshot
+	//
+	// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+	// needs the size of the snapshot once more while it copies.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+	RestoreVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, body RestoreVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*RestoreVolumeResponse, error)
+
+	// ListVolumeSnapshotsWithResponse Snapshots of the volume, the newest first
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots (the `ListVolumeSnapshots` operationId).
+	ListVolumeSnapshotsWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*ListVolumeSnapshotsResponse, error)
+
+	// CreateVolumeSnapshotWithBodyWithResponse Copy a volume on its node
+	//
+	// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+	CreateVolumeSnapshotWithBodyWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateVolumeSnapshotResponse, error)
+
+	// CreateVolumeSnapshotWithResponse Copy a volume on its node
+	//
+	// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+	CreateVolumeSnapshotWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, body CreateVolumeSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateVolumeSnapshotResponse, error)
+
+	// DeleteVolumeSnapshotWithResponse Delete a snapshot
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `DeleteVolumeSnapshot` operationId).
+	DeleteVolumeSnapshotWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, reqEditors ...RequestEditorFn) (*DeleteVolumeSnapshotResponse, error)
+
+	// GetVolumeSnapshotWithResponse One snapshot
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `GetVolumeSnapshot` operationId).
+	GetVolumeSnapshotWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, params *GetVolumeSnapshotParams, reqEditors ...RequestEditorFn) (*GetVolumeSnapshotResponse, error)
 
 	// GetReadinessWithResponse Can this process serve requests now
 	//
@@ -16241,6 +18278,232 @@ func (r ListTargetsResponse) ContentType() string {
 	return ""
 }
 
+type ListEnvironmentsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *EnvironmentList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListEnvironmentsResponse) GetJSON200() *EnvironmentList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListEnvironmentsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListEnvironmentsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListEnvironmentsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListEnvironmentsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListEnvironmentsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeleteEnvironmentResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeleteEnvironmentResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteEnvironmentResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteEnvironmentResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteEnvironmentResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteEnvironmentResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeletePackageIndexResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeletePackageIndexResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeletePackageIndexResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeletePackageIndexResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeletePackageIndexResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeletePackageIndexResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetPackageIndexResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PackageIndex
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetPackageIndexResponse) GetJSON200() *PackageIndex {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetPackageIndexResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetPackageIndexResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetPackageIndexResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetPackageIndexResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetPackageIndexResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PutPackageIndexResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *PackageIndex
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PutPackageIndexResponse) GetJSON200() *PackageIndex {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PutPackageIndexResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PutPackageIndexResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PutPackageIndexResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PutPackageIndexResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PutPackageIndexResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ListProjectRolesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -16564,6 +18827,486 @@ func (r RotateServiceAccountKeyResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r RotateServiceAccountKeyResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListVolumesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *VolumeList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListVolumesResponse) GetJSON200() *VolumeList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListVolumesResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListVolumesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListVolumesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListVolumesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListVolumesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateVolumeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Volume
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateVolumeResponse) GetJSON201() *Volume {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateVolumeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateVolumeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateVolumeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateVolumeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateVolumeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeleteVolumeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *Volume
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r DeleteVolumeResponse) GetJSON202() *Volume {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeleteVolumeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteVolumeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteVolumeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteVolumeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteVolumeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetVolumeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Volume
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetVolumeResponse) GetJSON200() *Volume {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetVolumeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetVolumeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetVolumeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetVolumeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetVolumeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ResizeVolumeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *Volume
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r ResizeVolumeResponse) GetJSON202() *Volume {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ResizeVolumeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ResizeVolumeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ResizeVolumeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ResizeVolumeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ResizeVolumeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RestoreVolumeResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *Volume
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r RestoreVolumeResponse) GetJSON202() *Volume {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RestoreVolumeResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RestoreVolumeResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RestoreVolumeResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RestoreVolumeResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RestoreVolumeResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListVolumeSnapshotsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *VolumeSnapshotList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListVolumeSnapshotsResponse) GetJSON200() *VolumeSnapshotList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListVolumeSnapshotsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListVolumeSnapshotsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListVolumeSnapshotsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListVolumeSnapshotsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListVolumeSnapshotsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateVolumeSnapshotResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *VolumeSnapshot
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateVolumeSnapshotResponse) GetJSON201() *VolumeSnapshot {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateVolumeSnapshotResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateVolumeSnapshotResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateVolumeSnapshotResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateVolumeSnapshotResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateVolumeSnapshotResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeleteVolumeSnapshotResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *VolumeSnapshot
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r DeleteVolumeSnapshotResponse) GetJSON202() *VolumeSnapshot {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeleteVolumeSnapshotResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteVolumeSnapshotResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteVolumeSnapshotResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteVolumeSnapshotResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteVolumeSnapshotResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetVolumeSnapshotResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *VolumeSnapshot
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetVolumeSnapshotResponse) GetJSON200() *VolumeSnapshot {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetVolumeSnapshotResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetVolumeSnapshotResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetVolumeSnapshotResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetVolumeSnapshotResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetVolumeSnapshotResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -18601,7 +21344,8 @@ func (c *ClientWithResponses) EstimateCostWithResponse(ctx context.Context, proj
 //
 // The project's active allocations and, for a caller who may create allocations, the nodes that are online and
 // take new work; of each kind at most 100, those that fit first. A node fits if the allocation that the instance
-// needs can be created there. The project's entitlement and quotas are not asked.
+// needs can be created there. The most accelerators that the project's entitlement allows count; its quotas do
+// not.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -18612,6 +21356,94 @@ func (c *ClientWithResponses) ListTargetsWithResponse(ctx context.Context, proje
 		return nil, err
 	}
 	return ParseListTargetsResponse(rsp)
+}
+
+// ListEnvironmentsWithResponse The environments that nodes keep for the project
+//
+// As the nodes reported them last. A node keeps an environment until it is removed or its disk is short of space.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/environments (the `ListEnvironments` operationId).
+func (c *ClientWithResponses) ListEnvironmentsWithResponse(ctx context.Context, projectID ProjectID, params *ListEnvironmentsParams, reqEditors ...RequestEditorFn) (*ListEnvironmentsResponse, error) {
+	rsp, err := c.ListEnvironments(ctx, projectID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListEnvironmentsResponse(rsp)
+}
+
+// DeleteEnvironmentWithResponse Remove an unused environment from a node
+//
+// 409 `environment_in_use` while an app instance on the node names it, even a stopped one.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /projects/{project_id}/environments/{digest}/nodes/{node_id} (the `DeleteEnvironment` operationId).
+func (c *ClientWithResponses) DeleteEnvironmentWithResponse(ctx context.Context, projectID ProjectID, digest string, nodeID NodeID, reqEditors ...RequestEditorFn) (*DeleteEnvironmentResponse, error) {
+	rsp, err := c.DeleteEnvironment(ctx, projectID, digest, nodeID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteEnvironmentResponse(rsp)
+}
+
+// DeletePackageIndexWithResponse Remove the package index of the project
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /projects/{project_id}/package-index (the `DeletePackageIndex` operationId).
+func (c *ClientWithResponses) DeletePackageIndexWithResponse(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*DeletePackageIndexResponse, error) {
+	rsp, err := c.DeletePackageIndex(ctx, projectID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeletePackageIndexResponse(rsp)
+}
+
+// GetPackageIndexWithResponse Where the environments of the project get their packages from
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/package-index (the `GetPackageIndex` operationId).
+func (c *ClientWithResponses) GetPackageIndexWithResponse(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*GetPackageIndexResponse, error) {
+	rsp, err := c.GetPackageIndex(ctx, projectID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetPackageIndexResponse(rsp)
+}
+
+// PutPackageIndexWithBodyWithResponse Set where the environments of the project get their packages from
+//
+// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+// Without an index pip uses its own, or that of the app's image.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+func (c *ClientWithResponses) PutPackageIndexWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutPackageIndexResponse, error) {
+	rsp, err := c.PutPackageIndexWithBody(ctx, projectID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutPackageIndexResponse(rsp)
+}
+
+// PutPackageIndexWithResponse Set where the environments of the project get their packages from
+//
+// The password is kept sealed and no answer has it. Instances that exist get the index with their next upgrade.
+// Without an index pip uses its own, or that of the app's image.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/package-index (the `PutPackageIndex` operationId).
+func (c *ClientWithResponses) PutPackageIndexWithResponse(ctx context.Context, projectID ProjectID, body PutPackageIndexJSONRequestBody, reqEditors ...RequestEditorFn) (*PutPackageIndexResponse, error) {
+	rsp, err := c.PutPackageIndex(ctx, projectID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutPackageIndexResponse(rsp)
 }
 
 // ListProjectRolesWithResponse Users who hold roles in this project only (admins of the project)
@@ -18733,6 +21565,223 @@ func (c *ClientWithResponses) RotateServiceAccountKeyWithResponse(ctx context.Co
 		return nil, err
 	}
 	return ParseRotateServiceAccountKeyResponse(rsp)
+}
+
+// ListVolumesWithResponse Volumes of the project
+//
+// Deleted ones are listed with `status=deleted` only.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/volumes (the `ListVolumes` operationId).
+func (c *ClientWithResponses) ListVolumesWithResponse(ctx context.Context, projectID ProjectID, params *ListVolumesParams, reqEditors ...RequestEditorFn) (*ListVolumesResponse, error) {
+	rsp, err := c.ListVolumes(ctx, projectID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListVolumesResponse(rsp)
+}
+
+// CreateVolumeWithBodyWithResponse Bind a volume of the project to a node
+//
+// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+// it; an offline node makes it once it is back.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+func (c *ClientWithResponses) CreateVolumeWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateVolumeResponse, error) {
+	rsp, err := c.CreateVolumeWithBody(ctx, projectID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateVolumeResponse(rsp)
+}
+
+// CreateVolumeWithResponse Bind a volume of the project to a node
+//
+// The volume takes its size of the disk of the node that has the allocation, and stays there until it is
+// deleted: app instances come and go, the allocation may be released. It is `pending` until the node has made
+// it; an offline node makes it once it is back.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/volumes (the `CreateVolume` operationId).
+func (c *ClientWithResponses) CreateVolumeWithResponse(ctx context.Context, projectID ProjectID, body CreateVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateVolumeResponse, error) {
+	rsp, err := c.CreateVolume(ctx, projectID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateVolumeResponse(rsp)
+}
+
+// DeleteVolumeWithResponse Delete a volume with its snapshots; refused while an instance has it
+//
+// 409 `volume_in_use` until the last instance that has it is decommissioned. It is `deleted` once the node has
+// removed it.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id} (the `DeleteVolume` operationId).
+func (c *ClientWithResponses) DeleteVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*DeleteVolumeResponse, error) {
+	rsp, err := c.DeleteVolume(ctx, projectID, volumeID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteVolumeResponse(rsp)
+}
+
+// GetVolumeWithResponse One volume
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/volumes/{volume_id} (the `GetVolume` operationId).
+func (c *ClientWithResponses) GetVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, params *GetVolumeParams, reqEditors ...RequestEditorFn) (*GetVolumeResponse, error) {
+	rsp, err := c.GetVolume(ctx, projectID, volumeID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetVolumeResponse(rsp)
+}
+
+// ResizeVolumeWithBodyWithResponse Make a volume larger, also while instances use it
+//
+// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+// becomes smaller.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+func (c *ClientWithResponses) ResizeVolumeWithBodyWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ResizeVolumeResponse, error) {
+	rsp, err := c.ResizeVolumeWithBody(ctx, projectID, volumeID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseResizeVolumeResponse(rsp)
+}
+
+// ResizeVolumeWithResponse Make a volume larger, also while instances use it
+//
+// It is `resizing` until the node has grown it; meanwhile instances use it at its former size. A volume never
+// becomes smaller.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PATCH /projects/{project_id}/volumes/{volume_id} (the `ResizeVolume` operationId).
+func (c *ClientWithResponses) ResizeVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, body ResizeVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*ResizeVolumeResponse, error) {
+	rsp, err := c.ResizeVolume(ctx, projectID, volumeID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseResizeVolumeResponse(rsp)
+}
+
+// RestoreVolumeWithBodyWithResponse Replace the content of a volume by a snapshot
+//
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+// needs the size of the snapshot once more while it copies.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+func (c *ClientWithResponses) RestoreVolumeWithBodyWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RestoreVolumeResponse, error) {
+	rsp, err := c.RestoreVolumeWithBody(ctx, projectID, volumeID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRestoreVolumeResponse(rsp)
+}
+
+// RestoreVolumeWithResponse Replace the content of a volume by a snapshot
+//
+// What the volume holds now is lost. 409 `volume_in_use` while an instance that has it is not stopped. The node
+// needs the size of the snapshot once more while it copies.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/restore (the `RestoreVolume` operationId).
+func (c *ClientWithResponses) RestoreVolumeWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, body RestoreVolumeJSONRequestBody, reqEditors ...RequestEditorFn) (*RestoreVolumeResponse, error) {
+	rsp, err := c.RestoreVolume(ctx, projectID, volumeID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRestoreVolumeResponse(rsp)
+}
+
+// ListVolumeSnapshotsWithResponse Snapshots of the volume, the newest first
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots (the `ListVolumeSnapshots` operationId).
+func (c *ClientWithResponses) ListVolumeSnapshotsWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, reqEditors ...RequestEditorFn) (*ListVolumeSnapshotsResponse, error) {
+	rsp, err := c.ListVolumeSnapshots(ctx, projectID, volumeID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListVolumeSnapshotsResponse(rsp)
+}
+
+// CreateVolumeSnapshotWithBodyWithResponse Copy a volume on its node
+//
+// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+func (c *ClientWithResponses) CreateVolumeSnapshotWithBodyWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateVolumeSnapshotResponse, error) {
+	rsp, err := c.CreateVolumeSnapshotWithBody(ctx, projectID, volumeID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateVolumeSnapshotResponse(rsp)
+}
+
+// CreateVolumeSnapshotWithResponse Copy a volume on its node
+//
+// A volume in use is frozen while it is copied: programs that write to it wait. At most 16 snapshots of a volume.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/volumes/{volume_id}/snapshots (the `CreateVolumeSnapshot` operationId).
+func (c *ClientWithResponses) CreateVolumeSnapshotWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, body CreateVolumeSnapshotJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateVolumeSnapshotResponse, error) {
+	rsp, err := c.CreateVolumeSnapshot(ctx, projectID, volumeID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateVolumeSnapshotResponse(rsp)
+}
+
+// DeleteVolumeSnapshotWithResponse Delete a snapshot
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `DeleteVolumeSnapshot` operationId).
+func (c *ClientWithResponses) DeleteVolumeSnapshotWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, reqEditors ...RequestEditorFn) (*DeleteVolumeSnapshotResponse, error) {
+	rsp, err := c.DeleteVolumeSnapshot(ctx, projectID, volumeID, snapshotID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteVolumeSnapshotResponse(rsp)
+}
+
+// GetVolumeSnapshotWithResponse One snapshot
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id} (the `GetVolumeSnapshot` operationId).
+func (c *ClientWithResponses) GetVolumeSnapshotWithResponse(ctx context.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, params *GetVolumeSnapshotParams, reqEditors ...RequestEditorFn) (*GetVolumeSnapshotResponse, error) {
+	rsp, err := c.GetVolumeSnapshot(ctx, projectID, volumeID, snapshotID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetVolumeSnapshotResponse(rsp)
 }
 
 // GetReadinessWithResponse Can this process serve requests now
@@ -21382,6 +24431,163 @@ func ParseListTargetsResponse(rsp *http.Response) (*ListTargetsResponse, error) 
 	return response, nil
 }
 
+// ParseListEnvironmentsResponse parses an HTTP response from a ListEnvironmentsWithResponse call
+func ParseListEnvironmentsResponse(rsp *http.Response) (*ListEnvironmentsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListEnvironmentsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest EnvironmentList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteEnvironmentResponse parses an HTTP response from a DeleteEnvironmentWithResponse call
+func ParseDeleteEnvironmentResponse(rsp *http.Response) (*DeleteEnvironmentResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteEnvironmentResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeletePackageIndexResponse parses an HTTP response from a DeletePackageIndexWithResponse call
+func ParseDeletePackageIndexResponse(rsp *http.Response) (*DeletePackageIndexResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeletePackageIndexResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetPackageIndexResponse parses an HTTP response from a GetPackageIndexWithResponse call
+func ParseGetPackageIndexResponse(rsp *http.Response) (*GetPackageIndexResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetPackageIndexResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PackageIndex
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePutPackageIndexResponse parses an HTTP response from a PutPackageIndexWithResponse call
+func ParsePutPackageIndexResponse(rsp *http.Response) (*PutPackageIndexResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PutPackageIndexResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest PackageIndex
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseListProjectRolesResponse parses an HTTP response from a ListProjectRolesWithResponse call
 func ParseListProjectRolesResponse(rsp *http.Response) (*ListProjectRolesResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -21596,6 +24802,336 @@ func ParseRotateServiceAccountKeyResponse(rsp *http.Response) (*RotateServiceAcc
 			return nil, err
 		}
 		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListVolumesResponse parses an HTTP response from a ListVolumesWithResponse call
+func ParseListVolumesResponse(rsp *http.Response) (*ListVolumesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListVolumesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest VolumeList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateVolumeResponse parses an HTTP response from a CreateVolumeWithResponse call
+func ParseCreateVolumeResponse(rsp *http.Response) (*CreateVolumeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateVolumeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Volume
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteVolumeResponse parses an HTTP response from a DeleteVolumeWithResponse call
+func ParseDeleteVolumeResponse(rsp *http.Response) (*DeleteVolumeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteVolumeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest Volume
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetVolumeResponse parses an HTTP response from a GetVolumeWithResponse call
+func ParseGetVolumeResponse(rsp *http.Response) (*GetVolumeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetVolumeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Volume
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseResizeVolumeResponse parses an HTTP response from a ResizeVolumeWithResponse call
+func ParseResizeVolumeResponse(rsp *http.Response) (*ResizeVolumeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ResizeVolumeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest Volume
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRestoreVolumeResponse parses an HTTP response from a RestoreVolumeWithResponse call
+func ParseRestoreVolumeResponse(rsp *http.Response) (*RestoreVolumeResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RestoreVolumeResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest Volume
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListVolumeSnapshotsResponse parses an HTTP response from a ListVolumeSnapshotsWithResponse call
+func ParseListVolumeSnapshotsResponse(rsp *http.Response) (*ListVolumeSnapshotsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListVolumeSnapshotsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest VolumeSnapshotList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateVolumeSnapshotResponse parses an HTTP response from a CreateVolumeSnapshotWithResponse call
+func ParseCreateVolumeSnapshotResponse(rsp *http.Response) (*CreateVolumeSnapshotResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateVolumeSnapshotResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest VolumeSnapshot
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteVolumeSnapshotResponse parses an HTTP response from a DeleteVolumeSnapshotWithResponse call
+func ParseDeleteVolumeSnapshotResponse(rsp *http.Response) (*DeleteVolumeSnapshotResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteVolumeSnapshotResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest VolumeSnapshot
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetVolumeSnapshotResponse parses an HTTP response from a GetVolumeSnapshotWithResponse call
+func ParseGetVolumeSnapshotResponse(rsp *http.Response) (*GetVolumeSnapshotResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetVolumeSnapshotResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest VolumeSnapshot
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

@@ -17,6 +17,24 @@ import (
 	"github.com/oapi-codegen/runtime"
 )
 
+// Defines values for AcceleratorSharing.
+const (
+	AcceleratorSharingMps        AcceleratorSharing = "mps"
+	AcceleratorSharingTimeSlices AcceleratorSharing = "time_slices"
+)
+
+// Valid indicates whether the value is a known member of the AcceleratorSharing enum.
+func (e AcceleratorSharing) Valid() bool {
+	switch e {
+	case AcceleratorSharingMps:
+		return true
+	case AcceleratorSharingTimeSlices:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -455,6 +473,39 @@ func (e JoinTokenStatus) Valid() bool {
 	}
 }
 
+// Defines values for MemberServiceStatus.
+const (
+	MemberServiceStatusCompleted MemberServiceStatus = "completed"
+	MemberServiceStatusFailed    MemberServiceStatus = "failed"
+	MemberServiceStatusReady     MemberServiceStatus = "ready"
+	MemberServiceStatusStarting  MemberServiceStatus = "starting"
+	MemberServiceStatusStopped   MemberServiceStatus = "stopped"
+	MemberServiceStatusUnhealthy MemberServiceStatus = "unhealthy"
+	MemberServiceStatusWaiting   MemberServiceStatus = "waiting"
+)
+
+// Valid indicates whether the value is a known member of the MemberServiceStatus enum.
+func (e MemberServiceStatus) Valid() bool {
+	switch e {
+	case MemberServiceStatusCompleted:
+		return true
+	case MemberServiceStatusFailed:
+		return true
+	case MemberServiceStatusReady:
+		return true
+	case MemberServiceStatusStarting:
+		return true
+	case MemberServiceStatusStopped:
+		return true
+	case MemberServiceStatusUnhealthy:
+		return true
+	case MemberServiceStatusWaiting:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for MemberStatus.
 const (
 	MemberStatusDegraded MemberStatus = "degraded"
@@ -583,6 +634,7 @@ const (
 	PostingSubjectKindAllocation PostingSubjectKind = "allocation"
 	PostingSubjectKindMember     PostingSubjectKind = "member"
 	PostingSubjectKindOrg        PostingSubjectKind = "org"
+	PostingSubjectKindVolume     PostingSubjectKind = "volume"
 )
 
 // Valid indicates whether the value is a known member of the PostingSubjectKind enum.
@@ -593,6 +645,8 @@ func (e PostingSubjectKind) Valid() bool {
 	case PostingSubjectKindMember:
 		return true
 	case PostingSubjectKindOrg:
+		return true
+	case PostingSubjectKindVolume:
 		return true
 	default:
 		return false
@@ -692,6 +746,7 @@ const (
 	QuotaNameServiceAccounts QuotaName = "service_accounts"
 	QuotaNameUserTokens      QuotaName = "user_tokens"
 	QuotaNameUsers           QuotaName = "users"
+	QuotaNameVolumeBytes     QuotaName = "volume_bytes"
 )
 
 // Valid indicates whether the value is a known member of the QuotaName enum.
@@ -716,6 +771,8 @@ func (e QuotaName) Valid() bool {
 	case QuotaNameUserTokens:
 		return true
 	case QuotaNameUsers:
+		return true
+	case QuotaNameVolumeBytes:
 		return true
 	default:
 		return false
@@ -763,6 +820,8 @@ const (
 	RecoveryFindingKindSettlementFailed       RecoveryFindingKind = "settlement_failed"
 	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
 	RecoveryFindingKindUsageSetAside          RecoveryFindingKind = "usage_set_aside"
+	RecoveryFindingKindVolumeSnapshotUnknown  RecoveryFindingKind = "volume_snapshot_unknown"
+	RecoveryFindingKindVolumeUnknown          RecoveryFindingKind = "volume_unknown"
 )
 
 // Valid indicates whether the value is a known member of the RecoveryFindingKind enum.
@@ -809,6 +868,10 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindStateUnverified:
 		return true
 	case RecoveryFindingKindUsageSetAside:
+		return true
+	case RecoveryFindingKindVolumeSnapshotUnknown:
+		return true
+	case RecoveryFindingKindVolumeUnknown:
 		return true
 	default:
 		return false
@@ -959,11 +1022,33 @@ func (e ServiceAccountRole) Valid() bool {
 	}
 }
 
+// Defines values for ServiceDependencyCondition.
+const (
+	ServiceDependencyConditionServiceCompletedSuccessfully ServiceDependencyCondition = "service_completed_successfully"
+	ServiceDependencyConditionServiceHealthy               ServiceDependencyCondition = "service_healthy"
+	ServiceDependencyConditionServiceStarted               ServiceDependencyCondition = "service_started"
+)
+
+// Valid indicates whether the value is a known member of the ServiceDependencyCondition enum.
+func (e ServiceDependencyCondition) Valid() bool {
+	switch e {
+	case ServiceDependencyConditionServiceCompletedSuccessfully:
+		return true
+	case ServiceDependencyConditionServiceHealthy:
+		return true
+	case ServiceDependencyConditionServiceStarted:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for StatusReason.
 const (
 	StatusReasonCrashLoop             StatusReason = "crash_loop"
 	StatusReasonDeviceFault           StatusReason = "device_fault"
 	StatusReasonDiskLimit             StatusReason = "disk_limit"
+	StatusReasonEnvironmentFailed     StatusReason = "environment_failed"
 	StatusReasonFeatureMissing        StatusReason = "feature_missing"
 	StatusReasonImagePullFailed       StatusReason = "image_pull_failed"
 	StatusReasonImageSignatureInvalid StatusReason = "image_signature_invalid"
@@ -977,6 +1062,7 @@ const (
 	StatusReasonOwnerRefused          StatusReason = "owner_refused"
 	StatusReasonPlacementRequired     StatusReason = "placement_required"
 	StatusReasonReadinessTimeout      StatusReason = "readiness_timeout"
+	StatusReasonSecretUnreadable      StatusReason = "secret_unreadable"
 )
 
 // Valid indicates whether the value is a known member of the StatusReason enum.
@@ -987,6 +1073,8 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonDeviceFault:
 		return true
 	case StatusReasonDiskLimit:
+		return true
+	case StatusReasonEnvironmentFailed:
 		return true
 	case StatusReasonFeatureMissing:
 		return true
@@ -1013,6 +1101,8 @@ func (e StatusReason) Valid() bool {
 	case StatusReasonPlacementRequired:
 		return true
 	case StatusReasonReadinessTimeout:
+		return true
+	case StatusReasonSecretUnreadable:
 		return true
 	default:
 		return false
@@ -1044,7 +1134,9 @@ const (
 	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
 	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
 	TargetReasonNotEmpty                 TargetReason = "not_empty"
+	TargetReasonNotEntitled              TargetReason = "not_entitled"
 	TargetReasonNotUsable                TargetReason = "not_usable"
+	TargetReasonVolumeOnAnotherNode      TargetReason = "volume_on_another_node"
 	TargetReasonWrongShape               TargetReason = "wrong_shape"
 )
 
@@ -1061,7 +1153,11 @@ func (e TargetReason) Valid() bool {
 		return true
 	case TargetReasonNotEmpty:
 		return true
+	case TargetReasonNotEntitled:
+		return true
 	case TargetReasonNotUsable:
+		return true
+	case TargetReasonVolumeOnAnotherNode:
 		return true
 	case TargetReasonWrongShape:
 		return true
@@ -1110,6 +1206,7 @@ func (e TokenTokenType) Valid() bool {
 const (
 	UsageSourceAllocation UsageSource = "allocation"
 	UsageSourceAppRuntime UsageSource = "app_runtime"
+	UsageSourceVolume     UsageSource = "volume"
 )
 
 // Valid indicates whether the value is a known member of the UsageSource enum.
@@ -1118,6 +1215,8 @@ func (e UsageSource) Valid() bool {
 	case UsageSourceAllocation:
 		return true
 	case UsageSourceAppRuntime:
+		return true
+	case UsageSourceVolume:
 		return true
 	default:
 		return false
@@ -1166,6 +1265,66 @@ func (e UserRole) Valid() bool {
 	}
 }
 
+// Defines values for VolumeSnapshotStatus.
+const (
+	VolumeSnapshotStatusDeleted  VolumeSnapshotStatus = "deleted"
+	VolumeSnapshotStatusDeleting VolumeSnapshotStatus = "deleting"
+	VolumeSnapshotStatusPending  VolumeSnapshotStatus = "pending"
+	VolumeSnapshotStatusReady    VolumeSnapshotStatus = "ready"
+)
+
+// Valid indicates whether the value is a known member of the VolumeSnapshotStatus enum.
+func (e VolumeSnapshotStatus) Valid() bool {
+	switch e {
+	case VolumeSnapshotStatusDeleted:
+		return true
+	case VolumeSnapshotStatusDeleting:
+		return true
+	case VolumeSnapshotStatusPending:
+		return true
+	case VolumeSnapshotStatusReady:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for VolumeStatus.
+const (
+	VolumeStatusDeleted   VolumeStatus = "deleted"
+	VolumeStatusDeleting  VolumeStatus = "deleting"
+	VolumeStatusMissing   VolumeStatus = "missing"
+	VolumeStatusNodeLost  VolumeStatus = "node_lost"
+	VolumeStatusPending   VolumeStatus = "pending"
+	VolumeStatusReady     VolumeStatus = "ready"
+	VolumeStatusResizing  VolumeStatus = "resizing"
+	VolumeStatusRestoring VolumeStatus = "restoring"
+)
+
+// Valid indicates whether the value is a known member of the VolumeStatus enum.
+func (e VolumeStatus) Valid() bool {
+	switch e {
+	case VolumeStatusDeleted:
+		return true
+	case VolumeStatusDeleting:
+		return true
+	case VolumeStatusMissing:
+		return true
+	case VolumeStatusNodeLost:
+		return true
+	case VolumeStatusPending:
+		return true
+	case VolumeStatusReady:
+		return true
+	case VolumeStatusResizing:
+		return true
+	case VolumeStatusRestoring:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for WhoamiType.
 const (
 	WhoamiTypeServiceAccount WhoamiType = "service_account"
@@ -1195,14 +1354,22 @@ type AcceleratorLink struct {
 	PeerID string `json:"peer_id,omitempty,omitzero"`
 }
 
-// AcceleratorPartition A part of the accelerator that is a device of its own for the driver: a MIG instance, or a partition of an AMD GPU.
+// AcceleratorPartition A part of the accelerator: a MIG instance or a partition of an AMD GPU, which is a device of its own for the driver, or a slice of a GPU that its owner shares, and that only one org has. It is allocated by the name of its model, which is the accelerator's, then MIG for a MIG instance, then the profile.
 type AcceleratorPartition struct {
-	ID        string `json:"id"`
-	MemoryMib int64  `json:"memory_mib"`
+	ID string `json:"id"`
 
-	// Profile Like 1g.10gb, or CPX/NPS4
+	// MemoryMib Of a slice its share; time slices do not limit it
+	MemoryMib int64 `json:"memory_mib"`
+
+	// Profile Like 1g.10gb, CPX/NPS4, or 1/4 MPS
 	Profile string `json:"profile"`
+
+	// Sharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
+	Sharing AcceleratorSharing `json:"sharing,omitempty,omitzero"`
 }
+
+// AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
+type AcceleratorSharing string
 
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
@@ -1301,10 +1468,13 @@ type AppInstance struct {
 	CorrelationID     string                 `json:"correlation_id"`
 
 	// Cost Only where one instance is asked for, not in lists.
-	Cost        InstanceCost      `json:"cost,omitempty,omitzero"`
-	CreatedAt   time.Time         `json:"created_at"`
-	DisplayName DisplayName       `json:"display_name"`
-	Endpoints   []Endpoint        `json:"endpoints"`
+	Cost        InstanceCost `json:"cost,omitempty,omitzero"`
+	CreatedAt   time.Time    `json:"created_at"`
+	DisplayName DisplayName  `json:"display_name"`
+	Endpoints   []Endpoint   `json:"endpoints"`
+
+	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+	Environment EnvironmentChoice `json:"environment,omitempty,omitzero"`
 	Health      AppInstanceHealth `json:"health"`
 	HintResults []HintResult      `json:"hint_results"`
 
@@ -1314,7 +1484,9 @@ type AppInstance struct {
 	OperatingMode OperatingMode `json:"operating_mode"`
 
 	// OrgID UUIDv7 in lower case.
-	OrgID           ID                     `json:"org_id"`
+	OrgID ID `json:"org_id"`
+
+	// Parameters Without the secret ones
 	Parameters      map[string]interface{} `json:"parameters"`
 	PlacementIntent PlacementIntent        `json:"placement_intent"`
 
@@ -1344,6 +1516,9 @@ type AppInstance struct {
 	TenantBoundaryMode TenantBoundaryMode `json:"tenant_boundary_mode"`
 	UpdatedAt          time.Time          `json:"updated_at"`
 	Version            VersionName        `json:"version"`
+
+	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
 }
 
 // AppInstanceChange defines model for AppInstanceChange.
@@ -1374,9 +1549,12 @@ type AppInstanceCreate struct {
 	Config            map[string]interface{} `json:"config,omitempty,omitzero"`
 	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope,omitempty,omitzero"`
 	DisplayName       DisplayName            `json:"display_name"`
-	OperatingMode     OperatingMode          `json:"operating_mode,omitempty,omitzero"`
 
-	// Parameters Checked against the version's parameter schema. Not for secrets: they are shown again by this API and stand in the arguments and the environment of containers
+	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+	Environment   EnvironmentChoice `json:"environment,omitempty,omitzero"`
+	OperatingMode OperatingMode     `json:"operating_mode,omitempty,omitzero"`
+
+	// Parameters Checked against the version's parameter schema. One that the schema marks writeOnly is a secret: the hub keeps it sealed to the key of the node and never shows it again; the app reads it from a file. The others are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
 	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
 
@@ -1386,6 +1564,9 @@ type AppInstanceCreate struct {
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources InstanceResources `json:"resources,omitempty,omitzero"`
 	Version   VersionName       `json:"version"`
+
+	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
 }
 
 // AppInstanceExec defines model for AppInstanceExec.
@@ -1437,7 +1618,10 @@ type AppInstanceUpgrade struct {
 	// Config All of it; absent leaves it as it is
 	Config map[string]interface{} `json:"config,omitempty,omitzero"`
 
-	// Parameters All of them; absent leaves them as they are
+	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+	Environment EnvironmentChoice `json:"environment,omitempty,omitzero"`
+
+	// Parameters All of them; absent leaves them as they are. A secret one that is not named stays, and null removes it
 	Parameters map[string]interface{} `json:"parameters,omitempty,omitzero"`
 
 	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
@@ -1446,6 +1630,9 @@ type AppInstanceUpgrade struct {
 	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
 	Resources     InstanceResources `json:"resources,omitempty,omitzero"`
 	TargetVersion VersionName       `json:"target_version"`
+
+	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
 }
 
 // AppList defines model for AppList.
@@ -1665,8 +1852,11 @@ type Endpoint struct {
 	Name         string             `json:"name"`
 
 	// NodeID UUIDv7 in lower case.
-	NodeID ID     `json:"node_id"`
-	URL    string `json:"url"`
+	NodeID ID `json:"node_id"`
+
+	// Service The service that it leads to; only where one instance of an app of several services is read
+	Service string `json:"service,omitempty,omitzero"`
+	URL     string `json:"url"`
 }
 
 // EndpointAccess private: on the node's own 127.0.0.1 only
@@ -1700,6 +1890,42 @@ type EntitlementPut struct {
 type EnvelopeSignature struct {
 	Keyid string `json:"keyid"`
 	Sig   string `json:"sig"`
+}
+
+// Environment defines model for Environment.
+type Environment struct {
+	BuiltAt time.Time `json:"built_at,omitempty,omitzero"`
+
+	// Digest Of image, platform, paths and requirements
+	Digest string `json:"digest"`
+
+	// ImageRef The image that it is built upon
+	ImageRef string `json:"image_ref"`
+
+	// LastUsedAt When a container was last given it
+	LastUsedAt time.Time `json:"last_used_at,omitempty,omitzero"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID       ID       `json:"node_id"`
+	Requirements []string `json:"requirements"`
+
+	// SizeBytes What it takes of the node's disk
+	SizeBytes int64 `json:"size_bytes"`
+
+	// UsedBy App instances on the node that name it, at most 16
+	UsedBy []ID `json:"used_by"`
+}
+
+// EnvironmentChoice Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
+type EnvironmentChoice struct {
+	// Requirements Names with extras and version specifiers of PEP 440, like uvicorn[standard]>=0.30,<1; no URLs, paths, options or markers. An empty list is no environment
+	Requirements []string `json:"requirements"`
+}
+
+// EnvironmentList defines model for EnvironmentList.
+type EnvironmentList struct {
+	Items      []Environment `json:"items"`
+	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
 }
 
 // Event CloudEvents 1.0; asyncapi.yaml describes the types.
@@ -1749,7 +1975,13 @@ type EventData struct {
 	ProjectID   ID          `json:"project_id,omitempty,omitzero"`
 	Reason      string      `json:"reason,omitempty,omitzero"`
 	RequestedBy RequestedBy `json:"requested_by,omitempty,omitzero"`
-	To          string      `json:"to,omitempty,omitzero"`
+
+	// Strategy How an upgrade replaces the version before
+	Strategy string `json:"strategy,omitempty,omitzero"`
+
+	// StrategyReason Why the strategy is not the one that the manifest asks for
+	StrategyReason string `json:"strategy_reason,omitempty,omitzero"`
+	To             string `json:"to,omitempty,omitzero"`
 
 	// TotalBytes Compressed bytes that the pull fetches
 	TotalBytes int64  `json:"total_bytes,omitempty,omitzero"`
@@ -1824,6 +2056,9 @@ type InstanceCost struct {
 type InstanceResources struct {
 	// AcceleratorModel As nodes report it; narrows the placement
 	AcceleratorModel string `json:"accelerator_model,omitempty,omitzero"`
+
+	// AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
+	AcceleratorSharing AcceleratorSharing `json:"accelerator_sharing,omitempty,omitzero"`
 
 	// Accelerators 0 means none, although the version could use some
 	Accelerators *int32 `json:"accelerators,omitempty"`
@@ -1914,21 +2149,48 @@ type Member struct {
 	NodeID ID `json:"node_id"`
 
 	// OwnerRefusal With the reason owner_refused: what the owner of the node says, signed by the node's own key. A DSSE envelope in protobuf; its payload is an OwnerRefusal.
-	OwnerRefusal []byte       `json:"owner_refusal,omitempty,omitzero"`
-	ReadyAt      time.Time    `json:"ready_at,omitempty,omitzero"`
-	Restarts     int32        `json:"restarts,omitempty,omitzero"`
-	Role         string       `json:"role"`
-	StartedAt    time.Time    `json:"started_at,omitempty,omitzero"`
-	Status       MemberStatus `json:"status"`
+	OwnerRefusal []byte    `json:"owner_refusal,omitempty,omitzero"`
+	ReadyAt      time.Time `json:"ready_at,omitempty,omitzero"`
+	Restarts     int32     `json:"restarts,omitempty,omitzero"`
+	Role         string    `json:"role"`
+
+	// Services Of an app of several services, in the manifest's order; absent for an app of one
+	Services  []MemberService `json:"services,omitempty,omitzero"`
+	StartedAt time.Time       `json:"started_at,omitempty,omitzero"`
+	Status    MemberStatus    `json:"status"`
 
 	// StatusReason Why the status is what it is; absent when all is well.
 	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
 }
 
+// MemberService defines model for MemberService.
+type MemberService struct {
+	// DependsOn What must be so before it starts; only where one instance is read
+	DependsOn []ServiceDependency `json:"depends_on,omitempty,omitzero"`
+	Detail    string              `json:"detail,omitempty,omitzero"`
+	ExitCode  int32               `json:"exit_code,omitempty,omitzero"`
+	ExitedAt  time.Time           `json:"exited_at,omitempty,omitzero"`
+
+	// Name The host name by which the member's other services reach it
+	Name      string    `json:"name"`
+	ReadyAt   time.Time `json:"ready_at,omitempty,omitzero"`
+	Restarts  int32     `json:"restarts,omitempty,omitzero"`
+	StartedAt time.Time `json:"started_at,omitempty,omitzero"`
+
+	// Status waiting: for its image or for the services that it depends on; unhealthy: a probe fails after it was ready; completed: it ended as its restart policy allows
+	Status MemberServiceStatus `json:"status"`
+
+	// StatusReason Why the status is what it is; absent when all is well.
+	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
+}
+
+// MemberServiceStatus waiting: for its image or for the services that it depends on; unhealthy: a probe fails after it was ready; completed: it ended as its restart policy allows
+type MemberServiceStatus string
+
 // MemberStatus defines model for MemberStatus.
 type MemberStatus string
 
-// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 type Meter = string
 
 // Node defines model for Node.
@@ -1985,8 +2247,11 @@ type NodeAccelerator struct {
 	Cores         int64  `json:"cores,omitempty,omitzero"`
 	DriverVersion string `json:"driver_version,omitempty,omitzero"`
 
-	// Health ok; degraded: works, with errors; faulty: does not work; missing: the node does not name it any more. Only one that is ok is allocated.
+	// Health ok; degraded: works, with errors; faulty: does not work; needs_reset: waits for a reset after a fault; testing: was reset and is watched; quarantined: no reset helps; missing: the node does not name it any more. Only one that is ok is allocated.
 	Health string `json:"health"`
+
+	// HealthReason What the driver said; of one that is ok, the last fault of an app
+	HealthReason string `json:"health_reason,omitempty,omitzero"`
 
 	// ID The same after a reboot and in another slot: NVIDIA's UUID, AMD's unique id, else the PCI address
 	ID        string            `json:"id"`
@@ -2110,7 +2375,8 @@ type OrgQuotaItem struct {
 	Limit        int64 `json:"limit"`
 
 	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
+	// the volumes of projects and of their snapshots.
 	Name QuotaName `json:"name"`
 	Used int64     `json:"used"`
 }
@@ -2138,6 +2404,26 @@ type OwnedSlug struct {
 type OwnedSlugList struct {
 	Items      []OwnedSlug `json:"items"`
 	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
+}
+
+// PackageIndex defines model for PackageIndex.
+type PackageIndex struct {
+	// OwnCa It is trusted by certificates of the project
+	OwnCa     bool      `json:"own_ca,omitempty,omitzero"`
+	UpdatedAt time.Time `json:"updated_at"`
+	URL       string    `json:"url"`
+	Username  string    `json:"username,omitempty,omitzero"`
+}
+
+// PackageIndexPut defines model for PackageIndexPut.
+type PackageIndexPut struct {
+	// CaPem Certificates of the authorities that the index is trusted by, in place of the image's own
+	CaPem    string `json:"ca_pem,omitempty,omitzero"`
+	Password string `json:"password,omitempty,omitzero"`
+
+	// URL Of the simple repository API (PEP 503), without credentials; https where there are any
+	URL      string `json:"url"`
+	Username string `json:"username,omitempty,omitzero"`
 }
 
 // Period defines model for Period.
@@ -2185,7 +2471,7 @@ type Posting struct {
 	Entries     []LedgerEntry `json:"entries"`
 	Kind        PostingKind   `json:"kind"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter  Meter  `json:"meter,omitempty,omitzero"`
 	Period Period `json:"period,omitempty,omitzero"`
 
@@ -2231,7 +2517,7 @@ type Price struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
@@ -2259,7 +2545,7 @@ type PriceCreate struct {
 	// HostSharePercent Absent means 0
 	HostSharePercent int32 `json:"host_share_percent,omitempty,omitzero"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
@@ -2431,12 +2717,14 @@ type QuotaLimit struct {
 	Limit int64 `json:"limit"`
 
 	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-	// `publish_intents` those that have not ended; `user_tokens` those that are valid.
+	// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
+	// the volumes of projects and of their snapshots.
 	Name QuotaName `json:"name"`
 }
 
 // QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-// `publish_intents` those that have not ended; `user_tokens` those that are valid.
+// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
+// the volumes of projects and of their snapshots.
 type QuotaName string
 
 // RecoveringNode defines model for RecoveringNode.
@@ -2655,6 +2943,15 @@ type ServiceAccountTokenRequest struct {
 	ServiceAccountID ID `json:"service_account_id"`
 }
 
+// ServiceDependency defines model for ServiceDependency.
+type ServiceDependency struct {
+	Condition ServiceDependencyCondition `json:"condition"`
+	Service   string                     `json:"service"`
+}
+
+// ServiceDependencyCondition defines model for ServiceDependency.Condition.
+type ServiceDependencyCondition string
+
 // SignedEnvelope DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
 type SignedEnvelope struct {
 	// Payload Standard base64
@@ -2734,7 +3031,7 @@ type UsageHour struct {
 	// Hour When the hour begins
 	Hour time.Time `json:"hour"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -2782,7 +3079,7 @@ type UsageRecord struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -2804,6 +3101,9 @@ type UsageRecord struct {
 	StartedAt      time.Time      `json:"started_at"`
 	UsageSource    UsageSource    `json:"usage_source"`
 	UsageUnit      string         `json:"usage_unit"`
+
+	// VolumeID UUIDv7 in lower case.
+	VolumeID ID `json:"volume_id,omitempty,omitzero"`
 }
 
 // UsageRecordList defines model for UsageRecordList.
@@ -2906,6 +3206,119 @@ type UserTokenList struct {
 // VersionName defines model for VersionName.
 type VersionName = string
 
+// Volume defines model for Volume.
+type Volume struct {
+	CorrelationID string    `json:"correlation_id"`
+	CreatedAt     time.Time `json:"created_at"`
+	DeletedAt     time.Time `json:"deleted_at,omitempty,omitzero"`
+
+	// Detail For people
+	Detail string `json:"detail,omitempty,omitzero"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID     `json:"id"`
+	Name string `json:"name"`
+
+	// NodeID UUIDv7 in lower case.
+	NodeID ID `json:"node_id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// ResourceVersion The `after` of the next call
+	ResourceVersion int64        `json:"resource_version"`
+	SizeMib         int64        `json:"size_mib"`
+	Status          VolumeStatus `json:"status"`
+
+	// StatusReason Code of what failed last on the node, which tries again; volume_no_space or volume_in_use
+	StatusReason string    `json:"status_reason,omitempty,omitzero"`
+	UpdatedAt    time.Time `json:"updated_at"`
+
+	// UsedByMemberIds The members of app instances that have it; may be newer than `resource_version`
+	UsedByMemberIds []string `json:"used_by_member_ids"`
+}
+
+// VolumeChoice defines model for VolumeChoice.
+type VolumeChoice struct {
+	// Name As in the manifest
+	Name string `json:"name"`
+
+	// SizeMib Of a volume of the instance; one of the project has its own
+	SizeMib int64 `json:"size_mib,omitempty,omitzero"`
+
+	// VolumeID UUIDv7 in lower case.
+	VolumeID ID `json:"volume_id,omitempty,omitzero"`
+}
+
+// VolumeChoices Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
+type VolumeChoices = []VolumeChoice
+
+// VolumeCreate defines model for VolumeCreate.
+type VolumeCreate struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID ID `json:"allocation_id,omitempty,omitzero"`
+
+	// Name Lower-case letters, digits and inner hyphens.
+	Name    Slug  `json:"name"`
+	SizeMib int64 `json:"size_mib"`
+}
+
+// VolumeList defines model for VolumeList.
+type VolumeList struct {
+	Items      []Volume `json:"items"`
+	NextCursor string   `json:"next_cursor,omitempty,omitzero"`
+}
+
+// VolumeResize defines model for VolumeResize.
+type VolumeResize struct {
+	SizeMib int64 `json:"size_mib"`
+}
+
+// VolumeRestore defines model for VolumeRestore.
+type VolumeRestore struct {
+	// SnapshotID UUIDv7 in lower case.
+	SnapshotID ID `json:"snapshot_id"`
+}
+
+// VolumeSnapshot defines model for VolumeSnapshot.
+type VolumeSnapshot struct {
+	CorrelationID string    `json:"correlation_id"`
+	CreatedAt     time.Time `json:"created_at"`
+	DeletedAt     time.Time `json:"deleted_at,omitempty,omitzero"`
+	Description   string    `json:"description"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// ResourceVersion The `after` of the next call
+	ResourceVersion int64                `json:"resource_version"`
+	SizeMib         int64                `json:"size_mib"`
+	Status          VolumeSnapshotStatus `json:"status"`
+	UpdatedAt       time.Time            `json:"updated_at"`
+
+	// VolumeID UUIDv7 in lower case.
+	VolumeID ID `json:"volume_id"`
+}
+
+// VolumeSnapshotCreate defines model for VolumeSnapshotCreate.
+type VolumeSnapshotCreate struct {
+	Description string `json:"description,omitempty,omitzero"`
+}
+
+// VolumeSnapshotList defines model for VolumeSnapshotList.
+type VolumeSnapshotList struct {
+	Items []VolumeSnapshot `json:"items"`
+}
+
+// VolumeSnapshotStatus defines model for VolumeSnapshotStatus.
+type VolumeSnapshotStatus string
+
+// VolumeStatus defines model for VolumeStatus.
+type VolumeStatus string
+
 // Wallet defines model for Wallet.
 type Wallet struct {
 	Balances []WalletBalance `json:"balances"`
@@ -2982,11 +3395,17 @@ type OrgID = ID
 // ProjectID UUIDv7 in lower case.
 type ProjectID = ID
 
+// Requirement defines model for Requirement.
+type Requirement = []string
+
 // SKUSlug Lower-case letters, digits and inner hyphens.
 type SKUSlug = Slug
 
 // ServiceAccountID UUIDv7 in lower case.
 type ServiceAccountID = ID
+
+// SnapshotID UUIDv7 in lower case.
+type SnapshotID = ID
 
 // To defines model for To.
 type To = time.Time
@@ -2999,6 +3418,9 @@ type UserID = ID
 
 // Version defines model for Version.
 type Version = VersionName
+
+// VolumeID UUIDv7 in lower case.
+type VolumeID = ID
 
 // Wait defines model for Wait.
 type Wait = string
@@ -3302,6 +3724,9 @@ type EstimateCostParams struct {
 
 	// MemoryMib Absent means the version's default
 	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
+
+	// Requirement One of the environment, as in AppInstanceCreate; costs and places are the same with and without
+	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
 }
 
 // ListTargetsParams defines parameters for ListTargets.
@@ -3312,9 +3737,25 @@ type ListTargetsParams struct {
 	// MemoryMib Absent means the version's default
 	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
 
+	// Requirement One of the environment, as in AppInstanceCreate; costs and places are the same with and without
+	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
+
 	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators     int32  `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
-	AcceleratorModel string `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
+	Accelerators       int32              `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
+	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
+
+	// VolumeID A volume of the project that the instance is to have; it runs on the volume's node
+	VolumeID []ID `form:"volume_id,omitempty" json:"volume_id,omitempty,omitzero"`
+}
+
+// ListEnvironmentsParams defines parameters for ListEnvironments.
+type ListEnvironmentsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
 // ListProjectRolesParams defines parameters for ListProjectRoles.
@@ -3333,6 +3774,34 @@ type ListServiceAccountsParams struct {
 
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListVolumesParams defines parameters for ListVolumes.
+type ListVolumesParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor       `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+	Status VolumeStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
+}
+
+// GetVolumeParams defines parameters for GetVolume.
+type GetVolumeParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
+// GetVolumeSnapshotParams defines parameters for GetVolumeSnapshot.
+type GetVolumeSnapshotParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListSKUsParams defines parameters for ListSKUs.
@@ -3437,11 +3906,26 @@ type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
 // PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
 type PutEntitlementJSONRequestBody = EntitlementPut
 
+// PutPackageIndexJSONRequestBody defines body for PutPackageIndex for application/json ContentType.
+type PutPackageIndexJSONRequestBody = PackageIndexPut
+
 // PutProjectRolesJSONRequestBody defines body for PutProjectRoles for application/json ContentType.
 type PutProjectRolesJSONRequestBody = ProjectRolesPut
 
 // CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
 type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
+
+// CreateVolumeJSONRequestBody defines body for CreateVolume for application/json ContentType.
+type CreateVolumeJSONRequestBody = VolumeCreate
+
+// ResizeVolumeJSONRequestBody defines body for ResizeVolume for application/json ContentType.
+type ResizeVolumeJSONRequestBody = VolumeResize
+
+// RestoreVolumeJSONRequestBody defines body for RestoreVolume for application/json ContentType.
+type RestoreVolumeJSONRequestBody = VolumeRestore
+
+// CreateVolumeSnapshotJSONRequestBody defines body for CreateVolumeSnapshot for application/json ContentType.
+type CreateVolumeSnapshotJSONRequestBody = VolumeSnapshotCreate
 
 // PutUserRolesJSONRequestBody defines body for PutUserRoles for application/json ContentType.
 type PutUserRolesJSONRequestBody = UserRolesPut
@@ -3676,6 +4160,21 @@ type ServerInterface interface {
 	// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets)
 	ListTargets(c *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params ListTargetsParams)
+	// ListEnvironments The environments that nodes keep for the project
+	// (GET /projects/{project_id}/environments)
+	ListEnvironments(c *gin.Context, projectID ProjectID, params ListEnvironmentsParams)
+	// DeleteEnvironment Remove an unused environment from a node
+	// (DELETE /projects/{project_id}/environments/{digest}/nodes/{node_id})
+	DeleteEnvironment(c *gin.Context, projectID ProjectID, digest string, nodeID NodeID)
+	// DeletePackageIndex Remove the package index of the project
+	// (DELETE /projects/{project_id}/package-index)
+	DeletePackageIndex(c *gin.Context, projectID ProjectID)
+	// GetPackageIndex Where the environments of the project get their packages from
+	// (GET /projects/{project_id}/package-index)
+	GetPackageIndex(c *gin.Context, projectID ProjectID)
+	// PutPackageIndex Set where the environments of the project get their packages from
+	// (PUT /projects/{project_id}/package-index)
+	PutPackageIndex(c *gin.Context, projectID ProjectID)
 	// ListProjectRoles Users who hold roles in this project only (admins of the project)
 	// (GET /projects/{project_id}/roles)
 	ListProjectRoles(c *gin.Context, projectID ProjectID, params ListProjectRolesParams)
@@ -3697,6 +4196,36 @@ type ServerInterface interface {
 	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
 	// (POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key)
 	RotateServiceAccountKey(c *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID)
+	// ListVolumes Volumes of the project
+	// (GET /projects/{project_id}/volumes)
+	ListVolumes(c *gin.Context, projectID ProjectID, params ListVolumesParams)
+	// CreateVolume Bind a volume of the project to a node
+	// (POST /projects/{project_id}/volumes)
+	CreateVolume(c *gin.Context, projectID ProjectID)
+	// DeleteVolume Delete a volume with its snapshots; refused while an instance has it
+	// (DELETE /projects/{project_id}/volumes/{volume_id})
+	DeleteVolume(c *gin.Context, projectID ProjectID, volumeID VolumeID)
+	// GetVolume One volume
+	// (GET /projects/{project_id}/volumes/{volume_id})
+	GetVolume(c *gin.Context, projectID ProjectID, volumeID VolumeID, params GetVolumeParams)
+	// ResizeVolume Make a volume larger, also while instances use it
+	// (PATCH /projects/{project_id}/volumes/{volume_id})
+	ResizeVolume(c *gin.Context, projectID ProjectID, volumeID VolumeID)
+	// RestoreVolume Replace the content of a volume by a snapshot
+	// (POST /projects/{project_id}/volumes/{volume_id}/restore)
+	RestoreVolume(c *gin.Context, projectID ProjectID, volumeID VolumeID)
+	// ListVolumeSnapshots Snapshots of the volume, the newest first
+	// (GET /projects/{project_id}/volumes/{volume_id}/snapshots)
+	ListVolumeSnapshots(c *gin.Context, projectID ProjectID, volumeID VolumeID)
+	// CreateVolumeSnapshot Copy a volume on its node
+	// (POST /projects/{project_id}/volumes/{volume_id}/snapshots)
+	CreateVolumeSnapshot(c *gin.Context, projectID ProjectID, volumeID VolumeID)
+	// DeleteVolumeSnapshot Delete a snapshot
+	// (DELETE /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id})
+	DeleteVolumeSnapshot(c *gin.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID)
+	// GetVolumeSnapshot One snapshot
+	// (GET /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id})
+	GetVolumeSnapshot(c *gin.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, params GetVolumeSnapshotParams)
 	// GetReadiness Can this process serve requests now
 	// (GET /readyz)
 	GetReadiness(c *gin.Context)
@@ -6293,6 +6822,14 @@ func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "requirement" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "requirement", c.Request.URL.Query(), &params.Requirement, runtime.BindQueryParameterOptions{Type: "array", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter requirement: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -6355,6 +6892,14 @@ func (siw *ServerInterfaceWrapper) ListTargets(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "requirement" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "requirement", c.Request.URL.Query(), &params.Requirement, runtime.BindQueryParameterOptions{Type: "array", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter requirement: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	// ------------- Optional query parameter "accelerators" -------------
 
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerators", c.Request.URL.Query(), &params.Accelerators, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
@@ -6371,6 +6916,22 @@ func (siw *ServerInterfaceWrapper) ListTargets(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "accelerator_sharing" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerator_sharing", c.Request.URL.Query(), &params.AcceleratorSharing, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerator_sharing: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "volume_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "volume_id", c.Request.URL.Query(), &params.VolumeID, runtime.BindQueryParameterOptions{Type: "array", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -6379,6 +6940,168 @@ func (siw *ServerInterfaceWrapper) ListTargets(c *gin.Context) {
 	}
 
 	siw.Handler.ListTargets(c, projectID, appSlug, version, params)
+}
+
+// ListEnvironments operation middleware
+func (siw *ServerInterfaceWrapper) ListEnvironments(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListEnvironmentsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListEnvironments(c, projectID, params)
+}
+
+// DeleteEnvironment operation middleware
+func (siw *ServerInterfaceWrapper) DeleteEnvironment(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "digest" -------------
+	var digest string
+
+	err = runtime.BindStyledParameterWithOptions("simple", "digest", c.Param("digest"), &digest, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter digest: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "node_id" -------------
+	var nodeID NodeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "node_id", c.Param("node_id"), &nodeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter node_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteEnvironment(c, projectID, digest, nodeID)
+}
+
+// DeletePackageIndex operation middleware
+func (siw *ServerInterfaceWrapper) DeletePackageIndex(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeletePackageIndex(c, projectID)
+}
+
+// GetPackageIndex operation middleware
+func (siw *ServerInterfaceWrapper) GetPackageIndex(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetPackageIndex(c, projectID)
+}
+
+// PutPackageIndex operation middleware
+func (siw *ServerInterfaceWrapper) PutPackageIndex(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutPackageIndex(c, projectID)
 }
 
 // ListProjectRoles operation middleware
@@ -6628,6 +7351,411 @@ func (siw *ServerInterfaceWrapper) RotateServiceAccountKey(c *gin.Context) {
 	}
 
 	siw.Handler.RotateServiceAccountKey(c, projectID, serviceAccountID)
+}
+
+// ListVolumes operation middleware
+func (siw *ServerInterfaceWrapper) ListVolumes(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListVolumesParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "status" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "status", c.Request.URL.Query(), &params.Status, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter status: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListVolumes(c, projectID, params)
+}
+
+// CreateVolume operation middleware
+func (siw *ServerInterfaceWrapper) CreateVolume(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateVolume(c, projectID)
+}
+
+// DeleteVolume operation middleware
+func (siw *ServerInterfaceWrapper) DeleteVolume(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteVolume(c, projectID, volumeID)
+}
+
+// GetVolume operation middleware
+func (siw *ServerInterfaceWrapper) GetVolume(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetVolumeParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetVolume(c, projectID, volumeID, params)
+}
+
+// ResizeVolume operation middleware
+func (siw *ServerInterfaceWrapper) ResizeVolume(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ResizeVolume(c, projectID, volumeID)
+}
+
+// RestoreVolume operation middleware
+func (siw *ServerInterfaceWrapper) RestoreVolume(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RestoreVolume(c, projectID, volumeID)
+}
+
+// ListVolumeSnapshots operation middleware
+func (siw *ServerInterfaceWrapper) ListVolumeSnapshots(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListVolumeSnapshots(c, projectID, volumeID)
+}
+
+// CreateVolumeSnapshot operation middleware
+func (siw *ServerInterfaceWrapper) CreateVolumeSnapshot(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateVolumeSnapshot(c, projectID, volumeID)
+}
+
+// DeleteVolumeSnapshot operation middleware
+func (siw *ServerInterfaceWrapper) DeleteVolumeSnapshot(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "snapshot_id" -------------
+	var snapshotID SnapshotID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "snapshot_id", c.Param("snapshot_id"), &snapshotID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter snapshot_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteVolumeSnapshot(c, projectID, volumeID, snapshotID)
+}
+
+// GetVolumeSnapshot operation middleware
+func (siw *ServerInterfaceWrapper) GetVolumeSnapshot(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "volume_id" -------------
+	var volumeID VolumeID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "volume_id", c.Param("volume_id"), &volumeID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter volume_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "snapshot_id" -------------
+	var snapshotID SnapshotID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "snapshot_id", c.Param("snapshot_id"), &snapshotID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter snapshot_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetVolumeSnapshotParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetVolumeSnapshot(c, projectID, volumeID, snapshotID, params)
 }
 
 // GetReadiness operation middleware
@@ -7022,6 +8150,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
+	router.GET(options.BaseURL+"/projects/:project_id/environments", wrapper.ListEnvironments)
+	router.DELETE(options.BaseURL+"/projects/:project_id/environments/:digest/nodes/:node_id", wrapper.DeleteEnvironment)
+	router.DELETE(options.BaseURL+"/projects/:project_id/package-index", wrapper.DeletePackageIndex)
+	router.GET(options.BaseURL+"/projects/:project_id/package-index", wrapper.GetPackageIndex)
+	router.PUT(options.BaseURL+"/projects/:project_id/package-index", wrapper.PutPackageIndex)
 	router.GET(options.BaseURL+"/projects/:project_id/roles", wrapper.ListProjectRoles)
 	router.PUT(options.BaseURL+"/projects/:project_id/roles/:user_id", wrapper.PutProjectRoles)
 	router.GET(options.BaseURL+"/projects/:project_id/service-accounts", wrapper.ListServiceAccounts)
@@ -7029,6 +8162,16 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.DELETE(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id", wrapper.DeleteServiceAccount)
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id/disable", wrapper.DisableServiceAccount)
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id/rotate-key", wrapper.RotateServiceAccountKey)
+	router.GET(options.BaseURL+"/projects/:project_id/volumes", wrapper.ListVolumes)
+	router.POST(options.BaseURL+"/projects/:project_id/volumes", wrapper.CreateVolume)
+	router.DELETE(options.BaseURL+"/projects/:project_id/volumes/:volume_id", wrapper.DeleteVolume)
+	router.GET(options.BaseURL+"/projects/:project_id/volumes/:volume_id", wrapper.GetVolume)
+	router.PATCH(options.BaseURL+"/projects/:project_id/volumes/:volume_id", wrapper.ResizeVolume)
+	router.POST(options.BaseURL+"/projects/:project_id/volumes/:volume_id/restore", wrapper.RestoreVolume)
+	router.GET(options.BaseURL+"/projects/:project_id/volumes/:volume_id/snapshots", wrapper.ListVolumeSnapshots)
+	router.POST(options.BaseURL+"/projects/:project_id/volumes/:volume_id/snapshots", wrapper.CreateVolumeSnapshot)
+	router.DELETE(options.BaseURL+"/projects/:project_id/volumes/:volume_id/snapshots/:snapshot_id", wrapper.DeleteVolumeSnapshot)
+	router.GET(options.BaseURL+"/projects/:project_id/volumes/:volume_id/snapshots/:snapshot_id", wrapper.GetVolumeSnapshot)
 	router.GET(options.BaseURL+"/readyz", wrapper.GetReadiness)
 	router.GET(options.BaseURL+"/skus", wrapper.ListSKUs)
 	router.GET(options.BaseURL+"/skus/:sku", wrapper.GetSKU)
@@ -10029,6 +11172,193 @@ func (response ListTargetsdefaultApplicationProblemPlusJSONResponse) VisitListTa
 	return err
 }
 
+type ListEnvironmentsRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Params    ListEnvironmentsParams
+}
+
+type ListEnvironmentsResponseObject interface {
+	VisitListEnvironmentsResponse(w http.ResponseWriter) error
+}
+
+type ListEnvironments200JSONResponse EnvironmentList
+
+func (response ListEnvironments200JSONResponse) VisitListEnvironmentsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListEnvironmentsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListEnvironmentsdefaultApplicationProblemPlusJSONResponse) VisitListEnvironmentsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteEnvironmentRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Digest    string    `json:"digest"`
+	NodeID    NodeID    `json:"node_id"`
+}
+
+type DeleteEnvironmentResponseObject interface {
+	VisitDeleteEnvironmentResponse(w http.ResponseWriter) error
+}
+
+type DeleteEnvironment204Response struct {
+}
+
+func (response DeleteEnvironment204Response) VisitDeleteEnvironmentResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteEnvironmentdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeleteEnvironmentdefaultApplicationProblemPlusJSONResponse) VisitDeleteEnvironmentResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeletePackageIndexRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+}
+
+type DeletePackageIndexResponseObject interface {
+	VisitDeletePackageIndexResponse(w http.ResponseWriter) error
+}
+
+type DeletePackageIndex204Response struct {
+}
+
+func (response DeletePackageIndex204Response) VisitDeletePackageIndexResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeletePackageIndexdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeletePackageIndexdefaultApplicationProblemPlusJSONResponse) VisitDeletePackageIndexResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetPackageIndexRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+}
+
+type GetPackageIndexResponseObject interface {
+	VisitGetPackageIndexResponse(w http.ResponseWriter) error
+}
+
+type GetPackageIndex200JSONResponse PackageIndex
+
+func (response GetPackageIndex200JSONResponse) VisitGetPackageIndexResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetPackageIndexdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetPackageIndexdefaultApplicationProblemPlusJSONResponse) VisitGetPackageIndexResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutPackageIndexRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Body      *PutPackageIndexJSONRequestBody
+}
+
+type PutPackageIndexResponseObject interface {
+	VisitPutPackageIndexResponse(w http.ResponseWriter) error
+}
+
+type PutPackageIndex200JSONResponse PackageIndex
+
+func (response PutPackageIndex200JSONResponse) VisitPutPackageIndexResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutPackageIndexdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PutPackageIndexdefaultApplicationProblemPlusJSONResponse) VisitPutPackageIndexResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListProjectRolesRequestObject struct {
 	ProjectID ProjectID `json:"project_id"`
 	Params    ListProjectRolesParams
@@ -10293,6 +11623,413 @@ type RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RotateServiceAccountKeydefaultApplicationProblemPlusJSONResponse) VisitRotateServiceAccountKeyResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumesRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Params    ListVolumesParams
+}
+
+type ListVolumesResponseObject interface {
+	VisitListVolumesResponse(w http.ResponseWriter) error
+}
+
+type ListVolumes200JSONResponse VolumeList
+
+func (response ListVolumes200JSONResponse) VisitListVolumesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumesdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListVolumesdefaultApplicationProblemPlusJSONResponse) VisitListVolumesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumeRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Body      *CreateVolumeJSONRequestBody
+}
+
+type CreateVolumeResponseObject interface {
+	VisitCreateVolumeResponse(w http.ResponseWriter) error
+}
+
+type CreateVolume201JSONResponse Volume
+
+func (response CreateVolume201JSONResponse) VisitCreateVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateVolumedefaultApplicationProblemPlusJSONResponse) VisitCreateVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumeRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	VolumeID  VolumeID  `json:"volume_id"`
+}
+
+type DeleteVolumeResponseObject interface {
+	VisitDeleteVolumeResponse(w http.ResponseWriter) error
+}
+
+type DeleteVolume202JSONResponse Volume
+
+func (response DeleteVolume202JSONResponse) VisitDeleteVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeleteVolumedefaultApplicationProblemPlusJSONResponse) VisitDeleteVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumeRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	VolumeID  VolumeID  `json:"volume_id"`
+	Params    GetVolumeParams
+}
+
+type GetVolumeResponseObject interface {
+	VisitGetVolumeResponse(w http.ResponseWriter) error
+}
+
+type GetVolume200JSONResponse Volume
+
+func (response GetVolume200JSONResponse) VisitGetVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetVolumedefaultApplicationProblemPlusJSONResponse) VisitGetVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ResizeVolumeRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	VolumeID  VolumeID  `json:"volume_id"`
+	Body      *ResizeVolumeJSONRequestBody
+}
+
+type ResizeVolumeResponseObject interface {
+	VisitResizeVolumeResponse(w http.ResponseWriter) error
+}
+
+type ResizeVolume202JSONResponse Volume
+
+func (response ResizeVolume202JSONResponse) VisitResizeVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ResizeVolumedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ResizeVolumedefaultApplicationProblemPlusJSONResponse) VisitResizeVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RestoreVolumeRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	VolumeID  VolumeID  `json:"volume_id"`
+	Body      *RestoreVolumeJSONRequestBody
+}
+
+type RestoreVolumeResponseObject interface {
+	VisitRestoreVolumeResponse(w http.ResponseWriter) error
+}
+
+type RestoreVolume202JSONResponse Volume
+
+func (response RestoreVolume202JSONResponse) VisitRestoreVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RestoreVolumedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RestoreVolumedefaultApplicationProblemPlusJSONResponse) VisitRestoreVolumeResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumeSnapshotsRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	VolumeID  VolumeID  `json:"volume_id"`
+}
+
+type ListVolumeSnapshotsResponseObject interface {
+	VisitListVolumeSnapshotsResponse(w http.ResponseWriter) error
+}
+
+type ListVolumeSnapshots200JSONResponse VolumeSnapshotList
+
+func (response ListVolumeSnapshots200JSONResponse) VisitListVolumeSnapshotsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListVolumeSnapshotsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListVolumeSnapshotsdefaultApplicationProblemPlusJSONResponse) VisitListVolumeSnapshotsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumeSnapshotRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	VolumeID  VolumeID  `json:"volume_id"`
+	Body      *CreateVolumeSnapshotJSONRequestBody
+}
+
+type CreateVolumeSnapshotResponseObject interface {
+	VisitCreateVolumeSnapshotResponse(w http.ResponseWriter) error
+}
+
+type CreateVolumeSnapshot201JSONResponse VolumeSnapshot
+
+func (response CreateVolumeSnapshot201JSONResponse) VisitCreateVolumeSnapshotResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateVolumeSnapshotdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateVolumeSnapshotdefaultApplicationProblemPlusJSONResponse) VisitCreateVolumeSnapshotResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumeSnapshotRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	VolumeID   VolumeID   `json:"volume_id"`
+	SnapshotID SnapshotID `json:"snapshot_id"`
+}
+
+type DeleteVolumeSnapshotResponseObject interface {
+	VisitDeleteVolumeSnapshotResponse(w http.ResponseWriter) error
+}
+
+type DeleteVolumeSnapshot202JSONResponse VolumeSnapshot
+
+func (response DeleteVolumeSnapshot202JSONResponse) VisitDeleteVolumeSnapshotResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteVolumeSnapshotdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeleteVolumeSnapshotdefaultApplicationProblemPlusJSONResponse) VisitDeleteVolumeSnapshotResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumeSnapshotRequestObject struct {
+	ProjectID  ProjectID  `json:"project_id"`
+	VolumeID   VolumeID   `json:"volume_id"`
+	SnapshotID SnapshotID `json:"snapshot_id"`
+	Params     GetVolumeSnapshotParams
+}
+
+type GetVolumeSnapshotResponseObject interface {
+	VisitGetVolumeSnapshotResponse(w http.ResponseWriter) error
+}
+
+type GetVolumeSnapshot200JSONResponse VolumeSnapshot
+
+func (response GetVolumeSnapshot200JSONResponse) VisitGetVolumeSnapshotResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetVolumeSnapshotdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetVolumeSnapshotdefaultApplicationProblemPlusJSONResponse) VisitGetVolumeSnapshotResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -10952,6 +12689,21 @@ type StrictServerInterface interface {
 	// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets)
 	ListTargets(ctx context.Context, request ListTargetsRequestObject) (ListTargetsResponseObject, error)
+	// ListEnvironments The environments that nodes keep for the project
+	// (GET /projects/{project_id}/environments)
+	ListEnvironments(ctx context.Context, request ListEnvironmentsRequestObject) (ListEnvironmentsResponseObject, error)
+	// DeleteEnvironment Remove an unused environment from a node
+	// (DELETE /projects/{project_id}/environments/{digest}/nodes/{node_id})
+	DeleteEnvironment(ctx context.Context, request DeleteEnvironmentRequestObject) (DeleteEnvironmentResponseObject, error)
+	// DeletePackageIndex Remove the package index of the project
+	// (DELETE /projects/{project_id}/package-index)
+	DeletePackageIndex(ctx context.Context, request DeletePackageIndexRequestObject) (DeletePackageIndexResponseObject, error)
+	// GetPackageIndex Where the environments of the project get their packages from
+	// (GET /projects/{project_id}/package-index)
+	GetPackageIndex(ctx context.Context, request GetPackageIndexRequestObject) (GetPackageIndexResponseObject, error)
+	// PutPackageIndex Set where the environments of the project get their packages from
+	// (PUT /projects/{project_id}/package-index)
+	PutPackageIndex(ctx context.Context, request PutPackageIndexRequestObject) (PutPackageIndexResponseObject, error)
 	// ListProjectRoles Users who hold roles in this project only (admins of the project)
 	// (GET /projects/{project_id}/roles)
 	ListProjectRoles(ctx context.Context, request ListProjectRolesRequestObject) (ListProjectRolesResponseObject, error)
@@ -10973,6 +12725,36 @@ type StrictServerInterface interface {
 	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
 	// (POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key)
 	RotateServiceAccountKey(ctx context.Context, request RotateServiceAccountKeyRequestObject) (RotateServiceAccountKeyResponseObject, error)
+	// ListVolumes Volumes of the project
+	// (GET /projects/{project_id}/volumes)
+	ListVolumes(ctx context.Context, request ListVolumesRequestObject) (ListVolumesResponseObject, error)
+	// CreateVolume Bind a volume of the project to a node
+	// (POST /projects/{project_id}/volumes)
+	CreateVolume(ctx context.Context, request CreateVolumeRequestObject) (CreateVolumeResponseObject, error)
+	// DeleteVolume Delete a volume with its snapshots; refused while an instance has it
+	// (DELETE /projects/{project_id}/volumes/{volume_id})
+	DeleteVolume(ctx context.Context, request DeleteVolumeRequestObject) (DeleteVolumeResponseObject, error)
+	// GetVolume One volume
+	// (GET /projects/{project_id}/volumes/{volume_id})
+	GetVolume(ctx context.Context, request GetVolumeRequestObject) (GetVolumeResponseObject, error)
+	// ResizeVolume Make a volume larger, also while instances use it
+	// (PATCH /projects/{project_id}/volumes/{volume_id})
+	ResizeVolume(ctx context.Context, request ResizeVolumeRequestObject) (ResizeVolumeResponseObject, error)
+	// RestoreVolume Replace the content of a volume by a snapshot
+	// (POST /projects/{project_id}/volumes/{volume_id}/restore)
+	RestoreVolume(ctx context.Context, request RestoreVolumeRequestObject) (RestoreVolumeResponseObject, error)
+	// ListVolumeSnapshots Snapshots of the volume, the newest first
+	// (GET /projects/{project_id}/volumes/{volume_id}/snapshots)
+	ListVolumeSnapshots(ctx context.Context, request ListVolumeSnapshotsRequestObject) (ListVolumeSnapshotsResponseObject, error)
+	// CreateVolumeSnapshot Copy a volume on its node
+	// (POST /projects/{project_id}/volumes/{volume_id}/snapshots)
+	CreateVolumeSnapshot(ctx context.Context, request CreateVolumeSnapshotRequestObject) (CreateVolumeSnapshotResponseObject, error)
+	// DeleteVolumeSnapshot Delete a snapshot
+	// (DELETE /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id})
+	DeleteVolumeSnapshot(ctx context.Context, request DeleteVolumeSnapshotRequestObject) (DeleteVolumeSnapshotResponseObject, error)
+	// GetVolumeSnapshot One snapshot
+	// (GET /projects/{project_id}/volumes/{volume_id}/snapshots/{snapshot_id})
+	GetVolumeSnapshot(ctx context.Context, request GetVolumeSnapshotRequestObject) (GetVolumeSnapshotResponseObject, error)
 	// GetReadiness Can this process serve requests now
 	// (GET /readyz)
 	GetReadiness(ctx context.Context, request GetReadinessRequestObject) (GetReadinessResponseObject, error)
@@ -13553,6 +15335,157 @@ func (sh *strictHandler) ListTargets(ctx *gin.Context, projectID ProjectID, appS
 	}
 }
 
+// ListEnvironments operation middleware
+func (sh *strictHandler) ListEnvironments(ctx *gin.Context, projectID ProjectID, params ListEnvironmentsParams) {
+	var request ListEnvironmentsRequestObject
+
+	request.ProjectID = projectID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListEnvironments(ctx, request.(ListEnvironmentsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListEnvironments")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListEnvironmentsResponseObject); ok {
+		if err := validResponse.VisitListEnvironmentsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteEnvironment operation middleware
+func (sh *strictHandler) DeleteEnvironment(ctx *gin.Context, projectID ProjectID, digest string, nodeID NodeID) {
+	var request DeleteEnvironmentRequestObject
+
+	request.ProjectID = projectID
+	request.Digest = digest
+	request.NodeID = nodeID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteEnvironment(ctx, request.(DeleteEnvironmentRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteEnvironment")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeleteEnvironmentResponseObject); ok {
+		if err := validResponse.VisitDeleteEnvironmentResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeletePackageIndex operation middleware
+func (sh *strictHandler) DeletePackageIndex(ctx *gin.Context, projectID ProjectID) {
+	var request DeletePackageIndexRequestObject
+
+	request.ProjectID = projectID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeletePackageIndex(ctx, request.(DeletePackageIndexRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeletePackageIndex")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeletePackageIndexResponseObject); ok {
+		if err := validResponse.VisitDeletePackageIndexResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetPackageIndex operation middleware
+func (sh *strictHandler) GetPackageIndex(ctx *gin.Context, projectID ProjectID) {
+	var request GetPackageIndexRequestObject
+
+	request.ProjectID = projectID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetPackageIndex(ctx, request.(GetPackageIndexRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetPackageIndex")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetPackageIndexResponseObject); ok {
+		if err := validResponse.VisitGetPackageIndexResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// PutPackageIndex operation middleware
+func (sh *strictHandler) PutPackageIndex(ctx *gin.Context, projectID ProjectID) {
+	var request PutPackageIndexRequestObject
+
+	request.ProjectID = projectID
+
+	var body PutPackageIndexJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PutPackageIndex(ctx, request.(PutPackageIndexRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PutPackageIndex")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PutPackageIndexResponseObject); ok {
+		if err := validResponse.VisitPutPackageIndexResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // ListProjectRoles operation middleware
 func (sh *strictHandler) ListProjectRoles(ctx *gin.Context, projectID ProjectID, params ListProjectRolesParams) {
 	var request ListProjectRolesRequestObject
@@ -13770,6 +15703,351 @@ func (sh *strictHandler) RotateServiceAccountKey(ctx *gin.Context, projectID Pro
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(RotateServiceAccountKeyResponseObject); ok {
 		if err := validResponse.VisitRotateServiceAccountKeyResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListVolumes operation middleware
+func (sh *strictHandler) ListVolumes(ctx *gin.Context, projectID ProjectID, params ListVolumesParams) {
+	var request ListVolumesRequestObject
+
+	request.ProjectID = projectID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListVolumes(ctx, request.(ListVolumesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListVolumes")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListVolumesResponseObject); ok {
+		if err := validResponse.VisitListVolumesResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateVolume operation middleware
+func (sh *strictHandler) CreateVolume(ctx *gin.Context, projectID ProjectID) {
+	var request CreateVolumeRequestObject
+
+	request.ProjectID = projectID
+
+	var body CreateVolumeJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateVolume(ctx, request.(CreateVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateVolume")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateVolumeResponseObject); ok {
+		if err := validResponse.VisitCreateVolumeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteVolume operation middleware
+func (sh *strictHandler) DeleteVolume(ctx *gin.Context, projectID ProjectID, volumeID VolumeID) {
+	var request DeleteVolumeRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteVolume(ctx, request.(DeleteVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteVolume")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeleteVolumeResponseObject); ok {
+		if err := validResponse.VisitDeleteVolumeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetVolume operation middleware
+func (sh *strictHandler) GetVolume(ctx *gin.Context, projectID ProjectID, volumeID VolumeID, params GetVolumeParams) {
+	var request GetVolumeRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetVolume(ctx, request.(GetVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetVolume")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetVolumeResponseObject); ok {
+		if err := validResponse.VisitGetVolumeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ResizeVolume operation middleware
+func (sh *strictHandler) ResizeVolume(ctx *gin.Context, projectID ProjectID, volumeID VolumeID) {
+	var request ResizeVolumeRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+
+	var body ResizeVolumeJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ResizeVolume(ctx, request.(ResizeVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ResizeVolume")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ResizeVolumeResponseObject); ok {
+		if err := validResponse.VisitResizeVolumeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RestoreVolume operation middleware
+func (sh *strictHandler) RestoreVolume(ctx *gin.Context, projectID ProjectID, volumeID VolumeID) {
+	var request RestoreVolumeRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+
+	var body RestoreVolumeJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RestoreVolume(ctx, request.(RestoreVolumeRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RestoreVolume")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RestoreVolumeResponseObject); ok {
+		if err := validResponse.VisitRestoreVolumeResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListVolumeSnapshots operation middleware
+func (sh *strictHandler) ListVolumeSnapshots(ctx *gin.Context, projectID ProjectID, volumeID VolumeID) {
+	var request ListVolumeSnapshotsRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListVolumeSnapshots(ctx, request.(ListVolumeSnapshotsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListVolumeSnapshots")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListVolumeSnapshotsResponseObject); ok {
+		if err := validResponse.VisitListVolumeSnapshotsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateVolumeSnapshot operation middleware
+func (sh *strictHandler) CreateVolumeSnapshot(ctx *gin.Context, projectID ProjectID, volumeID VolumeID) {
+	var request CreateVolumeSnapshotRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+
+	var body CreateVolumeSnapshotJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateVolumeSnapshot(ctx, request.(CreateVolumeSnapshotRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateVolumeSnapshot")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateVolumeSnapshotResponseObject); ok {
+		if err := validResponse.VisitCreateVolumeSnapshotResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteVolumeSnapshot operation middleware
+func (sh *strictHandler) DeleteVolumeSnapshot(ctx *gin.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID) {
+	var request DeleteVolumeSnapshotRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+	request.SnapshotID = snapshotID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteVolumeSnapshot(ctx, request.(DeleteVolumeSnapshotRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteVolumeSnapshot")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeleteVolumeSnapshotResponseObject); ok {
+		if err := validResponse.VisitDeleteVolumeSnapshotResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetVolumeSnapshot operation middleware
+func (sh *strictHandler) GetVolumeSnapshot(ctx *gin.Context, projectID ProjectID, volumeID VolumeID, snapshotID SnapshotID, params GetVolumeSnapshotParams) {
+	var request GetVolumeSnapshotRequestObject
+
+	request.ProjectID = projectID
+	request.VolumeID = volumeID
+	request.SnapshotID = snapshotID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetVolumeSnapshot(ctx, request.(GetVolumeSnapshotRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetVolumeSnapshot")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetVolumeSnapshotResponseObject); ok {
+		if err := validResponse.VisitGetVolumeSnapshotResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
