@@ -13,6 +13,14 @@ const (
 	AcceleratorUnanswered
 	// AcceleratorFaulty: its driver says that it does not work.
 	AcceleratorFaulty
+	// AcceleratorNeedsReset: it was at fault. From here on its container is stopped.
+	AcceleratorNeedsReset
+	// AcceleratorWithoutMPS: the MPS daemon through which its containers use it has ended. They are started again.
+	AcceleratorWithoutMPS
+	// AcceleratorTesting: it was reset, and is watched.
+	AcceleratorTesting
+	// AcceleratorQuarantined: no reset helps.
+	AcceleratorQuarantined
 	// AcceleratorMissing: the drivers answer, and none names it. Its container is stopped: the kernel may give its device
 	// numbers to another accelerator.
 	AcceleratorMissing
@@ -25,6 +33,14 @@ func (s AcceleratorState) Detail(id string) string {
 		return "the driver of accelerator " + id + " does not answer"
 	case AcceleratorFaulty:
 		return "accelerator " + id + " does not work"
+	case AcceleratorNeedsReset:
+		return "accelerator " + id + " had a fault and waits for a reset"
+	case AcceleratorWithoutMPS:
+		return "the MPS daemon of accelerator " + id + " has ended"
+	case AcceleratorTesting:
+		return "accelerator " + id + " was reset and is being tested"
+	case AcceleratorQuarantined:
+		return "accelerator " + id + " is quarantined"
 	case AcceleratorMissing:
 		return "accelerator " + id + " is not found on the node any more"
 	}
@@ -41,10 +57,32 @@ func (d *differ) unusable(ids []string) (worst AcceleratorState, detail string) 
 	return worst, detail
 }
 
-// lostDevice reports whether an accelerator of the container is missing.
+// WithoutDevices returns the members with an accelerator that does not work: their time is not counted. A driver that
+// does not answer says nothing about its accelerators.
+func WithoutDevices(desired Desired, observed Observed) map[string]bool {
+	out := map[string]bool{}
+	note := func(memberID string, ids []string) {
+		for _, id := range ids {
+			if observed.Unusable[id] >= AcceleratorFaulty {
+				out[memberID] = true
+			}
+		}
+	}
+	for _, signed := range desired.Workloads {
+		for _, s := range signed.Effective(observed.Members[signed.MemberID]).Services {
+			note(signed.MemberID, s.AcceleratorIDs)
+		}
+	}
+	for _, c := range observed.Containers {
+		note(c.MemberID, c.AcceleratorIDs)
+	}
+	return out
+}
+
+// lostDevice reports whether an accelerator of the container is missing, or out of use because of a fault.
 func (d *differ) lostDevice(c Container) bool {
 	worst, _ := d.unusable(c.AcceleratorIDs)
-	return worst == AcceleratorMissing
+	return worst >= AcceleratorNeedsReset
 }
 
 // deviceStatus adds to a workload's status what its accelerators keep it from.
@@ -55,7 +93,7 @@ func (d *differ) deviceStatus(s *protocol.WorkloadStatus, w Workload) {
 		if state == 0 || state == AcceleratorAwaited || runs && state == AcceleratorUnanswered {
 			continue // a driver that hangs says nothing about what runs
 		}
-		s.Reason, s.Detail = protocol.WorkloadStatus_DEVICE_FAULT, detail
+		s.Reason, s.Detail = protocol.WorkloadStatus_DEVICE_FAULT, ofService(w, service.Name, detail)
 		switch {
 		case runs && s.GetStatus() == protocol.WorkloadStatus_READY:
 			s.Status = protocol.WorkloadStatus_DEGRADED

@@ -38,15 +38,30 @@ type StopContainer struct {
 	MemberID    string
 	ContainerID string
 	Grace       time.Duration
-	// Why is for the log: left_state, replaced, device_lost, stopped, refused, lease_ended, duplicate.
-	Why string
+	// Why is for the log: left_state, replaced, device_lost, not_alive, stopped, refused, lease_ended, duplicate.
+	Why     string
+	Service string
+	// Copy names its network.
+	Copy string `json:",omitempty"`
+	// Drain waits before, for half of Grace at most, until no connection from outside to it is open.
+	Drain bool `json:",omitempty"`
 }
+
+// Attachment names the container's network.
+func (a StopContainer) Attachment() string { return attachmentOf(a.Service, a.Copy) }
+
+// notAlive is why a container is stopped whose liveness probe fails: its exit is a failure.
+const notAlive = "not_alive"
 
 // RecordExit makes a container's exit and its usage durable.
 type RecordExit struct {
 	MemberID    string
 	ContainerID string
+	Service     string
 	Revision    uint64
+	SpecDigest  string
+	// Restart says which exit completes the service.
+	Restart protocol.Service_RestartPolicy `json:",omitempty"`
 	// Unasked says that the agent did not request the exit: it counts as a failure.
 	Unasked bool
 }
@@ -55,10 +70,19 @@ type RecordExit struct {
 type RemoveContainer struct {
 	MemberID    string
 	ContainerID string
+	Service     string
 }
 
-// RemoveNetwork removes a member's namespaces, address, port mappings and rules.
-type RemoveNetwork struct{ MemberID string }
+// RemoveNetwork removes a service's namespaces, address, port mappings and rules.
+type RemoveNetwork struct {
+	MemberID, Service string
+	Copy              string `json:",omitempty"`
+	// Done is the revision that has completed the service, where the member ends; otherwise zero.
+	Done uint64 `json:",omitempty"`
+}
+
+// Attachment names the network.
+func (a RemoveNetwork) Attachment() string { return attachmentOf(a.Service, a.Copy) }
 
 // RetireMember closes a member that has left the machine: last usage record, ports, scratch, logs, proof.
 type RetireMember struct{ MemberID string }
@@ -74,16 +98,28 @@ type PullImage struct {
 	MemberID string
 	Revision uint64
 	Image    string
+	// Services need it.
+	Services []string
 }
 
-// SetupNetwork makes a member's network attachment with its published ports.
+// SetupNetwork makes the network attachments of a member's services, with their published ports.
 type SetupNetwork struct {
 	MemberID string
 	Revision uint64
 	Workload Workload
+	// Services are those that have none.
+	Services []string
+	// Unpublished are those whose published ports stay with containers that serve beside.
+	Unpublished []string `json:",omitempty"`
 	// Start are the containers to create in parallel, when their images are ready. None runs before the network is
 	// complete.
 	Start []StartContainer `json:",omitempty"`
+}
+
+// Attachment names the network of one of the services.
+func (a SetupNetwork) Attachment(service string) string {
+	s, _ := serviceNamed(a.Workload, service)
+	return s.Attachment()
 }
 
 // StartContainer creates and starts the container of one service.
@@ -95,11 +131,41 @@ type StartContainer struct {
 	Service  Service
 }
 
+// PublishPorts leads the published ports of a service to its present copy, for new connections.
+type PublishPorts struct {
+	MemberID string
+	Revision uint64
+	Workload Workload
+	Service  Service
+}
+
 // DeliverConfig replaces the config file of a running container and tells the app as the manifest says.
 type DeliverConfig struct {
 	MemberID    string
 	ContainerID string
 	Service     Service
+}
+
+// ServiceOf returns the service that the action is about; empty for an action on the whole member.
+func ServiceOf(a Action) string {
+	switch a := a.(type) {
+	case StopContainer:
+		return a.Service
+	case RecordExit:
+		return a.Service
+	case RemoveContainer:
+		return a.Service
+	case RemoveNetwork:
+		return a.Service
+	case StartContainer:
+		return a.Service.Name
+	case PublishPorts:
+		return a.Service.Name
+	case DeliverConfig:
+		return a.Service.Name
+	case ConfirmRevision, FallBack, CancelPull, RetireMember, FetchPart, PullImage, SetupNetwork:
+	}
+	return ""
 }
 
 // The order of kinds.
@@ -115,6 +181,7 @@ const (
 	orderFetch
 	orderPull
 	orderNetwork
+	orderPublish
 	orderStart
 	orderConfig
 )
@@ -130,6 +197,7 @@ func (a RetireMember) memberID() string    { return a.MemberID }
 func (a FetchPart) memberID() string       { return a.MemberID }
 func (a PullImage) memberID() string       { return a.MemberID }
 func (a SetupNetwork) memberID() string    { return a.MemberID }
+func (a PublishPorts) memberID() string    { return a.MemberID }
 func (a StartContainer) memberID() string  { return a.MemberID }
 func (a DeliverConfig) memberID() string   { return a.MemberID }
 
@@ -144,6 +212,7 @@ func (RetireMember) order() int    { return orderRetire }
 func (FetchPart) order() int       { return orderFetch }
 func (PullImage) order() int       { return orderPull }
 func (SetupNetwork) order() int    { return orderNetwork }
+func (PublishPorts) order() int    { return orderPublish }
 func (StartContainer) order() int  { return orderStart }
 func (DeliverConfig) order() int   { return orderConfig }
 

@@ -34,6 +34,13 @@ type Workload struct {
 	InstanceID    string
 	Revision      uint64
 	CorrelationID string
+	// OrgID is the org with which it may share an accelerator.
+	OrgID string `json:",omitempty"`
+	// ProjectID is the project whose volumes it may have.
+	ProjectID string `json:",omitempty"`
+	// AppVersion is the version of the app; RollsBack says that the tenant returns to it.
+	AppVersion string `json:",omitempty"`
+	RollsBack  bool   `json:",omitempty"`
 	// Stopped keeps the member's place (ports, volumes, lease) with nothing running.
 	Stopped bool
 	// Refused is set when the node must not start this workload. A workload that the owner refuses is stopped as well;
@@ -44,6 +51,10 @@ type Workload struct {
 	// ReadinessTimeout of zero means DefaultReadinessTimeout.
 	ReadinessTimeout time.Duration
 	Services         []Service
+	// Sealed are the secret parameters as the hub sealed them, by name.
+	Sealed map[string][]byte `json:",omitempty"`
+	// SealedIndex is the package index for the service that installs the environment, as the hub sealed it.
+	SealedIndex []byte `json:",omitempty"`
 	// Fallback runs instead when this revision fails before it was ever ready. It is admitted and has no fallback of its
 	// own.
 	Fallback *Workload `json:",omitempty"`
@@ -60,8 +71,8 @@ func (w Workload) Effective(m Member) Workload {
 // Service is one container of a workload.
 type Service struct {
 	Name string
-	// Image is <repository>@sha256:<hex>.
-	Image string
+	// Images are its own, first, and those that it mounts; each is <repository>@sha256:<hex>.
+	Images []string
 	// SpecDigest changes whenever anything about the container must.
 	SpecDigest string
 	// StopGrace is how long the process has between SIGTERM and SIGKILL; zero means DefaultStopGrace.
@@ -69,8 +80,29 @@ type Service struct {
 	AcceleratorIDs []string
 	// ConfigSHA256 is the digest of the config that its container must have, in hex; empty where there is none.
 	ConfigSHA256 string `json:",omitempty"`
+	// PortsDigest changes whenever the service's network must.
+	PortsDigest string       `json:",omitempty"`
+	DependsOn   []Dependency `json:",omitempty"`
+	// Environment is the id of the service's environment; empty where it has none. BuildsEnvironment says that the service
+	// installs it, within BuildTimeout, instead of using it.
+	Environment       string        `json:",omitempty"`
+	BuildsEnvironment bool          `json:",omitempty"`
+	BuildTimeout      time.Duration `json:",omitempty"`
+	// Copy is set of a service that starts first: it names the network of its containers, which is another one for each
+	// spec. Recreate says that its fallback's container ends before this time.
+	Copy     string `json:",omitempty"`
+	Recreate bool   `json:",omitempty"`
 	// Spec is what the executor starts; Diff passes it through unread.
 	Spec *protocol.Service
+}
+
+// Attachment names the network of the service's container.
+func (s Service) Attachment() string { return attachmentOf(s.Name, s.Copy) }
+
+// Dependency is what must be so of another service of the workload before a service starts.
+type Dependency struct {
+	Service   string
+	Condition protocol.Dependency_Condition
 }
 
 // Lease is the newest lease of a member.
@@ -117,6 +149,8 @@ type Container struct {
 	MemberID   string
 	InstanceID string
 	Service    string
+	// Copy is the service's, as it was started.
+	Copy       string `json:",omitempty"`
 	Revision   uint64
 	SpecDigest string
 	Status     ContainerStatus
@@ -126,54 +160,33 @@ type Container struct {
 	// ExitRecorded says that exit code and usage are durable, so that the container may be removed.
 	ExitRecorded   bool
 	AcceleratorIDs []string
+	// DependsOn, StopGrace and Restart are its service's, as it was started: its workload may have left the state.
+	DependsOn []string                       `json:",omitempty"`
+	StopGrace time.Duration                  `json:",omitempty"`
+	Restart   protocol.Service_RestartPolicy `json:",omitempty"`
 	// ConfigSHA256 is the digest of the config that it has, in hex.
 	ConfigSHA256 string `json:",omitempty"`
+	// Environment is the id of the environment that it installs; empty for any other container.
+	Environment string `json:",omitempty"`
 	// ReadyAt is when its readiness probe first succeeded in this run; zero while it has not.
 	ReadyAt time.Time
 	// Failing says that the probe has failed lately after it had succeeded.
 	Failing bool
+	// NotAlive says that its liveness probe failed too often, or that it cannot open its accelerators: it is ended, which
+	// counts as a failure.
+	NotAlive bool `json:",omitempty"`
 }
 
-// Network is a member's network attachment.
+// Network is the network attachment of one service of a member.
 type Network struct {
 	MemberID string
-	// Revision is the one it was made for; 0 for an attachment whose setup was interrupted.
-	Revision uint64
-}
-
-// Member is what the node remembers of a member besides its containers.
-type Member struct {
-	ID         string
-	InstanceID string
-	// CorrelationID is the one of the last workload seen for it.
-	CorrelationID string
-	// Failures counts failed starts and early exits of FailedRevision in a row.
-	Failures       uint32
-	FailedRevision uint64
-	// RetryAt is when the next start may be tried.
-	RetryAt time.Time
-	// Reason and Detail say why the last try failed.
-	Reason protocol.WorkloadStatus_Reason
-	Detail string
-	// GaveUp says that trying FailedRevision again cannot help (a wrong digest, a bad signature).
-	GaveUp bool
-	// Restarts counts containers started again after an exit, of the present revision.
-	Restarts  uint32
-	ExitedAt  time.Time
-	ExitCode  int32
-	Endpoints []*protocol.PublishedEndpoint
-	// NetworkRevision is the workload revision that the member's network was made for, written before it is made.
-	NetworkRevision uint64 `json:",omitempty"`
-	// NetworkReady says that its setup has finished.
-	NetworkReady bool `json:",omitempty"`
-	// FellBackFrom is the revision that the node left for its fallback; FallbackReason and FallbackDetail say why.
-	FellBackFrom   uint64                         `json:",omitempty"`
-	FallbackReason protocol.WorkloadStatus_Reason `json:",omitempty"`
-	FallbackDetail string                         `json:",omitempty"`
-	// ConfirmedRevision was ready once: it is never left for its fallback.
-	ConfirmedRevision uint64 `json:",omitempty"`
-	// Removal is set once nothing of the member is left.
-	Removal *protocol.RemovalProof
+	Service  string
+	// Copy is that of the containers which use it.
+	Copy string `json:",omitempty"`
+	// PortsDigest is of the service that it was made for.
+	PortsDigest string `json:",omitempty"`
+	// Ready is false for an attachment whose setup was interrupted.
+	Ready bool
 }
 
 // Observed is one complete snapshot of machine and store.
@@ -183,19 +196,41 @@ type Observed struct {
 	Members    map[string]Member
 	// Images are those pulled, unpacked and ready for a container.
 	Images map[string]bool
+	// Environments are those that desired services name and that are installed, by id.
+	Environments map[string]bool
 	// Busy are members with a running action; the snapshot may show it half done.
 	Busy map[string]Work
 	// Unusable has the accelerators that desired workloads or containers name and that cannot be used.
 	Unusable map[string]AcceleratorState
 }
 
-// Work is a set of kinds of action.
+// Work is what runs for a member.
 type Work struct {
-	// Pulling is an image pull; it may take minutes and can be cancelled.
-	Pulling bool
-	// Other is anything else; it ends by itself.
+	// Pulling has the images that are being pulled; a pull may take minutes and can be cancelled.
+	Pulling []string
+	// Services have a running action of their own.
+	Services map[string]bool
+	// Other is an action for the whole member; it ends by itself.
 	Other bool
 }
+
+// With reports whether an action runs that may change something of the service.
+func (w Work) With(service string) bool { return w.Other || w.Services[service] }
+
+// Mark adds an action on a service, or on the whole member where that is empty.
+func (w *Work) Mark(service string) {
+	if service == "" {
+		w.Other = true
+		return
+	}
+	if w.Services == nil {
+		w.Services = map[string]bool{}
+	}
+	w.Services[service] = true
+}
+
+// any reports whether anything but pulls runs.
+func (w Work) any() bool { return w.Other || len(w.Services) > 0 }
 
 // Limits and times of restarts.
 const (
@@ -226,43 +261,4 @@ func Backoff(failures uint32) time.Duration {
 		}
 	}
 	return pause
-}
-
-// gaveUp reports whether the failures of the revision are enough to call it failed.
-func (m Member) gaveUp() bool {
-	switch m.Reason {
-	case protocol.WorkloadStatus_CRASH_LOOP, protocol.WorkloadStatus_OUT_OF_MEMORY, protocol.WorkloadStatus_DISK_LIMIT:
-		return m.Failures >= CrashLoopAfter
-	case protocol.WorkloadStatus_IMAGE_PULL_FAILED:
-		return m.GaveUp
-	default:
-		return m.GaveUp || m.Failures >= GiveUpAfter
-	}
-}
-
-// failedForFallback reports whether the failures of a revision are enough to go back to its fallback.
-func (m Member) failedForFallback() bool { return m.gaveUp() || m.Failures >= GiveUpAfter }
-
-// Failed returns the member after another failed try of the revision. ran is how long the container was up, zero when
-// it never was.
-func (m Member) Failed(revision uint64, reason protocol.WorkloadStatus_Reason, detail string, permanent bool,
-	ran time.Duration, now time.Time,
-) Member {
-	imageCame := m.Reason == protocol.WorkloadStatus_IMAGE_PULL_FAILED &&
-		reason != protocol.WorkloadStatus_IMAGE_PULL_FAILED
-	if m.FailedRevision != revision || ran >= StableAfter || imageCame {
-		m.Failures = 0
-	}
-	if m.FailedRevision != revision || imageCame {
-		m.GaveUp = false
-	}
-	m.FailedRevision = revision
-	m.Failures++
-	m.Reason, m.Detail = reason, detail
-	m.GaveUp = m.GaveUp || permanent
-	m.RetryAt = now.Add(Backoff(m.Failures))
-	if permanent {
-		m.RetryAt = now.Add(BackoffMax)
-	}
-	return m
 }

@@ -10,7 +10,8 @@ import (
 )
 
 // Diff returns the next actions, sorted: releases first, so that an accelerator, port or address is observed free
-// before it is used again. A member with a release acquires nothing in the same pass; a busy member gets no action.
+// before it is used again. A member with a release acquires nothing in the same pass; a service that an action is under
+// way for gets no other.
 func Diff(desired Desired, leases Leases, observed Observed, now time.Time) []Action {
 	d := differ{desired: desired, leases: leases, observed: observed, now: now}
 	d.index()
@@ -34,10 +35,14 @@ type differ struct {
 	workloads  map[string]Workload
 	missing    map[string]MissingPart
 	containers map[string][]Container
-	networks   map[string]Network
+	networks   map[string][]Network
 	// inUse are the accelerators of containers that exist, whatever their status.
-	inUse   map[string]bool
-	actions []Action
+	inUse map[string]bool
+	// building has the member that installs an environment, by the environment's id.
+	building map[string]string
+	actions  []Action
+	// stops are the containers of a member that are to be stopped, in an order that flushStops decides.
+	stops []containerStop
 }
 
 func (d *differ) index() {
@@ -65,9 +70,13 @@ func (d *differ) index() {
 			return cmp.Or(a.StartedAt.Compare(b.StartedAt), cmp.Compare(a.ID, b.ID))
 		})
 	}
-	d.networks = make(map[string]Network, len(d.observed.Networks))
+	d.indexBuilds()
+	d.networks = make(map[string][]Network)
 	for _, n := range d.observed.Networks {
-		d.networks[n.MemberID] = n
+		d.networks[n.MemberID] = append(d.networks[n.MemberID], n)
+	}
+	for _, ns := range d.networks {
+		slices.SortFunc(ns, func(a, b Network) int { return cmp.Compare(a.Service, b.Service) })
 	}
 }
 
@@ -93,10 +102,12 @@ func (d *differ) member(id string) {
 	w, wanted := d.workloads[id]
 	part, waits := d.missing[id]
 	why := d.blockedBy(w, wanted)
-	if busy := d.observed.Busy[id]; busy.Other {
+	busy := d.observed.Busy[id]
+	if busy.Other {
 		return
-	} else if busy.Pulling {
-		if why != "" && why != unverified && !d.inDoubt(id) {
+	}
+	if len(busy.Pulling) > 0 && (why != "" || d.inDoubt(id) || !needsAll(w, busy.Pulling)) {
+		if why != unverified && !d.inDoubt(id) {
 			d.add(CancelPull{MemberID: id})
 		}
 		return
@@ -106,7 +117,7 @@ func (d *differ) member(id string) {
 		if l := d.leases[id]; l.No > 0 && !l.Unverified && !l.Covers(d.now) {
 			d.releaseAll(id, w, "lease_ended")
 		} else {
-			d.recordExits(id, false)
+			d.recordExits(id)
 		}
 		if waits {
 			d.add(FetchPart(part))
@@ -114,17 +125,22 @@ func (d *differ) member(id string) {
 		return
 	}
 	if decision := d.revisionDecision(d.signed[id]); decision != nil {
-		d.add(decision)
+		if !busy.any() && len(busy.Pulling) == 0 {
+			d.add(decision)
+		}
 		return
 	}
 	before := len(d.actions)
+	if why == "" && !busy.any() && d.publish(w) {
+		return
+	}
 	if why == refused && d.keepsRunning(w) {
 		d.releaseOutdated(id, w)
 		return
 	}
 	if why != "" {
 		d.releaseAll(id, w, why)
-		if len(d.actions) == before && !wanted {
+		if len(d.actions) == before && !wanted && !busy.any() {
 			d.retire(id)
 		}
 		return
@@ -137,16 +153,22 @@ func (d *differ) member(id string) {
 		return
 	}
 	d.deliverConfigs(w)
-	if d.mayTry(w) {
-		d.acquire(w)
-	}
+	d.acquire(w)
+}
+
+// needsAll reports whether each of the images is one of the workload's.
+func needsAll(w Workload, images []string) bool {
+	return !slices.ContainsFunc(images, func(image string) bool {
+		return !slices.ContainsFunc(w.Services, func(s Service) bool { return slices.Contains(s.Images, image) })
+	})
 }
 
 // deliverConfigs gives running containers the config of now. One that a new config must restart has another spec, and
 // is replaced instead.
 func (d *differ) deliverConfigs(w Workload) {
 	for _, c := range d.containers[w.MemberID] {
-		if s, known := serviceNamed(w, c.Service); known && c.Status == Running && c.ConfigSHA256 != s.ConfigSHA256 {
+		if s, known := serviceNamed(w, c.Service); known && c.Status == Running && c.ConfigSHA256 != s.ConfigSHA256 &&
+			isCurrent(w, c) && !d.busy(w.MemberID, c.Service) {
 			d.add(DeliverConfig{MemberID: w.MemberID, ContainerID: c.ID, Service: s})
 		}
 	}
@@ -174,12 +196,25 @@ func (d *differ) keepsRunning(w Workload) bool {
 		})
 }
 
-// isCurrent reports whether the container may go on under the workload: its service, revision and spec are the
-// workload's. A refused workload has no spec that the node could start, or that it surely understands, so its revision
-// goes on with the spec that it was started with.
+// isCurrent reports whether the container may go on under the workload: its service and spec are the workload's. One of
+// another revision must have been ready, as nothing would bound its time to become so. A refused workload has no spec
+// that the node could start, or that it surely understands, so its revision goes on with the spec that it was started
+// with.
 func isCurrent(w Workload, c Container) bool {
 	s, known := serviceNamed(w, c.Service)
-	return known && c.Revision == w.Revision && (c.SpecDigest == s.SpecDigest || w.Refused != 0)
+	switch {
+	case !known:
+		return false
+	case c.Revision == w.Revision:
+		return c.SpecDigest == s.SpecDigest || w.Refused != 0
+	default:
+		return c.SpecDigest == s.SpecDigest && w.Refused == 0 && (c.Status == Exited || !c.ReadyAt.IsZero())
+	}
+}
+
+// Keeps reports whether one of the member's containers goes on as the service.
+func (w Workload) Keeps(s Service, containers []Container) bool {
+	return slices.ContainsFunc(containers, func(c Container) bool { return c.Service == s.Name && isCurrent(w, c) })
 }
 
 // blockedBy says why nothing of the member may run now; empty when it may.
@@ -207,10 +242,13 @@ func (d *differ) revisionDecision(w Workload) Action {
 	if w.Fallback == nil || w.Stopped || m.FellBackFrom == w.Revision || m.ConfirmedRevision == w.Revision {
 		return nil
 	}
-	if reason, detail := d.failure(w, m); reason != 0 {
+	reason, detail := d.failure(w, m)
+	switch {
+	case reason != 0 && w.RollsBack:
+		return nil // the tenant has left the fallback, which goes on until this one is ready
+	case reason != 0:
 		return FallBack{MemberID: w.MemberID, Revision: w.Revision, Reason: reason, Detail: detail}
-	}
-	if d.blockedBy(w, true) == "" && d.allReady(w) {
+	case d.blockedBy(w, true) == "" && d.allServe(w) && d.allPublished(w):
 		return ConfirmRevision{MemberID: w.MemberID, Revision: w.Revision}
 	}
 	return nil
@@ -226,123 +264,101 @@ func (d *differ) failure(w Workload, m Member) (reason protocol.WorkloadStatus_R
 		// A revision that may not run now has not failed.
 		return 0, ""
 	}
-	if m.Failures > 0 && m.FailedRevision == w.Revision && m.failedForFallback() {
-		return m.Reason, m.Detail
+	if t := m.of(w.Revision); t.failedForFallback() {
+		return t.Reason, t.Detail
+	}
+	for _, s := range w.Services {
+		if t := m.Services[s.Name].of(w.Revision); t.failedForFallback() {
+			return t.Reason, ofService(w, s.Name, t.Detail)
+		}
 	}
 	for _, c := range d.containers[w.MemberID] {
-		if c.Revision == w.Revision && c.Status == Running && c.ReadyAt.IsZero() &&
-			!d.now.Before(c.StartedAt.Add(readinessTimeout(w))) {
-			return protocol.WorkloadStatus_READINESS_TIMEOUT, "not ready within " + readinessTimeout(w).String()
+		if d.late(w, c) {
+			return protocol.WorkloadStatus_READINESS_TIMEOUT, ofService(w, c.Service, "not ready within "+
+				d.deadline(w, c).Sub(c.StartedAt).String())
 		}
 	}
 	return 0, ""
 }
 
-func (d *differ) allReady(w Workload) bool {
-	ready := 0
-	for _, c := range d.containers[w.MemberID] {
-		if c.Revision == w.Revision && c.Status == Running && !c.ReadyAt.IsZero() {
-			ready++
-		}
+// ofService names the service in a detail, where there are several.
+func ofService(w Workload, service, detail string) string {
+	if len(w.Services) < 2 {
+		return detail
 	}
-	return ready >= max(len(w.Services), 1)
+	return "service " + service + ": " + detail
+}
+
+// deadline is when a container should be ready; zero for one that is, or need not be. A one-shot service that another
+// one waits for should be done by then.
+func (d *differ) deadline(w Workload, c Container) time.Time {
+	if c.Status != Running || !isCurrent(w, c) || !c.ReadyAt.IsZero() && !d.isAwaited(w, c.Service) {
+		return time.Time{}
+	}
+	if s, _ := serviceNamed(w, c.Service); s.BuildsEnvironment {
+		return c.StartedAt.Add(s.BuildTimeout + buildGrace)
+	}
+	return c.StartedAt.Add(readinessTimeout(w))
+}
+
+func (d *differ) late(w Workload, c Container) bool {
+	deadline := d.deadline(w, c)
+	return !deadline.IsZero() && !d.now.Before(deadline)
+}
+
+// isAwaited reports whether a service that has no container of its own yet waits for this one to complete.
+func (d *differ) isAwaited(w Workload, service string) bool {
+	return slices.ContainsFunc(w.Services, func(s Service) bool {
+		return slices.Contains(s.DependsOn, Dependency{service, protocol.Dependency_SERVICE_COMPLETED_SUCCESSFULLY}) &&
+			!d.hasCurrent(w, s) && !d.completed(w, s)
+	})
+}
+
+// completed reports whether the service has done its work: one that installs an environment, when that is there, also
+// where another member has installed it.
+func (d *differ) completed(w Workload, s Service) bool {
+	if s.BuildsEnvironment {
+		return d.observed.Environments[s.Environment]
+	}
+	return d.observed.Members[w.MemberID].Services[s.Name].completed(w.Revision, s.SpecDigest)
+}
+
+// allServe reports whether each service is ready, or has done its work.
+func (d *differ) allServe(w Workload) bool {
+	return len(w.Services) > 0 && !slices.ContainsFunc(w.Services, func(s Service) bool {
+		return !d.completed(w, s) && !d.hasReady(w, s)
+	})
+}
+
+// isReady reports whether the container serves, or did until its probe began to fail.
+func isReady(w Workload, c Container) bool {
+	return isCurrent(w, c) && c.Status == Running && !c.ReadyAt.IsZero()
 }
 
 // prefetch pulls the images of an upgrade while its fallback runs: a failed pull must not end a serving container. It
 // reports whether the upgrade has to wait.
 func (d *differ) prefetch(w Workload) bool {
-	serves := w.Fallback != nil && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
-		return c.Status == Running && c.Revision == w.Fallback.Revision
-	})
-	return serves && d.pull(w)
+	return d.serves(w) && d.pull(w)
 }
 
-// pull pulls the images of the services that have no container yet, if the revision may be tried. It reports whether
-// any image is missing.
-func (d *differ) pull(w Workload) (missing bool) {
-	pulled := make(map[string]bool)
-	for _, s := range w.Services {
-		if d.observed.Images[s.Image] || d.hasCurrent(w, s) {
-			continue
-		}
-		missing = true
-		if !pulled[s.Image] && d.mayTry(w) {
-			pulled[s.Image] = true
-			d.add(PullImage{MemberID: w.MemberID, Revision: w.Revision, Image: s.Image})
-		}
-	}
-	return missing
+// serves reports whether a container of the fallback runs that the workload replaces.
+func (d *differ) serves(w Workload) bool {
+	return w.Fallback != nil && slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+		return isReplaced(w, c)
+	})
+}
+
+// isReplaced reports whether the container is one of the fallback that runs, and that the workload replaces.
+func isReplaced(w Workload, c Container) bool {
+	return w.Fallback != nil && c.Status == Running && isCurrent(*w.Fallback, c) && !isCurrent(w, c)
 }
 
 func (d *differ) hasCurrent(w Workload, s Service) bool {
-	return slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
-		return c.Service == s.Name && c.Revision == w.Revision && c.SpecDigest == s.SpecDigest
-	})
+	return w.Keeps(s, d.containers[w.MemberID])
 }
 
-// releaseAll releases everything of a member, in order: processes, containers, network.
-func (d *differ) releaseAll(id string, w Workload, why string) {
-	before := len(d.actions)
-	for _, c := range d.containers[id] {
-		d.release(c, graceOf(w, c), why)
-	}
-	if _, attached := d.networks[id]; attached && len(d.actions) == before && len(d.containers[id]) == 0 {
-		d.add(RemoveNetwork{MemberID: id})
-	}
-}
-
-// releaseOutdated releases what the workload does not contain: other revisions and specs, unknown services, second
-// copies, and exited containers.
-func (d *differ) releaseOutdated(id string, w Workload) {
-	live := make(map[string]bool)
-	for _, c := range d.containers[id] {
-		switch {
-		case !isCurrent(w, c):
-			d.release(c, graceOf(w, c), "replaced")
-		case d.lostDevice(c):
-			d.release(c, graceOf(w, c), "device_lost")
-		case c.Status == Exited:
-			d.releaseExited(c, true)
-		case c.Status == Created:
-			d.release(c, 0, "cut_short")
-		case live[c.Service]:
-			d.release(c, graceOf(w, c), "duplicate")
-		default:
-			live[c.Service] = true
-		}
-	}
-	n, attached := d.networks[id]
-	if attached && n.Revision != w.Revision && len(live) == 0 && len(d.containers[id]) == 0 {
-		d.add(RemoveNetwork{MemberID: id})
-	}
-}
-
-func (d *differ) release(c Container, grace time.Duration, why string) {
-	switch c.Status {
-	case Exited:
-		d.releaseExited(c, false)
-	case Created:
-		d.add(RemoveContainer{MemberID: c.MemberID, ContainerID: c.ID})
-	case Running, Unknown:
-		d.add(StopContainer{MemberID: c.MemberID, ContainerID: c.ID, Grace: grace, Why: why})
-	}
-}
-
-func (d *differ) releaseExited(c Container, unasked bool) {
-	if !c.ExitRecorded {
-		d.add(RecordExit{MemberID: c.MemberID, ContainerID: c.ID, Revision: c.Revision, Unasked: unasked})
-		return
-	}
-	d.add(RemoveContainer{MemberID: c.MemberID, ContainerID: c.ID})
-}
-
-func (d *differ) recordExits(id string, unasked bool) {
-	for _, c := range d.containers[id] {
-		if c.Status == Exited && !c.ExitRecorded {
-			d.releaseExited(c, unasked)
-		}
-	}
-}
+// busy reports whether an action on the service runs.
+func (d *differ) busy(memberID, service string) bool { return d.observed.Busy[memberID].With(service) }
 
 // retire closes a member that has left both the state and the machine.
 func (d *differ) retire(id string) {
@@ -350,58 +366,6 @@ func (d *differ) retire(id string) {
 	if remembered && m.Removal == nil {
 		d.add(RetireMember{MemberID: id})
 	}
-}
-
-// mayTry reports whether the pause after the revision's last failure is over. A revision that has filled its disk limit
-// repeatedly is not tried again.
-func (d *differ) mayTry(w Workload) bool {
-	m := d.observed.Members[w.MemberID]
-	if m.FailedRevision != w.Revision {
-		return true
-	}
-	return !d.now.Before(m.RetryAt) && (m.Reason != protocol.WorkloadStatus_DISK_LIMIT || !m.gaveUp())
-}
-
-// acquire gets what the workload lacks. Images and network do not wait for each other; containers wait for the images
-// and are created in parallel to the network.
-func (d *differ) acquire(w Workload) {
-	pulling := d.pull(w)
-	if n, attached := d.networks[w.MemberID]; !attached || n.Revision != w.Revision {
-		setup := SetupNetwork{MemberID: w.MemberID, Revision: w.Revision, Workload: w}
-		if !pulling {
-			setup.Start = d.starts(w)
-		}
-		d.add(setup)
-		return
-	}
-	if pulling {
-		return
-	}
-	for _, start := range d.starts(w) {
-		d.add(start)
-	}
-}
-
-// starts are the containers that the workload lacks and whose accelerators are free and work.
-func (d *differ) starts(w Workload) []StartContainer {
-	var starts []StartContainer
-	for _, s := range w.Services {
-		if state, _ := d.unusable(s.AcceleratorIDs); state != 0 || d.runs(w.MemberID, s.Name) ||
-			d.anyInUse(s.AcceleratorIDs) {
-			continue
-		}
-		for _, id := range s.AcceleratorIDs {
-			d.inUse[id] = true
-		}
-		starts = append(starts, StartContainer{
-			MemberID: w.MemberID, Revision: w.Revision, LeaseNo: d.leases[w.MemberID].No, Workload: w, Service: s,
-		})
-	}
-	return starts
-}
-
-func (d *differ) runs(memberID, service string) bool {
-	return slices.ContainsFunc(d.containers[memberID], func(c Container) bool { return c.Service == service })
 }
 
 func (d *differ) anyInUse(ids []string) bool {
@@ -418,7 +382,11 @@ func serviceNamed(w Workload, name string) (Service, bool) {
 	return w.Services[i], true
 }
 
+func hasService(services []Service, name string) bool {
+	return slices.ContainsFunc(services, func(s Service) bool { return s.Name == name })
+}
+
 func graceOf(w Workload, c Container) time.Duration {
 	s, _ := serviceNamed(w, c.Service)
-	return cmp.Or(s.StopGrace, DefaultStopGrace)
+	return cmp.Or(s.StopGrace, c.StopGrace, DefaultStopGrace)
 }

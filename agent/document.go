@@ -3,9 +3,8 @@ package agent
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"slices"
 	"time"
-
-	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -17,21 +16,61 @@ func NewWorkload(memberID string, d *protocol.Workload) Workload {
 		InstanceID:       d.GetInstanceId(),
 		Revision:         d.GetRevision(),
 		CorrelationID:    d.GetCorrelationId(),
+		OrgID:            d.GetOrgId(),
+		ProjectID:        d.GetProjectId(),
+		AppVersion:       d.GetAppVersion(),
+		RollsBack:        d.GetRollsBack(),
 		Stopped:          d.GetStopped(),
 		ReadinessTimeout: time.Duration(d.GetReadinessTimeoutSeconds()) * time.Second,
+		Sealed:           protocol.SealedParameters(d.GetParametersJson()),
 	}
+	w.SealedIndex = w.Sealed[protocol.PackageIndexParameter]
+	delete(w.Sealed, protocol.PackageIndexParameter)
+	digests := protocol.SpecDigests(d)
 	for _, s := range d.GetServices() {
+		digest := digests[s.GetName()]
 		w.Services = append(w.Services, Service{
 			Name:           s.GetName(),
-			Image:          s.GetImage(),
-			SpecDigest:     specDigest(s),
+			Images:         ImagesOf(s),
+			SpecDigest:     digest,
+			Copy:           copyOf(s.GetStartFirst(), digest),
+			Recreate:       s.GetRecreate(),
 			Spec:           s,
 			StopGrace:      time.Duration(s.GetStopGraceSeconds()) * time.Second,
 			AcceleratorIDs: s.GetResources().GetAcceleratorIds(),
 			ConfigSHA256:   configSHA256(s.GetConfig()),
+			PortsDigest:    portsDigest(s),
+			DependsOn:      dependenciesOf(s),
+
+			Environment:       environmentID(d.GetProjectId(), s),
+			BuildsEnvironment: s.GetEnvironment().GetBuilds(),
+			BuildTimeout:      time.Duration(s.GetEnvironment().GetBuildTimeoutSeconds()) * time.Second,
 		})
 	}
 	return w
+}
+
+// ImagesOf returns the images of a service: its own, and those that it mounts.
+func ImagesOf(s *protocol.Service) []string {
+	images := []string{s.GetImage()}
+	for _, m := range s.GetImageMounts() {
+		if !slices.Contains(images, m.GetImage()) {
+			images = append(images, m.GetImage())
+		}
+	}
+	return images
+}
+
+func dependenciesOf(s *protocol.Service) []Dependency {
+	var out []Dependency
+	for _, d := range s.GetDependsOn() {
+		out = append(out, Dependency{d.GetService(), d.GetCondition()})
+	}
+	return out
+}
+
+func portsDigest(s *protocol.Service) string {
+	return protocol.ServiceDigest(&protocol.Service{Name: s.GetName(), Ports: s.GetPorts()})
 }
 
 func configSHA256(c *protocol.Config) string {
@@ -39,19 +78,5 @@ func configSHA256(c *protocol.Config) string {
 		return ""
 	}
 	sum := sha256.Sum256([]byte(c.GetJson()))
-	return hex.EncodeToString(sum[:])
-}
-
-// specDigest changes whenever anything about the container must: not with a config that running containers take over.
-func specDigest(s *protocol.Service) string {
-	if s.GetConfig() != nil && s.GetConfig().GetOnChange() != protocol.Config_RESTART {
-		s = proto.CloneOf(s)
-		s.Config.Json = ""
-	}
-	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)
-	if err != nil {
-		return "" // only for invalid UTF-8, which decoding has refused
-	}
-	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
 }

@@ -22,7 +22,8 @@ func equalStatus(a, b *protocol.WorkloadStatus) bool {
 		a.GetExitCode() == b.GetExitCode() && a.GetRestarts() == b.GetRestarts() &&
 		a.GetCorrelationId() == b.GetCorrelationId() && a.GetFallbackFromRevision() == b.GetFallbackFromRevision() &&
 		slices.EqualFunc(a.GetEndpoints(), b.GetEndpoints(), same) && same(a.GetRemoval(), b.GetRemoval()) &&
-		same(a.GetOwnerRefusal(), b.GetOwnerRefusal()) && bytes.Equal(a.GetConfigSha256(), b.GetConfigSha256())
+		same(a.GetOwnerRefusal(), b.GetOwnerRefusal()) && bytes.Equal(a.GetConfigSha256(), b.GetConfigSha256()) &&
+		slices.EqualFunc(a.GetServices(), b.GetServices(), same)
 }
 
 func equalTime(a, b *timestamppb.Timestamp) bool {

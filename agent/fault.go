@@ -20,6 +20,16 @@ const (
 	CodeAcceleratorInUse fault.Code = "accelerator_in_use"
 	// CodePortTaken: a port of the node is in use.
 	CodePortTaken fault.Code = "port_taken"
+	// CodeVolumeNoSpace: the node has no room for the volume or its snapshot.
+	CodeVolumeNoSpace fault.Code = "volume_no_space"
+	// CodeVolumeInUse: a container uses the volume.
+	CodeVolumeInUse fault.Code = "volume_in_use"
+	// CodeEnvironmentInUse: a workload of the state names the environment.
+	CodeEnvironmentInUse fault.Code = "environment_in_use"
+	// CodeVolumeNotReady: the node does not have the project's volume.
+	CodeVolumeNotReady fault.Code = "volume_not_ready"
+	// CodeSecretUnreadable: a secret parameter does not open with the node's key.
+	CodeSecretUnreadable fault.Code = "secret_unreadable"
 )
 
 // IsAcceleratorUnusable reports whether err is the fault of an accelerator that cannot be used.
@@ -33,6 +43,12 @@ func IsFeatureMissing(err error) bool { return hasCode(err, CodeFeatureMissing) 
 
 // IsPortTaken reports whether err is the fault of a port of the node that is in use.
 func IsPortTaken(err error) bool { return hasCode(err, CodePortTaken) }
+
+// lacksVolume reports whether err is the fault of a volume for which the node has no room, that another one uses, or
+// that the node has yet to make.
+func lacksVolume(err error) bool {
+	return hasCode(err, CodeVolumeNoSpace) || hasCode(err, CodeVolumeInUse) || hasCode(err, CodeVolumeNotReady)
+}
 
 // IsDiskFull reports whether err is the fault of a full disk.
 func IsDiskFull(err error) bool { return hasCode(err, fault.CodeDiskFull) }

@@ -2,6 +2,8 @@ package agent
 
 import (
 	"errors"
+	"maps"
+	"slices"
 	"strconv"
 	"time"
 
@@ -19,17 +21,48 @@ func (a FallBack) Record(m *Member) {
 // Record rules a fallback out.
 func (a ConfirmRevision) Record(m *Member) { m.ConfirmedRevision = a.Revision }
 
-// RecordIntent keeps the exit that follows from counting as a failure.
-func (a StopContainer) RecordIntent(r *Run) { r.StopRequested = true }
+// RecordIntent keeps the exit that follows from counting as a failure, unless it is one.
+func (a StopContainer) RecordIntent(r *Run) { r.StopRequested = r.StopRequested || a.Why != notAlive }
 
 // RecordMember stores the exit of a listed container, converted to the node's time. An exit that the agent did not
-// request is a failed try of the revision, unless the machine ended the container: then it starts again at once.
+// request completes the service or is a failed try of the revision, unless the machine ended the container: then it
+// starts again at once.
 func (a RecordExit) RecordMember(m *Member, run Run, l Listed, exited, now time.Time) {
 	m.ExitedAt, m.ExitCode = exited, l.ExitCode
-	if !a.Unasked || run.StopRequested {
+	// A service may become ready while its revision is left for not being so.
+	wasReady := !run.ReadyAt.IsZero() && a.Revision != m.FellBackFrom
+	m.updateService(a.Service, func(r *ServiceRecord) {
+		if wasReady {
+			r.ReadyRevision = a.Revision
+		}
+		a.recordService(r, run, l, exited, now)
+	})
+	if a.counts(run) && !a.completes(run, l) {
+		m.Restarts++
+	}
+}
+
+// counts reports whether the exit came unasked.
+func (a RecordExit) counts(run Run) bool { return a.Unasked && !run.StopRequested }
+
+// completes reports whether the service is done. Whatever happened to the workload meanwhile, it is not run again.
+func (a RecordExit) completes(run Run, l Listed) bool {
+	once := a.Restart == protocol.Service_ON_FAILURE || a.Restart == protocol.Service_NEVER
+	return once && l.ExitCode == 0 && !l.Lost && !l.OOMKilled && !run.StopRequested && run.OverDisk == "" &&
+		run.NotAlive == "" && run.BuildFailed == ""
+}
+
+func (a RecordExit) recordService(r *ServiceRecord, run Run, l Listed, exited, now time.Time) {
+	r.ExitedAt, r.ExitCode = exited, l.ExitCode
+	if a.completes(run, l) {
+		all := append(slices.Clip(r.Completed), Completion{a.Revision, a.SpecDigest})
+		r.Completed = all[max(len(all)-maxCompletions, 0):]
 		return
 	}
-	m.Restarts++
+	if !a.counts(run) {
+		return
+	}
+	r.Restarts++
 	if l.Lost {
 		return
 	}
@@ -40,8 +73,13 @@ func (a RecordExit) RecordMember(m *Member, run Run, l Listed, exited, now time.
 		reason, detail = protocol.WorkloadStatus_DISK_LIMIT, run.OverDisk
 	case l.OOMKilled:
 		reason, detail = protocol.WorkloadStatus_OUT_OF_MEMORY, "the container used more memory than it may"
+	case run.BuildFailed != "":
+		reason, detail = protocol.WorkloadStatus_ENVIRONMENT_FAILED, run.BuildFailed
+	case run.NotAlive != "":
+		detail = run.NotAlive
 	}
-	*m = m.Failed(a.Revision, reason, detail, false, exited.Sub(run.StartedAt), now)
+	once := a.Restart == protocol.Service_NEVER
+	r.Tries = r.failed(a.Revision, reason, detail, once, exited.Sub(run.StartedAt), now)
 }
 
 // Record lets the container be removed.
@@ -49,27 +87,62 @@ func (a RecordExit) Record(r *Run, l Listed, exited time.Time) {
 	r.ExitRecorded, r.ExitedAt, r.ExitCode = true, exited, l.ExitCode
 }
 
-// Record forgets the network.
-func (a RemoveNetwork) Record(m *Member) { m.NetworkRevision, m.NetworkReady = 0, false }
+// Record forgets the network. What a service of a member that ends has completed counts for its revision, and no longer
+// for another one with the same spec.
+func (a RemoveNetwork) Record(m *Member) {
+	if a.Copy != "" {
+		m.Services = maps.Clone(m.Services)
+		delete(m.Services, a.Attachment())
+	}
+	m.updateService(a.Service, func(r *ServiceRecord) {
+		if a.Copy == "" {
+			r.PortsDigest, r.NetworkReady, r.IP = "", false, ""
+		}
+		if r.Published == a.Copy {
+			r.Published = ""
+		}
+		if a.Done > 0 {
+			r.Completed = []Completion{{Revision: a.Done}}
+		}
+	})
+}
 
-// RecordIntent stores the attachment as not ready: Network gives it revision 0 until Record, and after a crash in
-// between it is made again.
-func (a SetupNetwork) RecordIntent(m *Member) { m.NetworkRevision, m.NetworkReady = a.Revision, false }
+// RecordIntent stores the attachments as not ready: after a crash before Record they are made again.
+func (a SetupNetwork) RecordIntent(m *Member) {
+	for _, name := range a.Services {
+		s, _ := serviceNamed(a.Workload, name)
+		m.updateService(s.Attachment(), func(r *ServiceRecord) { r.PortsDigest, r.NetworkReady = s.PortsDigest, false })
+	}
+}
 
-// Record makes the network usable.
-func (a SetupNetwork) Record(m *Member) { m.NetworkReady = true }
+// RecordAddress stores the address of a service.
+func (a SetupNetwork) RecordAddress(m *Member, service, address string) {
+	m.updateService(a.Attachment(service), func(r *ServiceRecord) { r.IP = address })
+}
+
+// Record makes the networks usable.
+func (a SetupNetwork) Record(m *Member) {
+	for _, name := range a.Services {
+		s, _ := serviceNamed(a.Workload, name)
+		m.updateService(a.Attachment(name), func(r *ServiceRecord) { r.NetworkReady = true })
+		if !slices.Contains(a.Unpublished, name) {
+			m.updateService(name, func(r *ServiceRecord) { r.Published = s.Copy })
+		}
+	}
+}
+
+// RecordIntent stores that nobody knows where the ports lead.
+func (a PublishPorts) RecordIntent(m *Member) {
+	m.updateService(a.Service.Name, func(r *ServiceRecord) { r.Published = nowhere })
+}
+
+// Record keeps which containers the published ports lead to.
+func (a PublishPorts) Record(m *Member) {
+	m.updateService(a.Service.Name, func(r *ServiceRecord) { r.Published = a.Service.Copy })
+}
 
 // Record stores which config the container has.
 func (a DeliverConfig) Record(r *Run) { r.ConfigSHA256 = a.Service.ConfigSHA256 }
-
-// Network is the member's attachment as it was recorded.
-func (m Member) Network() Network {
-	n := Network{MemberID: m.ID}
-	if m.NetworkReady {
-		n.Revision = m.NetworkRevision
-	}
-	return n
-}
 
 // ErrHubAway marks an action that only lacked a session to the hub.
 var ErrHubAway = errors.New("waiting for the hub")
@@ -92,7 +165,22 @@ func PauseAfter(a Action, err error) time.Duration {
 // FailedBy returns the member after an acquisition that failed by fault of the workload.
 func (m Member) FailedBy(a Action, err error, now time.Time) Member {
 	revision, _ := revisionOf(a)
-	return m.Failed(revision, reasonOf(a, err), fault.As(err).Public, fault.IsPermanent(err), 0, now)
+	failed := func(t Tries) Tries {
+		return t.failed(revision, reasonOf(a, err), fault.As(err).Public, fault.IsPermanent(err), 0, now)
+	}
+	var services []string
+	switch a := a.(type) {
+	case PullImage:
+		services = a.Services
+	case StartContainer:
+		services = []string{a.Service.Name}
+	default:
+		m.Tries = failed(m.Tries)
+	}
+	for _, name := range services {
+		m.updateService(name, func(r *ServiceRecord) { r.Tries = failed(r.Tries) })
+	}
+	return m
 }
 
 func revisionOf(a Action) (revision uint64, acquires bool) {
@@ -102,6 +190,8 @@ func revisionOf(a Action) (revision uint64, acquires bool) {
 	case SetupNetwork:
 		return a.Revision, true
 	case StartContainer:
+		return a.Revision, true
+	case PublishPorts:
 		return a.Revision, true
 	case ConfirmRevision, FallBack, CancelPull, StopContainer, RecordExit, RemoveContainer, RemoveNetwork, RetireMember,
 		FetchPart, DeliverConfig:
@@ -116,7 +206,9 @@ func reasonOf(a Action, err error) protocol.WorkloadStatus_Reason {
 		return protocol.WorkloadStatus_FEATURE_MISSING
 	case IsAcceleratorUnusable(err):
 		return protocol.WorkloadStatus_DEVICE_FAULT
-	case IsAcceleratorInUse(err), IsPortTaken(err):
+	case hasCode(err, CodeSecretUnreadable):
+		return protocol.WorkloadStatus_SECRET_UNREADABLE
+	case IsAcceleratorInUse(err), IsPortTaken(err), lacksVolume(err):
 		return protocol.WorkloadStatus_INSUFFICIENT_CAPACITY
 	}
 	if _, is := a.(PullImage); is {

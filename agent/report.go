@@ -16,6 +16,10 @@ type Report struct {
 	Conditions []string
 	// Accelerators are those of the machine, which may have changed since the pass.
 	Accelerators []*protocol.Accelerator
+	// Environments are those that the node keeps.
+	Environments []*protocol.InstalledEnvironment
+	// Volumes are where the volumes of projects are that the state names.
+	Volumes []*protocol.VolumeStatus
 }
 
 // SessionStatus is the state of the session to the hub, for the owner of the machine.

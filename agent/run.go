@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent/meter"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Run is one start of one container in the journal, from before the container exists until after it is gone.
@@ -12,9 +14,11 @@ type Run struct {
 	MemberID   string
 	InstanceID string
 	Service    string
-	Revision   uint64
-	LeaseNo    uint64
-	OpenedAt   time.Time
+	// Copy is the service's, as it was started.
+	Copy     string `json:",omitempty"`
+	Revision uint64
+	LeaseNo  uint64
+	OpenedAt time.Time
 	// StartedAt is the container's start on the agent's clock; zero until it was seen up.
 	StartedAt time.Time `json:",omitzero"`
 	// ConfigSHA256 is the digest of the config that the container has, in hex.
@@ -23,6 +27,10 @@ type Run struct {
 	StopRequested bool `json:",omitempty"`
 	// OverDisk says why the agent ended it: it exceeded its disk limit.
 	OverDisk string `json:",omitempty"`
+	// NotAlive says why the agent ends it: its liveness probe failed too often, or it cannot open its accelerators.
+	NotAlive string `json:",omitempty"`
+	// BuildFailed says why the environment that it installs was not.
+	BuildFailed string `json:",omitempty"`
 	// ReadyAt is when the readiness probe first succeeded.
 	ReadyAt time.Time `json:",omitzero"`
 	// ExitedAt and ExitCode are durable when ExitRecorded.
@@ -38,6 +46,7 @@ func NewRun(a StartContainer, id string, now time.Time) Run {
 		MemberID:   a.MemberID,
 		InstanceID: a.Workload.InstanceID,
 		Service:    a.Service.Name,
+		Copy:       a.Service.Copy,
 		Revision:   a.Revision,
 		LeaseNo:    a.LeaseNo,
 		OpenedAt:   now,
@@ -52,11 +61,18 @@ type Listed struct {
 	MemberID   string
 	InstanceID string
 	Service    string
+	Copy       string
 	Revision   uint64
 	SpecDigest string
 	// AcceleratorIDs are those that the container has.
 	AcceleratorIDs []string
-	Status         ContainerStatus
+	// DependsOn, StopGrace and Restart are its service's, as it was started.
+	DependsOn []string
+	StopGrace time.Duration
+	Restart   protocol.Service_RestartPolicy
+	// Environment is the id of the environment that it installs.
+	Environment string
+	Status      ContainerStatus
 	// Lost says that it has exited and nobody saw how: the machine restarted or its shim was killed. The next three fields
 	// are zero then.
 	Lost      bool
@@ -90,7 +106,7 @@ func (l Listed) UnknownRun(clock MachineTime) Run {
 // StartUnrecorded reports whether the agent died between the container's start and its record in the run. Once the
 // clock is set, the start would convert to another time.
 func (l Listed) StartUnrecorded(run Run, busy Work) bool {
-	return run.StartedAt.IsZero() && l.Status == Running && !busy.Other
+	return run.StartedAt.IsZero() && l.Status == Running && !busy.With(l.Service)
 }
 
 // Container joins the container with its run.
@@ -100,6 +116,7 @@ func (l Listed) Container(run Run, clock MachineTime) Container {
 		MemberID:       l.MemberID,
 		InstanceID:     l.InstanceID,
 		Service:        l.Service,
+		Copy:           l.Copy,
 		Revision:       l.Revision,
 		SpecDigest:     l.SpecDigest,
 		Status:         l.Status,
@@ -108,8 +125,13 @@ func (l Listed) Container(run Run, clock MachineTime) Container {
 		ExitCode:       run.ExitCode,
 		ExitRecorded:   run.ExitRecorded,
 		AcceleratorIDs: l.AcceleratorIDs,
+		DependsOn:      l.DependsOn,
+		StopGrace:      l.StopGrace,
+		Restart:        l.Restart,
 		ConfigSHA256:   run.ConfigSHA256,
+		Environment:    l.Environment,
 		ReadyAt:        run.ReadyAt,
+		NotAlive:       run.NotAlive != "",
 	}
 	if c.StartedAt.IsZero() {
 		c.StartedAt = clock.FromMachineTime(l.StartedAt, run.OpenedAt)
@@ -117,34 +139,61 @@ func (l Listed) Container(run Run, clock MachineTime) Container {
 	return c
 }
 
+// CopiesBeside returns the running containers beside another one of their service that has run for longer.
+func CopiesBeside(listed []Listed) map[string]bool {
+	oldest := map[[2]string]Listed{}
+	for _, l := range listed {
+		first, known := oldest[l.service()]
+		older := cmp.Or(l.StartedAt.Compare(first.StartedAt), cmp.Compare(l.ID, first.ID)) < 0
+		if l.Status == Running && (!known || older) {
+			oldest[l.service()] = l
+		}
+	}
+	beside := map[string]bool{}
+	for _, l := range listed {
+		if l.Status == Running && oldest[l.service()].ID != l.ID {
+			beside[l.ID] = true
+		}
+	}
+	return beside
+}
+
+func (l Listed) service() [2]string { return [2]string{l.MemberID, l.Service} }
+
 // MeterRun converts the container for the meter; before and run are its run before and after the listing.
 func (l Listed) MeterRun(before, run Run, busy Work, clock MachineTime) meter.Run {
 	out := meter.Run{
-		RunID:     l.ID,
-		MemberID:  l.MemberID,
-		Revision:  l.Revision,
-		StartedAt: run.StartedAt,
-		ExitedAt:  clock.Exited(l.ExitedAt),
-		// A container that does not answer was up before and has no exit: it counts on until its state is known.
-		Up: l.Status == Running || (l.Status == Unknown && !run.ExitRecorded),
+		RunID:        l.ID,
+		MemberID:     l.MemberID,
+		Revision:     l.Revision,
+		StartedAt:    run.StartedAt,
+		ExitedAt:     clock.Exited(l.ExitedAt),
+		Accelerators: int64(len(l.AcceleratorIDs)),
+		Up:           l.Status == Running,
+		Unknown:      l.Status == Unknown && !run.ExitRecorded,
+		Crashed:      l.ExitCode != 0 && !run.StopRequested,
 	}
 	// The listing may show a container half started whose start is in the journal by now; that is no exit.
 	halfStarted := before.StartedAt.IsZero() && (l.Status == Created || l.Lost)
 	switch {
-	case halfStarted && !out.StartedAt.IsZero(), out.StartedAt.IsZero() && busy.Other:
+	case halfStarted && !out.StartedAt.IsZero(), out.StartedAt.IsZero() && busy.With(l.Service):
 		// It is starting: a later sample counts it from the journalled start.
-		out.Up, out.StartedAt, out.ExitedAt = false, time.Time{}, time.Time{}
+		out.Up, out.Unknown, out.StartedAt, out.ExitedAt = false, false, time.Time{}, time.Time{}
 	case out.StartedAt.IsZero():
 		out.StartedAt = clock.FromMachineTime(l.StartedAt, run.OpenedAt)
 	}
 	return out
 }
 
-// Probed returns the service whose readiness probe the container is subject to: it runs and is of the workload's
-// revision.
-func (w Workload) Probed(c Container) (s Service, probed bool) {
-	if c.MemberID != w.MemberID || c.Revision != w.Revision || c.Status != Running {
+// Probed returns the service whose probes the container is subject to: it runs, and goes on under the workload. One for
+// which the revision is left just now, as it was not ready in time, becomes ready no more: that may decide whether it
+// goes on under the fallback.
+func (w Workload) Probed(c Container, m Member, now time.Time) (s Service, probed bool) {
+	if c.MemberID != w.MemberID || c.Status != Running || !isCurrent(w, c) {
 		return Service{}, false
 	}
-	return serviceNamed(w, c.Service)
+	s, probed = serviceNamed(w, c.Service)
+	mayBeLeft := w.Fallback != nil && !w.RollsBack && m.ConfirmedRevision != w.Revision && !s.BuildsEnvironment
+	late := c.ReadyAt.IsZero() && !now.Before(c.StartedAt.Add(readinessTimeout(w)))
+	return s, probed && (!mayBeLeft || !late)
 }

@@ -1,9 +1,9 @@
 package agent
 
 import (
-	"bytes"
 	"cmp"
 	"encoding/hex"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -29,13 +29,12 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 		MemberId: id, InstanceId: m.InstanceID, CorrelationId: m.CorrelationID, Restarts: m.Restarts,
 		Endpoints: m.Endpoints, ExitedAt: stamp(m.ExitedAt), ExitCode: m.ExitCode,
 	}
-	_, attached := d.networks[id]
-	empty := len(cs) == 0 && !attached
+	empty := len(cs) == 0 && len(d.networks[id]) == 0
 	switch {
 	case d.inDoubt(id) && !wanted:
 		s.Status = protocol.WorkloadStatus_PENDING
 		if len(cs) > 0 {
-			d.running(s, Workload{MemberID: id, Revision: cs[0].Revision}, m)
+			d.running(s, listedWorkload(cs), m)
 		}
 	case !wanted && m.Removal != nil && empty:
 		s.Status, s.Removal, s.Endpoints = protocol.WorkloadStatus_REMOVED, m.Removal, nil
@@ -47,6 +46,17 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 		d.fallbackStatus(s, d.signed[id], m)
 	}
 	return s
+}
+
+// listedWorkload is what is known of a workload whose document is missing: the services that have containers.
+func listedWorkload(containers []Container) Workload {
+	w := Workload{MemberID: containers[0].MemberID, Revision: containers[0].Revision}
+	for _, c := range containers {
+		if _, known := serviceNamed(w, c.Service); !known {
+			w.Services = append(w.Services, Service{Name: c.Service, SpecDigest: c.SpecDigest})
+		}
+	}
+	return w
 }
 
 // fallbackStatus adds that a fallback runs, from which revision, and why. While the decision to fall back is not
@@ -95,54 +105,151 @@ func (d *differ) desiredStatus(s *protocol.WorkloadStatus, w Workload, m Member,
 	}
 }
 
-// running derives the status of a workload that may run from its containers: it is ready when every service is.
+// running derives the status of a workload that may run from its services: it is ready when each of them is, or has
+// done its work.
 func (d *differ) running(s *protocol.WorkloadStatus, w Workload, m Member) {
-	var ready, failing, up int
-	late := false
-	for _, c := range d.containers[w.MemberID] {
-		if c.Revision != w.Revision || c.Status != Running {
-			continue
-		}
-		up++
-		if sum, err := hex.DecodeString(c.ConfigSHA256); err == nil && up == 1 {
-			s.ConfigSha256 = sum
-		} else if !bytes.Equal(s.GetConfigSha256(), sum) {
-			s.ConfigSha256 = nil
-		}
-		if s.GetStartedAt() == nil || c.StartedAt.Before(s.GetStartedAt().AsTime()) {
-			s.StartedAt = stamp(c.StartedAt)
-		}
-		switch {
-		case c.ReadyAt.IsZero():
-			late = late || !d.now.Before(c.StartedAt.Add(readinessTimeout(w)))
-			continue
-		case c.Failing:
-			failing++
-		}
-		ready++
-		if s.GetReadyAt() == nil || c.ReadyAt.After(s.GetReadyAt().AsTime()) {
-			s.ReadyAt = stamp(c.ReadyAt)
-		}
+	d.times(s, w)
+	services := make([]*protocol.ServiceStatus, 0, len(w.Services))
+	for _, service := range w.Services {
+		services = append(services, d.serviceStatus(w, m.Services[service.Name], service))
 	}
-	failedThis := m.Failures > 0 && m.FailedRevision == w.Revision && up < max(len(w.Services), 1)
-	switch {
-	case up > 0 && ready >= max(len(w.Services), 1) && failing == 0:
-		s.Status = protocol.WorkloadStatus_READY
-	case up > 0 && ready >= max(len(w.Services), 1):
-		s.Status = protocol.WorkloadStatus_DEGRADED
-	case failedThis && m.gaveUp():
-		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_FAILED, m.Reason, m.Detail
-	case failedThis:
-		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_STARTING, m.Reason, m.Detail
-	case late:
-		s.Status, s.Reason = protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_READINESS_TIMEOUT
-	default:
-		s.Status = protocol.WorkloadStatus_STARTING
+	if len(services) > 1 {
+		s.Services = services
+	}
+	d.memberStatus(s, w, m, services)
+	if s.Status == protocol.WorkloadStatus_READY && d.runsUnknown(w) {
+		s.Status = protocol.WorkloadStatus_STARTING // what the version before had beside is still ending
 	}
 	if s.Status != protocol.WorkloadStatus_READY && s.Status != protocol.WorkloadStatus_DEGRADED {
 		s.ReadyAt = nil
 	}
 	d.deviceStatus(s, w)
+}
+
+// times adds the first start, the last readiness and the config of the containers that run.
+func (d *differ) times(s *protocol.WorkloadStatus, w Workload) {
+	configs := map[string]bool{}
+	for _, c := range d.containers[w.MemberID] {
+		if c.Status != Running || !goesOn(w, c) {
+			continue
+		}
+		if service, _ := serviceNamed(w, c.Service); c.ConfigSHA256 != "" || service.ConfigSHA256 != "" {
+			configs[c.ConfigSHA256] = true
+		}
+		if s.GetStartedAt() == nil || c.StartedAt.Before(s.GetStartedAt().AsTime()) {
+			s.StartedAt = stamp(c.StartedAt)
+		}
+		if !c.ReadyAt.IsZero() && (s.GetReadyAt() == nil || c.ReadyAt.After(s.GetReadyAt().AsTime())) {
+			s.ReadyAt = stamp(c.ReadyAt)
+		}
+	}
+	for config := range configs {
+		if sum, err := hex.DecodeString(config); err == nil && len(configs) == 1 {
+			s.ConfigSha256 = sum
+		}
+	}
+}
+
+// goesOn reports whether the container counts for the workload: one of its revision does even if it is to be replaced.
+func goesOn(w Workload, c Container) bool { return c.Revision == w.Revision || isCurrent(w, c) }
+
+func (d *differ) serviceStatus(w Workload, r ServiceRecord, service Service) *protocol.ServiceStatus {
+	s := &protocol.ServiceStatus{
+		Name: service.Name, Status: protocol.ServiceStatus_STARTING, Restarts: r.Restarts, ExitCode: r.ExitCode,
+		ExitedAt: stamp(r.ExitedAt),
+	}
+	tries := r.of(w.Revision)
+	i := slices.IndexFunc(d.containers[w.MemberID], func(c Container) bool {
+		return c.Service == service.Name && c.Status == Running && goesOn(w, c)
+	})
+	switch unmet := d.unmet(w, service); {
+	case i >= 0:
+		c := d.containers[w.MemberID][i]
+		s.StartedAt, s.ReadyAt = stamp(c.StartedAt), stamp(c.ReadyAt)
+		switch {
+		case d.late(w, c):
+			s.Status, s.Reason = protocol.ServiceStatus_FAILED, protocol.WorkloadStatus_READINESS_TIMEOUT
+		case c.ReadyAt.IsZero() || !d.isPublished(w, service) || d.runsOther(w.MemberID, service):
+		case c.Failing:
+			s.Status = protocol.ServiceStatus_UNHEALTHY
+		default:
+			s.Status = protocol.ServiceStatus_READY
+		}
+	case d.completed(w, service):
+		s.Status = protocol.ServiceStatus_COMPLETED
+	case tries.Failures > 0:
+		s.Status, s.Reason, s.Detail = protocol.ServiceStatus_FAILED, tries.Reason, tries.Detail
+	case unmet != "":
+		s.Status, s.Detail = protocol.ServiceStatus_WAITING, "waits for service "+unmet
+	case slices.ContainsFunc(d.observed.Busy[w.MemberID].Pulling, func(image string) bool {
+		return slices.Contains(service.Images, image)
+	}):
+		s.Status = protocol.ServiceStatus_WAITING
+	}
+	return s
+}
+
+// memberStatus derives a member's status from those of its services. What has been ready in this revision and fails
+// degrades a member while another service serves; what never was keeps it from starting.
+func (d *differ) memberStatus(s *protocol.WorkloadStatus, w Workload, m Member, services []*protocol.ServiceStatus) {
+	var serve, notReady int
+	var failing, down, gaveUp, late *protocol.ServiceStatus
+	onlyDown := true
+	first := func(p **protocol.ServiceStatus, x *protocol.ServiceStatus, is bool) {
+		if is && *p == nil {
+			*p = x
+		}
+	}
+	for _, x := range services {
+		r := m.Services[x.GetName()]
+		switch x.GetStatus() {
+		case protocol.ServiceStatus_READY:
+			serve++
+		case protocol.ServiceStatus_UNHEALTHY:
+			first(&failing, x, true)
+		case protocol.ServiceStatus_COMPLETED:
+		default:
+			notReady++
+			tries := r.of(w.Revision)
+			timedOut := x.GetReason() == protocol.WorkloadStatus_READINESS_TIMEOUT
+			first(&down, x, tries.Failures > 0 && !timedOut && x.GetStatus() == protocol.ServiceStatus_FAILED)
+			first(&gaveUp, x, tries.gaveUp() && x.GetStatus() == protocol.ServiceStatus_FAILED)
+			first(&late, x, timedOut)
+			onlyDown = onlyDown && r.ReadyRevision == w.Revision
+		}
+	}
+	say := func(status protocol.WorkloadStatus_Status, why *protocol.ServiceStatus) {
+		s.Status = status
+		if why != nil {
+			s.Reason, s.Detail = why.GetReason(), ofService(w, why.GetName(), why.GetDetail())
+		}
+	}
+	own := m.of(w.Revision)
+	switch {
+	case len(services) > 0 && notReady == 0 && failing == nil:
+		say(protocol.WorkloadStatus_READY, nil)
+	case len(services) > 0 && notReady == 0:
+		say(protocol.WorkloadStatus_DEGRADED, nil)
+		if len(services) > 1 {
+			s.Detail = ofService(w, failing.GetName(), "its readiness probe fails")
+		}
+	case onlyDown && serve > 0:
+		say(protocol.WorkloadStatus_DEGRADED, cmp.Or(gaveUp, down, late))
+	case own.Failures > 0:
+		s.Status, s.Reason, s.Detail = protocol.WorkloadStatus_STARTING, own.Reason, own.Detail
+		if own.gaveUp() {
+			s.Status = protocol.WorkloadStatus_FAILED
+		}
+	case gaveUp != nil:
+		say(protocol.WorkloadStatus_FAILED, gaveUp)
+	case late != nil:
+		s.Status, s.Reason = protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_READINESS_TIMEOUT
+		if len(services) > 1 {
+			s.Detail = ofService(w, late.GetName(), "not ready in time")
+		}
+	default:
+		say(protocol.WorkloadStatus_STARTING, down)
+	}
 }
 
 func readinessTimeout(w Workload) time.Duration {
@@ -165,18 +272,19 @@ func NextChange(desired Desired, leases Leases, observed Observed, now time.Time
 			next = t
 		}
 	}
-	for _, wanted := range desired.Workloads {
-		w := wanted.Effective(observed.Members[wanted.MemberID])
+	d := differ{desired: desired, leases: leases, observed: observed, now: now}
+	d.index()
+	for _, w := range d.workloads {
 		if l, leased := leases[w.MemberID]; leased && !l.RunsUnbilled {
 			consider(l.ExpiresAt)
 		}
-		if m, known := observed.Members[w.MemberID]; known && m.FailedRevision == w.Revision {
-			consider(m.RetryAt)
+		m := observed.Members[w.MemberID]
+		consider(m.of(w.Revision).RetryAt)
+		for _, s := range w.Services {
+			consider(m.Services[s.Name].of(w.Revision).RetryAt)
 		}
-		for _, c := range observed.Containers {
-			if c.MemberID == w.MemberID && c.Status == Running && c.ReadyAt.IsZero() {
-				consider(c.StartedAt.Add(readinessTimeout(w)))
-			}
+		for _, c := range d.containers[w.MemberID] {
+			consider(d.deadline(w, c))
 		}
 	}
 	return next

@@ -6,18 +6,24 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
+// ReportAckTimeout bounds how long a change waits for the acknowledgement of the report before it.
+const ReportAckTimeout = time.Second
+
 // removalReports bounds how long the first report of a session repeats a removal proof that the hub has acknowledged.
 const removalReports = 24 * time.Hour
 
 // Reports numbers the reports of one session and chooses their content. The zero value is a session before its first.
 type Reports struct {
 	counter uint64
+	// acked is the newest report that the hub has acknowledged.
+	acked uint64
 	// sent are the removed members in each report that the hub has not acknowledged.
 	sent map[uint64][]string
 }
 
-// Counter is the number of the newest report.
-func (r *Reports) Counter() uint64 { return r.counter }
+// Waiting reports whether the newest report has no acknowledgement yet. A change then waits for it, ReportAckTimeout at
+// most, so that changes in quick succession become one report.
+func (r *Reports) Waiting() bool { return r.acked < r.counter }
 
 // Next makes the next report of the observed workloads. The proof of a removed member is left out once it is
 // acknowledged; the first report of a session repeats those of the last day, because the hub may have been restored.
@@ -48,6 +54,7 @@ func (r *Reports) Next(observed []*protocol.WorkloadStatus, now time.Time,
 
 // Acknowledge notes that the hub has stored a report and returns the removed members whose proofs it holds.
 func (r *Reports) Acknowledge(counter uint64) (removed []string) {
+	r.acked = max(r.acked, counter)
 	removed = r.sent[counter]
 	for c := range r.sent {
 		if c <= counter {

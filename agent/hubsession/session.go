@@ -1,6 +1,7 @@
 // Package hubsession holds the rules of a node's session to its hub: the pause before a dial, how the node answers the
-// hub's welcome, which usage segments it sends and when it sends them again, and which removal proofs a report repeats.
-// It is pure: agent/internal/uplink applies the rules to a connection and a store, e2e/sim to its models of both.
+// hub's welcome, which usage segments it sends and when it sends them again, how long a change waits to be reported,
+// and which removal proofs a report repeats. It is pure: agent/internal/uplink applies the rules to a connection and a
+// store, e2e/sim to its models of both.
 package hubsession
 
 import (

@@ -126,6 +126,9 @@ func TestReportRepeatsRemovalsUntilTheyAreAcknowledged(t *testing.T) {
 	delete(acknowledged, "today")
 	_, workloads = r.Next(observed, now, func(id string) bool { return acknowledged[id] })
 	require.Equal(t, []string{"running", "today"}, ids(workloads))
+	require.True(t, r.Waiting())
 	require.Equal(t, []string{"today"}, r.Acknowledge(3))
+	require.False(t, r.Waiting())
 	require.Empty(t, r.Acknowledge(1), "an older acknowledgement says nothing new")
+	require.False(t, r.Waiting())
 }

@@ -21,6 +21,8 @@ type container struct {
 	exited   time.Time
 	exitSeen bool // false: the exit time was lost with the power
 	removed  bool
+	seenUp   time.Time // by the last sample that could tell, or its start
+	unknown  bool      // the last sample could not tell
 }
 
 // node is one machine with one member: its containers, its clock and its durable store.
@@ -61,6 +63,31 @@ func (n *node) alive() *container {
 	return nil
 }
 
+// sample is one of a runtime that answers.
+func (n *node) sample() {
+	n.save(meter.Sample(n.load(), n.observe()))
+	n.lastSample = n.now
+	for _, c := range n.runs {
+		if c.unknown && !c.exited.IsZero() {
+			n.lostBehind += c.exited.Sub(c.seenUp) // such an exit counts as unseen
+		}
+		c.seenUp, c.unknown = n.now, false
+	}
+}
+
+// silentSample is one of a runtime that cannot tell about any container whose exit it has not reported yet.
+func (n *node) silentSample() {
+	o := n.observe()
+	for i, r := range o.Runs {
+		c := n.runs[slices.IndexFunc(n.runs, func(c *container) bool { return c.run == r.RunID })]
+		if c.exited.IsZero() || c.seenUp.Before(c.exited) {
+			o.Runs[i] = meter.Run{RunID: r.RunID, MemberID: "m", StartedAt: r.StartedAt, Unknown: true}
+			c.unknown = true
+		}
+	}
+	n.save(meter.Sample(n.load(), o))
+}
+
 func (n *node) observe() meter.Observation {
 	o := meter.Observation{At: n.now}
 	for _, c := range n.runs {
@@ -97,20 +124,23 @@ func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 				id := fmt.Sprintf("r%03d", n.next)
 				n.save(meter.Open(n.load(), meter.Intent{RunID: id, MemberID: "m", Revision: 1, LeaseNo: 1}, n.now), nil)
 				pass(time.Second)
-				n.runs = append(n.runs, &container{run: id, started: n.now})
+				n.runs = append(n.runs, &container{run: id, started: n.now, seenUp: n.now})
 				n.lastSample = n.now
 				pass(time.Second)
 			},
 			"sample": func(*rapid.T) {
 				pass(20 * time.Second)
-				n.save(meter.Sample(n.load(), n.observe()))
-				n.lastSample = n.now
+				n.sample()
 			},
 			"killed in a sample": func(*rapid.T) {
 				pass(20 * time.Second)
 				meter.Sample(n.load(), n.observe())
 			},
 			"agent away": func(*rapid.T) { pass(time.Hour) },
+			"runtime silent": func(*rapid.T) {
+				pass(20 * time.Second)
+				n.silentSample()
+			},
 			"exit": func(*rapid.T) {
 				if c := n.alive(); c != nil {
 					pass(10 * time.Second)
@@ -132,7 +162,7 @@ func TestLaw05NodeBillsASecondOnce(t *testing.T) {
 			c.exited, c.exitSeen = n.now, true
 		}
 		pass(time.Second)
-		n.save(meter.Sample(n.load(), n.observe()))
+		n.sample()
 		n.save(meter.Close(n.load(), "m", n.now))
 		n.check(rt, true)
 	})

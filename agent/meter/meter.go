@@ -47,6 +47,8 @@ type Interval struct {
 	MemberID string `json:"member_id"`
 	Revision uint64 `json:"revision"`
 	LeaseNo  uint64 `json:"lease_no"`
+	// Accelerators is how many the container has to itself; known once it has been seen.
+	Accelerators int64 `json:"accelerators,omitempty"`
 	// OpenedAt is when the intent was made durable; the container cannot have run before.
 	OpenedAt time.Time `json:"opened_at"`
 	// StartedAt is zero until the container has been seen up.
@@ -55,6 +57,14 @@ type Interval struct {
 	CutAt time.Time `json:"cut_at,omitzero"`
 	// Until is the last sample that saw the container up.
 	Until time.Time `json:"until,omitzero"`
+	// Unknown says that the runtime could not tell at the last sample. An exit may then lie before that sample, where a
+	// clock that was set since leaves no way to date it: it counts as unseen.
+	Unknown bool `json:"unknown,omitempty"`
+	// NoDevice says that an accelerator did not work at the last sample. What came before is in records.
+	NoDevice bool `json:"no_device,omitempty"`
+	// Unconfirmed is a sample that saw the container up, and whose time counts once a later scan finds its accelerators
+	// working; zero where there is none.
+	Unconfirmed Reading `json:"unconfirmed,omitzero"`
 
 	// CPUMicros is the container's own counter at the last sample, CPUCutMicros what of it is already in records.
 	CPUMicros    int64 `json:"cpu_micros"`
@@ -73,6 +83,8 @@ type Member struct {
 	Revision uint64    `json:"revision"`
 	LeaseNo  uint64    `json:"lease_no"`
 	Until    time.Time `json:"until"`
+	// AcceleratorsUntil is the same for the time of its accelerators, which a container has to itself.
+	AcceleratorsUntil time.Time `json:"accelerators_until,omitzero"`
 }
 
 // Intent is a start about to happen.
@@ -93,10 +105,26 @@ type Run struct {
 	LeaseNo uint64
 	// StartedAt is the runtime's own, zero when it does not know.
 	StartedAt time.Time
-	// Up says that the container's process lives, paused or not. Where the runtime cannot tell, there is no observation.
+	// Up says that the container's process lives, paused or not.
 	Up bool
+	// Unknown says that the runtime cannot tell at present. The interval stays as it is until a sample sees the container
+	// up, which extends it, or ended, which ends it at the last sample that saw it up.
+	Unknown bool
+	// NoDevice says that an accelerator of its member does not work. The time since the last sample is not counted, nor is
+	// any until the sample that finds it working again.
+	NoDevice bool
+	// NeedsDevice says that its member has accelerators, WorkedAt when the last scan began that found them working. What
+	// came after counts once a later scan confirms it.
+	NeedsDevice bool
+	WorkedAt    time.Time
+	// Crashed says that it ended by itself and without success, perhaps because an accelerator failed.
+	Crashed bool
+	// Beside says that another copy of its service has run for longer: CPU and memory are counted for one of them.
+	Beside bool
 	// ExitedAt is the runtime's own exit time; zero while it is up, and when the exit was not seen (power cut).
 	ExitedAt time.Time
+	// Accelerators is how many the container has to itself.
+	Accelerators int64
 	// CPUMicros counts processor time since the container's start, MemoryBytes is held now; Sampled says both are known.
 	CPUMicros   int64
 	MemoryBytes int64
@@ -154,6 +182,8 @@ func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 		case ended:
 			gone = append(gone, iv.RunID)
 			due = append(due, iv.MemberID)
+		case iv.NoDevice:
+			due = append(due, iv.MemberID)
 		case iv.Until.Sub(iv.CutAt) >= cutEvery:
 			full = true
 			due = append(due, iv.MemberID)
@@ -181,8 +211,8 @@ func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 }
 
 // ClockStep applies a step of the clock, right after a sample. Every interval is cut at the sample and continues from
-// the new time, so that the step is not billed. After a step back, an interval waits until the recorded time has come
-// again.
+// the new time, so that the step is not billed; what is unconfirmed then moves with the clock. After a step back, an
+// interval waits until the recorded time has come again.
 func ClockStep(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	s = s.clone()
 	to = micros(to)
@@ -200,9 +230,16 @@ func ClockStep(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 	}
 	records := s.cutMembers(members)
 	for i := range s.Intervals {
-		if iv := &s.Intervals[i]; !iv.StartedAt.IsZero() {
-			iv.CutAt, iv.Until = clock.Later(iv.CutAt, to), clock.Later(iv.Until, to)
+		iv := &s.Intervals[i]
+		if iv.StartedAt.IsZero() {
+			continue
 		}
+		resumes := to
+		if !iv.Unconfirmed.At.IsZero() {
+			resumes = to.Add(-max(micros(from).Sub(iv.Until), 0))
+			iv.Unconfirmed.At = iv.Unconfirmed.At.Add(to.Sub(micros(from)))
+		}
+		iv.CutAt, iv.Until = clock.Later(iv.CutAt, resumes), clock.Later(iv.Until, resumes)
 	}
 	return s, records
 }
@@ -238,7 +275,13 @@ func Close(s State, memberID string, now time.Time) (State, []*protocol.UsageRec
 // reports whether the interval has ended.
 func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 	started := micros(r.StartedAt)
+	if ok {
+		iv.Accelerators = r.Accelerators
+	}
 	switch {
+	case r.Unknown:
+		iv.Unknown = true
+		return false
 	case iv.StartedAt.IsZero() && (!ok || !r.Up && r.ExitedAt.IsZero() && started.IsZero()):
 		// Not up yet: the start is still running, or the daemon died during it.
 		return now.Sub(iv.OpenedAt) > PendingFor
@@ -258,14 +301,26 @@ func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 		}
 		iv.begin(started)
 	}
-	if r.Sampled {
-		iv.sample(r, now)
+	if had := iv.NoDevice; had || r.NoDevice {
+		if iv.NoDevice, iv.Unknown, iv.Unconfirmed = r.NoDevice, false, (Reading{}); had {
+			iv.skip(r, now)
+		}
+		return false
 	}
-	iv.extend(now)
+	iv.Unknown = false
+	iv.confirm(r)
+	reading := Reading{now, r.CPUMicros, r.MemoryBytes, r.Sampled, r.Beside}
+	switch {
+	case !r.NeedsDevice || !now.After(r.WorkedAt):
+		iv.count(reading)
+	case iv.Unconfirmed.At.IsZero():
+		iv.Unconfirmed = reading // not a later one: the scan that confirms it would come later, too
+	}
 	return false
 }
 
-// exit ends the interval at the runtime's own exit time, and at the last sample where the runtime does not know it.
+// exit ends the interval at the runtime's own exit time, and at the last sample that saw the container up where that
+// time is not known.
 func (iv *Interval) exit(r Run, started time.Time) {
 	exited := micros(r.ExitedAt)
 	if iv.StartedAt.IsZero() {
@@ -274,8 +329,15 @@ func (iv *Interval) exit(r Run, started time.Time) {
 		}
 		iv.begin(started)
 	}
-	if exited.IsZero() {
+	if iv.NoDevice || r.NoDevice {
 		return
+	}
+	iv.confirm(r)
+	if exited.IsZero() || iv.Unknown {
+		return
+	}
+	if r.NeedsDevice && r.Crashed && exited.After(r.WorkedAt) {
+		exited = micros(r.WorkedAt)
 	}
 	// It ran at the last sample, whatever a clock says that was set back in between.
 	iv.Until = clock.Later(exited, iv.Until)
@@ -289,13 +351,27 @@ func (iv *Interval) begin(started time.Time) {
 // extend never shortens: with a clock that was set back, an interval waits for it to catch up.
 func (iv *Interval) extend(to time.Time) { iv.Until = clock.Later(iv.Until, to) }
 
-// sample adds memory for the time since the last sample, at the lower of the two samples, and takes over the counter.
-func (iv *Interval) sample(r Run, now time.Time) {
-	if held := min(iv.MemoryBytes, r.MemoryBytes); now.After(iv.Until) && held > 0 {
-		iv.addMemory(held, now.Sub(iv.Until).Microseconds())
+// skip leaves out the time up to now. All before was cut.
+func (iv *Interval) skip(r Run, now time.Time) {
+	iv.extend(now)
+	iv.CutAt = iv.Until
+	if r.Sampled {
+		iv.MemoryBytes, iv.CPUMicros = max(r.MemoryBytes, 0), max(iv.CPUMicros, r.CPUMicros)
+		iv.CPUCutMicros = iv.CPUMicros
 	}
-	iv.MemoryBytes = max(r.MemoryBytes, 0)
-	iv.CPUMicros = max(iv.CPUMicros, r.CPUMicros)
+}
+
+// sample adds memory for the time since the last sample, at the lower of the two samples, and takes over the counter. A
+// container beside another copy uses neither.
+func (iv *Interval) sample(r Reading) {
+	if held := min(iv.MemoryBytes, r.MemoryBytes); !r.Beside && r.At.After(iv.Until) && held > 0 {
+		iv.addMemory(held, r.At.Sub(iv.Until).Microseconds())
+	}
+	used := max(r.CPUMicros-iv.CPUMicros, 0)
+	iv.MemoryBytes, iv.CPUMicros = max(r.MemoryBytes, 0), iv.CPUMicros+used
+	if r.Beside {
+		iv.MemoryBytes, iv.CPUCutMicros = 0, iv.CPUCutMicros+used
+	}
 }
 
 func (iv *Interval) addMemory(bytes, micros int64) {
@@ -326,9 +402,14 @@ func (s *State) openUnannounced(runs []Run, ended []string, now time.Time) {
 		if slices.Contains(ended, r.RunID) && !r.StartedAt.IsZero() {
 			from = micros(r.StartedAt)
 		}
-		iv := Interval{RunID: r.RunID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo, OpenedAt: from}
+		iv := Interval{
+			RunID: r.RunID, MemberID: r.MemberID, Revision: r.Revision, LeaseNo: r.LeaseNo, OpenedAt: from,
+			Accelerators: r.Accelerators,
+		}
 		iv.begin(from)
-		iv.extend(now)
+		if !r.NeedsDevice {
+			iv.extend(now)
+		}
 		if r.Sampled {
 			iv.MemoryBytes, iv.CPUMicros = max(r.MemoryBytes, 0), max(r.CPUMicros, 0)
 			if from.Equal(now) {
@@ -366,11 +447,16 @@ func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
 			StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(iv.Until),
 		}
 	}
-	records := make([]*protocol.UsageRecord, 0, 3)
+	records := make([]*protocol.UsageRecord, 0, 4)
 	m := s.memberRecord(iv)
 	if from := clock.Later(iv.CutAt, m.Until); iv.Until.After(from) {
 		records = append(records, record(protocol.MeterSessionSeconds, from, iv.Until.Sub(from).Microseconds()))
 		m.Until = iv.Until
+	}
+	if from := clock.Later(iv.CutAt, m.AcceleratorsUntil); iv.Accelerators > 0 && iv.Until.After(from) {
+		records = append(records, record(protocol.MeterAcceleratorSeconds, from,
+			iv.Accelerators*iv.Until.Sub(from).Microseconds()))
+		m.AcceleratorsUntil = iv.Until
 	}
 	records = append(records,
 		record(protocol.MeterCPUSeconds, iv.CutAt, iv.CPUMicros-iv.CPUCutMicros),

@@ -94,6 +94,95 @@ func TestContainerThatDiedWhileTheAgentWasAwayEndsAtItsExitTime(t *testing.T) {
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
 }
 
+func TestTimeWithoutAWorkingAcceleratorIsNotCounted(t *testing.T) {
+	faulty := func(r meter.Run) meter.Run { r.NoDevice = true; return r }
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
+	s, _ = meter.Sample(s, observation(11, up("r1", 0.5, 2)))
+	s, got := meter.Sample(s, observation(21, faulty(up("r1", 0.5, 4))))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 11, 10_500_000}, lines(got)[0])
+	for _, now := range []float64{31, 41, 71} {
+		s, got = meter.Sample(s, observation(now, faulty(up("r1", 0.5, now/5))))
+		require.Empty(t, got)
+	}
+	_, got = meter.Sample(s, observation(75, faulty(exited("r1", 0.5, 74))))
+	require.Empty(t, got, "it ended before its accelerator was back")
+	s, got = meter.Sample(restart(t, s), observation(81, up("r1", 0.5, 20)))
+	require.Empty(t, got, "it works again from here on")
+	_, got = meter.Sample(s, observation(91, exited("r1", 0.5, 90)))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 81, 90, 9_000_000}, lines(got)[0])
+	require.Equal(t, line{protocol.MeterCPUSeconds, 81, 90, 0}, lines(got)[1], "what it computed meanwhile is left out")
+}
+
+// A scan finds a fault later than it came: what ran since the scan before it is not counted.
+func TestTimeSinceTheLastScanCountsOnceAnotherScanFindsTheAcceleratorWorking(t *testing.T) {
+	scanned := func(r meter.Run, seconds float64) meter.Run {
+		r.NeedsDevice, r.WorkedAt = true, at(seconds)
+		return r
+	}
+	s, _ := meter.Sample(opened(), observation(1, scanned(up("r1", 0.5, 0), 1)))
+	s, _ = meter.Sample(s, observation(11, scanned(up("r1", 0.5, 5), 8)))
+	s, _ = meter.Sample(s, observation(21, scanned(up("r1", 0.5, 10), 18)))
+	found := up("r1", 0.5, 15)
+	found.NoDevice = true
+	_, got := meter.Sample(restart(t, s), observation(31, scanned(found, 23)))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 11, 10_500_000}, lines(got)[0])
+	require.Equal(t, line{protocol.MeterCPUSeconds, 0.5, 11, 5_000_000}, lines(got)[1], "as of that sample")
+
+	end := scanned(exited("r1", 0.5, 27), 23)
+	_, got = meter.Sample(s, observation(28, end))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 27, 26_500_000}, lines(got)[0], "it was stopped, or was done")
+	end.Crashed = true
+	_, got = meter.Sample(s, observation(28, end))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 23, 22_500_000}, lines(got)[0], "perhaps by a fault")
+}
+
+// A copy that starts beside the one that serves costs nothing until it is alone.
+func TestCPUAndMemoryOfACopyBesideAnotherAreNotCounted(t *testing.T) {
+	beside := func(r meter.Run) meter.Run { r.Beside = true; return r }
+	s := meter.Open(opened(), meter.Intent{RunID: "r2", MemberID: "m1", Revision: 2, LeaseNo: 1}, at(4))
+	s, _ = meter.Sample(s, observation(10, up("r1", 0, 10), beside(up("r2", 5, 5))))
+	s, _ = meter.Sample(s, observation(20, up("r1", 0, 20), beside(up("r2", 5, 15))))
+	s, got := meter.Sample(s, observation(30, exited("r1", 0, 25), up("r2", 5, 25)))
+	require.Contains(t, lines(got), line{protocol.MeterCPUSeconds, 0, 25, 20_000_000})
+	require.Contains(t, lines(got), line{protocol.MeterMemoryByteSeconds, 0, 25, 10_000})
+	s, _ = meter.Sample(s, observation(40, up("r2", 5, 35)))
+	_, more := meter.Sample(restart(t, s), observation(50, exited("r2", 5, 45)))
+
+	total := map[string]int64{}
+	for _, l := range lines(append(got, more...)) {
+		total[l.meter] += l.quantity
+	}
+	require.Equal(t, map[string]int64{
+		protocol.MeterSessionSeconds:    45_000_000, // once
+		protocol.MeterCPUSeconds:        (20 + 20) * 1_000_000,
+		protocol.MeterMemoryByteSeconds: 10_000 + 10_000,
+	}, total)
+}
+
+// A process may end while its shim does not answer: that time counts only where the process is seen up afterwards.
+func TestSilentRuntimeNeitherExtendsNorEndsAnInterval(t *testing.T) {
+	unknown := meter.Run{RunID: "r1", MemberID: "m1", Revision: 1, LeaseNo: 1, StartedAt: at(0.5), Unknown: true}
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
+	for _, now := range []float64{11, 21, 100} {
+		var got []*protocol.UsageRecord
+		s, got = meter.Sample(s, observation(now, unknown))
+		require.Empty(t, got)
+	}
+	for name, c := range map[string]struct {
+		run meter.Run
+		to  float64
+	}{
+		"it runs":              {up("r1", 0.5, 0), 110},
+		"it ended":             {exited("r1", 0.5, 105), 1},
+		"nothing saw its exit": {meter.Run{RunID: "r1", MemberID: "m1", StartedAt: at(0.5)}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, got := meter.Sample(restart(t, s), observation(110, c.run))
+			require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, c.to, int64((c.to - 0.5) * 1e6)}, lines(got)[0])
+		})
+	}
+}
+
 func TestDaemonKilledBetweenOpenAndFirstSampleLosesNothing(t *testing.T) {
 	_, got := meter.Sample(restart(t, opened()), observation(500, exited("r1", 0.5, 123)))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 123, 122_500_000}, lines(got)[0])
@@ -168,6 +257,21 @@ func TestSecondContainerOfAMemberAddsNoSessionTime(t *testing.T) {
 		}
 	}
 	require.EqualValues(t, 25_000_000, session)
+}
+
+func TestAcceleratorsCountForEachAndOnceForTheirMember(t *testing.T) {
+	with := func(r meter.Run, n int64) meter.Run { r.Accelerators = n; return r }
+	s, _ := meter.Sample(opened(), observation(1, with(up("r1", 0.5, 0), 2), up("sidecar", 0.5, 0)))
+	// The next container of the member has begun before the first one's end was seen.
+	_, got := meter.Sample(s, observation(31, with(exited("r1", 0.5, 20), 2), with(up("r2", 19, 0), 1),
+		up("sidecar", 0.5, 0)))
+	var accelerators []line
+	for _, l := range lines(got) {
+		if l.meter == protocol.MeterAcceleratorSeconds {
+			accelerators = append(accelerators, l)
+		}
+	}
+	require.Equal(t, []line{{protocol.MeterAcceleratorSeconds, 0.5, 20, 39_000_000}}, accelerators)
 }
 
 func TestMemoryOfATerabyteDoesNotOverflow(t *testing.T) {

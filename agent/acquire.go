@@ -1,0 +1,128 @@
+package agent
+
+import (
+	"slices"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// mayTry reports whether the pause after the service's last failure is over. One that is never restarted has one try.
+func (d *differ) mayTry(w Workload, s Service) bool {
+	m := d.observed.Members[w.MemberID]
+	t := m.Services[s.Name].of(w.Revision)
+	once := s.Spec.GetRestartPolicy() == protocol.Service_NEVER && t.Reason != protocol.WorkloadStatus_IMAGE_PULL_FAILED
+	return !m.of(w.Revision).pausing(d.now) && !t.pausing(d.now) && (!once || !t.GaveUp) && !d.busy(w.MemberID, s.Name)
+}
+
+// acquire gets what the workload lacks. Images and networks do not wait for each other; containers wait for their image
+// and for the networks of all services, whose addresses they are given, and are created in parallel to these.
+func (d *differ) acquire(w Workload) {
+	d.pull(w)
+	services, installs := w.Services, d.installs(w)
+	if len(installs) > 0 {
+		services = installs
+	}
+	var lacking, unpublished []string
+	for _, s := range services {
+		if !d.hasNetwork(w, s) && (!s.BuildsEnvironment || !d.completed(w, s)) {
+			lacking = append(lacking, s.Name)
+			if len(installs) > 0 || startsBeside(s) && d.anyBeside(w) {
+				unpublished = append(unpublished, s.Name)
+			}
+		}
+	}
+	if len(lacking) == 0 {
+		for _, start := range d.starts(w, services) {
+			d.add(start)
+		}
+		return
+	}
+	m, busy := d.observed.Members[w.MemberID], d.observed.Busy[w.MemberID]
+	if busy.any() || m.of(w.Revision).pausing(d.now) || !slices.ContainsFunc(w.Services, func(s Service) bool {
+		return slices.Contains(lacking, s.Name) && d.mayTry(w, s)
+	}) {
+		return
+	}
+	d.add(SetupNetwork{
+		MemberID: w.MemberID, Revision: w.Revision, Workload: w, Services: lacking, Unpublished: unpublished,
+		Start: d.starts(w, services),
+	})
+}
+
+// starts are the containers that the workload lacks of these services, whose image is there, whose dependencies are
+// met, and whose accelerators are free and work.
+func (d *differ) starts(w Workload, services []Service) []StartContainer {
+	var starts []StartContainer
+	for _, s := range services {
+		state, _ := d.unusable(s.AcceleratorIDs)
+		if state != 0 || d.isTaken(w, s) || d.anyInUse(s.AcceleratorIDs) || !d.hasImages(s) ||
+			d.completed(w, s) || !d.mayTry(w, s) || d.unmet(w, s) != "" || !d.mayBuild(w, s) {
+			continue
+		}
+		for _, id := range s.AcceleratorIDs {
+			d.inUse[id] = true
+		}
+		starts = append(starts, StartContainer{
+			MemberID: w.MemberID, Revision: w.Revision, LeaseNo: d.leases[w.MemberID].No, Workload: w, Service: s,
+		})
+	}
+	return starts
+}
+
+// isTaken reports whether a container stands where the service's is to start.
+func (d *differ) isTaken(w Workload, s Service) bool {
+	return slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+		return c.Service == s.Name && !d.servesBeside(w, c)
+	})
+}
+
+// unmet is the first service that the service waits for; empty where it waits for none.
+func (d *differ) unmet(w Workload, s Service) string {
+	for _, dep := range s.DependsOn {
+		on, known := serviceNamed(w, dep.Service)
+		met := known && d.completed(w, on)
+		if dep.Condition != protocol.Dependency_SERVICE_COMPLETED_SUCCESSFULLY {
+			met = met || slices.ContainsFunc(d.containers[w.MemberID], func(c Container) bool {
+				return c.Service == dep.Service && c.Status == Running && isCurrent(w, c) &&
+					(dep.Condition != protocol.Dependency_SERVICE_HEALTHY || isReady(w, c) && !c.Failing)
+			})
+		}
+		if !met {
+			return dep.Service
+		}
+	}
+	return ""
+}
+
+// pull pulls the images of the services that have no container yet, if they may be tried. It reports whether any image
+// is missing.
+func (d *differ) pull(w Workload) (missing bool) {
+	at := map[string]int{} // index of the image's action
+	for _, s := range w.Services {
+		if d.hasImages(s) || d.hasCurrent(w, s) || d.completed(w, s) {
+			continue
+		}
+		missing = true
+		if !d.mayTry(w, s) {
+			continue
+		}
+		for _, image := range s.Images {
+			if d.observed.Images[image] || slices.Contains(d.observed.Busy[w.MemberID].Pulling, image) {
+				continue
+			}
+			if i, pulled := at[image]; pulled {
+				pull, _ := d.actions[i].(PullImage)
+				pull.Services = append(pull.Services, s.Name)
+				d.actions[i] = pull
+				continue
+			}
+			at[image] = len(d.actions)
+			d.add(PullImage{MemberID: w.MemberID, Revision: w.Revision, Image: image, Services: []string{s.Name}})
+		}
+	}
+	return missing
+}
+
+func (d *differ) hasImages(s Service) bool {
+	return !slices.ContainsFunc(s.Images, func(image string) bool { return !d.observed.Images[image] })
+}
