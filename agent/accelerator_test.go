@@ -12,13 +12,13 @@ import (
 // What happens to a workload on one accelerator, by the accelerator's state.
 func TestAnAcceleratorsStateDecides(t *testing.T) {
 	w := agent.Workload{MemberID: "m", Revision: 1, Services: []agent.Service{{
-		Name: "app", Image: "i", SpecDigest: "d", AcceleratorIDs: []string{"gpu0", "gpu1"},
+		Name: "app", Images: []string{"i"}, SpecDigest: "d", AcceleratorIDs: []string{"gpu0", "gpu1"},
 	}}}
 	desired, leases := agent.Desired{Workloads: []agent.Workload{w}}, agent.Leases{
 		"m": {MemberID: "m", No: 1, ExpiresAt: noon.Add(agent.DefaultReadinessTimeout * 100)},
 	}
 	observed := agent.Observed{
-		Networks: []agent.Network{{MemberID: "m", Revision: 1}}, Images: map[string]bool{"i": true},
+		Networks: []agent.Network{{MemberID: "m", Service: "app", Ready: true}}, Images: map[string]bool{"i": true},
 	}
 	container := agent.Container{
 		ID: "m.1", MemberID: "m", Service: "app", Revision: 1, SpecDigest: "d", Status: agent.Running, StartedAt: noon,
@@ -42,6 +42,14 @@ func TestAnAcceleratorsStateDecides(t *testing.T) {
 		},
 		{
 			agent.AcceleratorFaulty, false, false, protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_DEGRADED,
+			protocol.WorkloadStatus_DEVICE_FAULT, protocol.WorkloadStatus_DEVICE_FAULT,
+		},
+		{
+			agent.AcceleratorNeedsReset, false, true, protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_DEGRADED,
+			protocol.WorkloadStatus_DEVICE_FAULT, protocol.WorkloadStatus_DEVICE_FAULT,
+		},
+		{
+			agent.AcceleratorQuarantined, false, true, protocol.WorkloadStatus_FAILED, protocol.WorkloadStatus_DEGRADED,
 			protocol.WorkloadStatus_DEVICE_FAULT, protocol.WorkloadStatus_DEVICE_FAULT,
 		},
 		{
@@ -70,8 +78,14 @@ func TestAnAcceleratorsStateDecides(t *testing.T) {
 		require.Equal(t, c.why, status.GetReason())
 		require.Equal(t, c.why == none, status.GetDetail() == "")
 	}
+	requireAskedExit(t, desired, leases, observed, container)
+}
 
-	// A container that ends because its accelerator is gone has not failed.
+// requireAskedExit: a container that ends because its accelerator is gone has not failed.
+func requireAskedExit(t *testing.T, desired agent.Desired, leases agent.Leases, observed agent.Observed,
+	container agent.Container,
+) {
+	t.Helper()
 	observed.Unusable = map[string]agent.AcceleratorState{"gpu0": agent.AcceleratorMissing}
 	container.Status = agent.Exited
 	observed.Containers = []agent.Container{container}

@@ -66,7 +66,7 @@ func web(revision uint64) agent.Workload {
 	return agent.Workload{
 		MemberID: "web", InstanceID: "i-web", Revision: revision, CorrelationID: "corr",
 		Services: []agent.Service{{
-			Name: "app", Image: "org/acme/web/app@sha256:1", SpecDigest: fmt.Sprint("spec", revision),
+			Name: "app", Images: []string{"org/acme/web/app@sha256:1"}, SpecDigest: fmt.Sprint("spec", revision),
 			StopGrace: 3 * time.Second,
 		}},
 	}
@@ -143,11 +143,11 @@ func fellBack(m agent.Member) agent.Member {
 	return m
 }
 
-// observed is a machine with this member, its containers, and its network for the revision, unless that is 0.
+// observed is a machine with this member, its containers, and the network of its service, unless that is 0.
 func observed(m agent.Member, network uint64, containers ...agent.Container) agent.Observed {
 	o := agent.Observed{Members: map[string]agent.Member{m.ID: m}, Containers: containers}
 	if network > 0 {
-		o.Networks = []agent.Network{{MemberID: m.ID, Revision: network}}
+		o.Networks = []agent.Network{{MemberID: m.ID, Service: "app", Ready: true}}
 	}
 	return o
 }
@@ -277,19 +277,21 @@ func decommissionSituations() map[string]situation {
 	gone := member().Failed(1, 0, "", false, 0, noon)
 	gone.Removal = &protocol.RemovalProof{Absent: []string{"container"}}
 	return map[string]situation{
-		"decommission":                 {d, nil, ready()},
-		"decommission exited":          {d, nil, observed(member(), 2, exited(web(2), true))},
-		"decommission network":         {d, nil, observed(member(), 2)},
-		"decommission nothing left":    {d, nil, observed(member(), 0)},
-		"decommissioned":               {d, nil, observed(gone, 0)},
-		"decommission during the pull": {d, nil, withBusy(observed(member(), 0), agent.Work{Pulling: true})},
+		"decommission":              {d, nil, ready()},
+		"decommission exited":       {d, nil, observed(member(), 2, exited(web(2), true))},
+		"decommission network":      {d, nil, observed(member(), 2)},
+		"decommission nothing left": {d, nil, observed(member(), 0)},
+		"decommissioned":            {d, nil, observed(gone, 0)},
+		"decommission during the pull": {
+			d, nil, withBusy(observed(member(), 0), agent.Work{Pulling: []string{"org/acme/web/app@sha256:1"}}),
+		},
 	}
 }
 
 func busySituations() map[string]situation {
 	next := agent.Workload{
 		MemberID: "next", Revision: 1,
-		Services: []agent.Service{{Name: "app", Image: "i", AcceleratorIDs: []string{"gpu0"}}},
+		Services: []agent.Service{{Name: "app", Images: []string{"i"}, AcceleratorIDs: []string{"gpu0"}}},
 	}
 	inUse := observed(agent.Member{ID: "next"}, 1, agent.Container{
 		ID: "c0", MemberID: "old", Service: "app", Status: agent.Running, AcceleratorIDs: []string{"gpu0"}, StartedAt: noon,

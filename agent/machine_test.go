@@ -19,10 +19,18 @@ type machine struct {
 	agent.Observed
 	now  time.Time
 	runs int
+	// asked are the containers whose exit the agent asked for.
+	asked map[string]bool
+	// leads is the copy that the published ports of the last service lead to. While crashing, that is not recorded.
+	leads    string
+	crashing bool
 }
 
 func newMachine() *machine {
-	return &machine{Observed: agent.Observed{Members: map[string]agent.Member{}, Images: map[string]bool{}}, now: noon}
+	return &machine{
+		Observed: agent.Observed{Members: map[string]agent.Member{}, Images: map[string]bool{}}, now: noon,
+		asked: map[string]bool{},
+	}
 }
 
 // remember adds a member, as the store does when it accepts a state or lists a container.
@@ -76,18 +84,27 @@ func (m *machine) do(a agent.Action) {
 		delete(m.Busy, a.MemberID)
 	case agent.StopContainer:
 		c := m.container(a.ContainerID)
-		c.Status, c.ExitedAt = agent.Exited, m.now
+		c.Status, c.ExitedAt, c.ExitCode = agent.Exited, m.now, 143
+		run := agent.Run{}
+		a.RecordIntent(&run)
+		m.asked[c.ID] = run.StopRequested
 	case agent.RecordExit:
-		c := m.container(a.ContainerID)
-		c.ExitRecorded = true
-		if a.Unasked {
-			m.Members[a.MemberID] = m.Members[a.MemberID].Failed(a.Revision, protocol.WorkloadStatus_CRASH_LOOP, "", false,
-				c.ExitedAt.Sub(c.StartedAt), m.now)
+		c, member := m.container(a.ContainerID), m.Members[a.MemberID]
+		run := agent.Run{StartedAt: c.StartedAt, ReadyAt: c.ReadyAt, StopRequested: m.asked[c.ID]}
+		if c.NotAlive {
+			run.NotAlive = "no answer"
 		}
+		a.RecordMember(&member, run, agent.Listed{ExitCode: c.ExitCode}, c.ExitedAt, m.now)
+		m.Members[a.MemberID], c.ExitRecorded = member, true
 	case agent.RemoveContainer:
 		m.Containers = slices.DeleteFunc(m.Containers, func(c agent.Container) bool { return c.ID == a.ContainerID })
 	case agent.RemoveNetwork:
-		m.Networks = slices.DeleteFunc(m.Networks, func(n agent.Network) bool { return n.MemberID == a.MemberID })
+		m.Networks = slices.DeleteFunc(m.Networks, func(n agent.Network) bool {
+			return n.MemberID == a.MemberID && n.Service == a.Service && n.Copy == a.Copy
+		})
+		member := m.Members[a.MemberID]
+		a.Record(&member)
+		m.Members[a.MemberID] = member
 	case agent.RetireMember:
 		member := m.Members[a.MemberID]
 		member.Removal = &protocol.RemovalProof{}
@@ -96,20 +113,50 @@ func (m *machine) do(a agent.Action) {
 	case agent.PullImage:
 		m.Images[a.Image] = true
 	case agent.SetupNetwork:
-		m.Networks = slices.DeleteFunc(m.Networks, func(n agent.Network) bool { return n.MemberID == a.MemberID })
-		m.Networks = append(m.Networks, agent.Network{MemberID: a.MemberID, Revision: a.Revision})
-		for _, start := range a.Start {
-			m.do(start)
-		}
+		m.setupNetwork(a)
 	case agent.StartContainer:
 		m.runs++
 		m.Containers = append(m.Containers, agent.Container{
-			ID: fmt.Sprintf("c%d", m.runs), MemberID: a.MemberID, Service: a.Service.Name,
+			ID: fmt.Sprintf("c%d", m.runs), MemberID: a.MemberID, Service: a.Service.Name, Copy: a.Service.Copy,
 			Revision: a.Revision, SpecDigest: a.Service.SpecDigest, Status: agent.Running, StartedAt: m.now,
 			AcceleratorIDs: a.Service.AcceleratorIDs, ConfigSHA256: a.Service.ConfigSHA256,
+			DependsOn: namesOf(a.Service.DependsOn), Restart: a.Service.Spec.GetRestartPolicy(),
 		})
+	case agent.PublishPorts:
+		m.publishPorts(a)
 	case agent.DeliverConfig:
 		m.container(a.ContainerID).ConfigSHA256 = a.Service.ConfigSHA256
+	}
+}
+
+func (m *machine) setupNetwork(a agent.SetupNetwork) {
+	m.Networks = slices.DeleteFunc(m.Networks, func(n agent.Network) bool {
+		return n.MemberID == a.MemberID && slices.Contains(a.Services, n.Service) &&
+			agent.Service{Name: n.Service, Copy: n.Copy}.Attachment() == a.Attachment(n.Service)
+	})
+	member := m.Members[a.MemberID]
+	a.RecordIntent(&member)
+	a.Record(&member)
+	m.Members[a.MemberID] = member
+	if len(a.Unpublished) == 0 {
+		m.leads = a.Workload.Services[0].Copy
+	}
+	for _, service := range a.Services {
+		m.Networks = append(m.Networks, member.Network(a.Attachment(service)))
+	}
+	for _, start := range a.Start {
+		m.do(start)
+	}
+}
+
+func (m *machine) publishPorts(a agent.PublishPorts) {
+	member := m.Members[a.MemberID]
+	a.RecordIntent(&member)
+	m.Members[a.MemberID] = member
+	m.leads = a.Service.Copy
+	if !m.crashing {
+		a.Record(&member)
+		m.Members[a.MemberID] = member
 	}
 }
 
@@ -129,13 +176,13 @@ func workloads(t *rapid.T) []agent.Workload {
 			}).Draw(t, "reason")
 		}
 		for i := range rapid.IntRange(1, 2).Draw(t, "services") {
-			s := agent.Service{Name: fmt.Sprintf("s%d", i), Image: rapid.SampledFrom([]string{"a@sha256:1", "b@sha256:2"}).Draw(
-				t, "image")}
+			s := agent.Service{Name: fmt.Sprintf("s%d", i), Images: rapid.SliceOfNDistinct(
+				rapid.SampledFrom([]string{"a@sha256:1", "b@sha256:2"}), 1, 2, rapid.ID).Draw(t, "images")}
 			// The hub never claims one accelerator twice; over time one moves from member to member.
 			if len(gpus) > 0 && rapid.Bool().Draw(t, "gpu") {
 				s.AcceleratorIDs, gpus = gpus[:1], gpus[1:]
 			}
-			s.SpecDigest = fmt.Sprintf("%s/%d/%v", s.Image, w.Revision, s.AcceleratorIDs)
+			s.SpecDigest = fmt.Sprintf("%s/%d/%v", s.Images, w.Revision, s.AcceleratorIDs)
 			s.ConfigSHA256 = rapid.SampledFrom([]string{"", "0a", "0b"}).Draw(t, "config")
 			w.Services = append(w.Services, s)
 		}
@@ -184,7 +231,10 @@ func (m *machine) addLeftovers(t *rapid.T) {
 	}
 	for _, id := range []string{"m1", "m3", "m8"} {
 		if rapid.Bool().Draw(t, "network") {
-			m.Networks = append(m.Networks, agent.Network{MemberID: id, Revision: rapid.Uint64Range(0, 3).Draw(t, "revision")})
+			m.Networks = append(m.Networks, agent.Network{
+				MemberID: id, Service: rapid.SampledFrom([]string{"s0", "s1", "s9"}).Draw(t, "attached"),
+				PortsDigest: rapid.SampledFrom([]string{"", "80"}).Draw(t, "ports"), Ready: rapid.Bool().Draw(t, "ready"),
+			})
 		}
 	}
 }
@@ -231,7 +281,7 @@ func (m *machine) checkOneLiveCopy(t require.TestingT) {
 		if c.SpecDigest == "whatever" {
 			continue // a leftover, not started by an action
 		}
-		key := c.MemberID + "/" + c.Service
+		key := c.MemberID + "/" + c.Service + "/" + c.Copy
 		require.False(t, started[key], "two copies of %s", key)
 		started[key] = true
 		for _, gpu := range c.AcceleratorIDs {
@@ -239,4 +289,12 @@ func (m *machine) checkOneLiveCopy(t require.TestingT) {
 			inUse[gpu] = true
 		}
 	}
+}
+
+func namesOf(dependencies []agent.Dependency) []string {
+	var names []string
+	for _, d := range dependencies {
+		names = append(names, d.Service)
+	}
+	return names
 }

@@ -37,7 +37,7 @@ func TestARegistryThatIsAwayNeverFailsAMember(t *testing.T) {
 		leases := agent.Leases{"web": {MemberID: "web", No: 1, ExpiresAt: now.Add(time.Hour)}}
 		observed := agent.Observed{
 			Members:  map[string]agent.Member{"web": m},
-			Networks: []agent.Network{{MemberID: "web", Revision: 2}},
+			Networks: []agent.Network{{MemberID: "web", Service: "app", Ready: true}},
 		}
 		require.NotEmpty(t, agent.Diff(wanted, leases, observed, m.RetryAt), "it is tried again")
 		require.Empty(t, agent.Diff(wanted, leases, observed, m.RetryAt.Add(-1)), "after a pause")
