@@ -1,6 +1,7 @@
 // Command gpuaas-nvml asks NVIDIA's driver, prints one JSON document, and ends: the machine's accelerators, or with the
 // argument cdi and the ids of some, what containers need to use these. The agent starts it for each question: a driver
-// that hangs only hangs this process. It is the one program of a node that needs cgo.
+// that hangs only hangs this process. With the argument mps it runs the MPS daemon of a GPU instead. It is the one
+// program of a node that needs cgo.
 package main
 
 import (
@@ -20,9 +21,13 @@ import (
 const maxRun = 2 * time.Minute
 
 func main() {
-	time.AfterFunc(maxRun, func() { os.Exit(1) })
 	root := flag.String("driver-root", "/", "directory in which NVIDIA's driver is installed")
 	flag.Parse()
+	if args := flag.Args(); len(args) == 5 && args[0] == "mps" {
+		fmt.Fprintln(os.Stderr, runMPS(*root, args[1], args[2], args[3], args[4]))
+		os.Exit(1)
+	}
+	time.AfterFunc(maxRun, func() { os.Exit(1) })
 	out, err := answer(*root, flag.Args())
 	if err == nil {
 		_, err = os.Stdout.Write(out)

@@ -4,6 +4,7 @@ package main
 
 import (
 	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"slices"
@@ -85,35 +86,67 @@ func (d device) identify() (*protocol.Accelerator, bool) {
 func (d device) describe(a *protocol.Accelerator) {
 	a.Model, _ = d.GetName()
 	memory, code := d.GetMemoryInfo()
-	if a.MemoryBytes = memory.Total; code == nvml.ERROR_GPU_IS_LOST || code == nvml.ERROR_RESET_REQUIRED {
-		a.Health = protocol.HealthFaulty
+	switch a.MemoryBytes = memory.Total; code {
+	case nvml.ERROR_GPU_IS_LOST:
+		a.Health, a.HealthReason = protocol.HealthFaulty, "the driver has lost it"
 		return
+	case nvml.ERROR_RESET_REQUIRED:
+		a.Health, a.HealthReason = protocol.HealthNeedsReset, "the driver asks for a reset"
+		return
+	default:
 	}
 	if d.offers("nvmlDeviceGetNumGpuCores") {
 		cores, _ := d.GetNumGpuCores()
 		a.Cores = uint32(cores)
 	}
-	a.Health = d.health()
+	a.Health, a.HealthReason = d.health()
+	if action := d.recoveryAction(); action != "" {
+		a.Health, a.HealthReason = protocol.HealthNeedsReset, action
+	}
 	a.Partitions = d.partitions()
 }
 
-// health judges the errors of the memory since the driver was loaded, and whether it could replace the rows.
-func (d device) health() string {
+// health judges the errors of the memory since the driver was loaded, whether it could replace the rows, and whether
+// the hardware slows down because it is too hot.
+func (d device) health() (health, reason string) {
 	if d.offers("nvmlDeviceGetRemappedRows") {
 		_, _, pending, failed, code := d.GetRemappedRows()
 		switch {
 		case code != nvml.SUCCESS:
 		case failed:
-			return protocol.HealthFaulty
+			return protocol.HealthFaulty, "a row of its memory is broken and could not be replaced"
 		case pending:
-			return protocol.HealthDegraded
+			return protocol.HealthDegraded, "a row of its memory is replaced at its next reset"
 		}
 	}
 	errs, code := d.GetTotalEccErrors(nvml.MEMORY_ERROR_TYPE_UNCORRECTED, nvml.VOLATILE_ECC)
 	if code == nvml.SUCCESS && errs > 0 {
-		return protocol.HealthDegraded
+		return protocol.HealthDegraded, "its memory had errors that could not be corrected"
 	}
-	return protocol.HealthOK
+	if d.offers("nvmlDeviceGetCurrentClocksEventReasons") {
+		slow, code := d.GetCurrentClocksEventReasons()
+		if code == nvml.SUCCESS && slow&nvml.ClocksThrottleReasonHwThermalSlowdown != 0 {
+			return protocol.HealthDegraded, protocol.TooHot
+		}
+	}
+	return protocol.HealthOK, ""
+}
+
+// recoveryAction says which reset the driver asks for; empty where none, or where an old driver does not say.
+func (d device) recoveryAction() string {
+	if !d.offers("nvmlDeviceGetFieldValues") {
+		return ""
+	}
+	values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+	if code := d.GetFieldValues(values); code != nvml.SUCCESS || nvml.Return(values[0].NvmlReturn) != nvml.SUCCESS {
+		return ""
+	}
+	switch nvml.DeviceGpuRecoveryAction(binary.NativeEndian.Uint32(values[0].Value[:4])) {
+	case nvml.GPU_RECOVERY_ACTION_GPU_RESET, nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET, nvml.GPU_RECOVERY_ACTION_BUS_RESET:
+		return "the driver asks for a reset"
+	default:
+		return ""
+	}
 }
 
 // partitions are the MIG devices of the GPU.

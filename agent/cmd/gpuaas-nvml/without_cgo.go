@@ -12,4 +12,6 @@ var errWithoutCgo = errors.New("gpuaas-nvml was built without cgo: it cannot loa
 
 func accelerators(string) ([]*protocol.Accelerator, error) { return nil, errWithoutCgo }
 
+func runMPS(_, _, _, _, _ string) error { return errWithoutCgo }
+
 func cdiSpec(string, []string) (*struct{}, error) { return nil, errWithoutCgo }

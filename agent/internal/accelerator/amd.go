@@ -77,14 +77,14 @@ func (a *amd) read(address string, computes []computeNode) *protocol.Accelerator
 		Model:          cmp.Or(text("product_name"), amdModel(text("device"))),
 		DriverVersion:  cmp.Or(a.machine.text("sys/module/amdgpu/version"), a.machine.text("proc/sys/kernel/osrelease")),
 		RuntimeVersion: a.machine.text("opt/rocm/.info/version"),
-		Health:         a.health(device),
 	}
+	g.Health, g.HealthReason = a.health(device)
 	if unique := text("unique_id"); strings.Trim(unique, "0") != "" {
 		g.Id = "GPU-" + unique
 	}
 	var err error
 	if g.MemoryBytes, err = strconv.ParseUint(text("mem_info_vram_total"), 10, 64); err != nil {
-		g.Health = protocol.HealthFaulty
+		g.Health, g.HealthReason = protocol.HealthFaulty, "the driver does not know its memory"
 	}
 	profile := text("current_compute_partition")
 	if memory := text("current_memory_partition"); memory != "" {
@@ -103,12 +103,12 @@ func (a *amd) read(address string, computes []computeNode) *protocol.Accelerator
 
 func partitionID(id string, partition uint64) string { return fmt.Sprintf("%s-%d", id, partition) }
 
-// health judges the driver's error counters (RAS), which only GPUs for data centres have.
-func (a *amd) health(device string) string {
+// health judges the driver's error counters (RAS), which only GPUs for data centres have, and the temperatures.
+func (a *amd) health(device string) (health, reason string) {
 	for _, file := range a.entries(device + "/ras") {
 		text := a.machine.text(device + "/ras/" + file)
 		if strings.HasSuffix(file, "_err_count") && properties(text)["ue:"] > 0 {
-			return protocol.HealthDegraded
+			return protocol.HealthDegraded, strings.TrimSuffix(file, "_err_count") + " had errors that could not be corrected"
 		}
 		if file != "gpu_vram_bad_pages" {
 			continue
@@ -116,11 +116,34 @@ func (a *amd) health(device string) string {
 		for line := range strings.Lines(text) {
 			// Address : size : R (replaced), P (not replaced yet) or F (cannot be replaced).
 			if page := strings.Fields(line); len(page) > 0 && page[len(page)-1] != "R" {
-				return protocol.HealthDegraded
+				return protocol.HealthDegraded, "bad pages of its memory are not replaced yet"
 			}
 		}
 	}
-	return protocol.HealthOK
+	if a.tooHot(device) {
+		return protocol.HealthDegraded, protocol.TooHot
+	}
+	return protocol.HealthOK, ""
+}
+
+// tooHot says that a sensor of the GPU has reached the temperature at which the hardware slows down. Linux documents
+// the files, in thousandths of a degree Celsius, in Documentation/gpu/amdgpu/thermal.rst.
+func (a *amd) tooHot(device string) bool {
+	for _, monitor := range a.entries(device + "/hwmon") {
+		dir := device + "/hwmon/" + monitor
+		for _, file := range a.entries(dir) {
+			sensor, isLimit := strings.CutSuffix(file, "_crit")
+			if !isLimit || !strings.HasPrefix(sensor, "temp") {
+				continue
+			}
+			limit, err := strconv.ParseInt(a.machine.text(dir+"/"+file), 10, 64)
+			now, errNow := strconv.ParseInt(a.machine.text(dir+"/"+sensor+"_input"), 10, 64)
+			if err == nil && errNow == nil && limit > 0 && now >= limit {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // computeNodes reads the topology of KFD, by the PCI addresses of the GPUs.

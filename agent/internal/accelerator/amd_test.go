@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
@@ -58,6 +59,28 @@ func TestMI210WithMemoryErrors(t *testing.T) {
 	require.Equal(t, "degraded", start(t, accelerator.Config{Root: root}).List()[0].GetHealth(), "a bad page is in use")
 	require.NoError(t, os.Remove(filepath.Join(device, "mem_info_vram_total")))
 	require.Equal(t, "faulty", start(t, accelerator.Config{Root: root}).List()[0].GetHealth(), "it does not answer")
+}
+
+func TestAGPUThatIsTooHotGetsNoNewWork(t *testing.T) {
+	root := unpack(t, "radeon")
+	sensors := filepath.Join(root, "sys/bus/pci/drivers/amdgpu/0000:03:00.0/hwmon/hwmon4")
+	require.NoError(t, os.MkdirAll(sensors, 0o755))
+	write := func(name, text string) {
+		require.NoError(t, os.WriteFile(filepath.Join(sensors, name), []byte(text+"\n"), 0o600))
+	}
+	write("temp1_crit", "100000")
+	write("temp1_input", "64000")
+	write("temp2_crit", "110000")
+	write("temp2_input", "109000")
+	i := start(t, accelerator.Config{Root: root, Interval: 10 * time.Millisecond})
+	const id = "GPU-d20b5fe3917c4468"
+	require.Equal(t, "ok ", health(i, id))
+	write("temp2_input", "110000")
+	await(t, i, func() bool { return health(i, id) == "degraded it is too hot" })
+	require.Zero(t, i.State(id), "what runs on it goes on")
+	write("temp2_input", "109000")
+	require.Never(t, func() bool { return health(i, id) == "ok " }, 200*time.Millisecond, 10*time.Millisecond,
+		"it has to be cool for a while")
 }
 
 func TestRadeonWithAndWithoutAUniqueID(t *testing.T) {

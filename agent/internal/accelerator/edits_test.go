@@ -43,18 +43,18 @@ func TestAMDGPUsAreGivenByTheirRenderNodes(t *testing.T) {
 		{"mi300x", nil, nil},
 	} {
 		i := start(t, accelerator.Config{Root: unpack(t, c.tree)})
-		edits, err := i.Edits(t.Context(), c.ids)
+		edits, err := i.Edits(t.Context(), c.ids, "org")
 		require.NoError(t, err)
 		require.Equal(t, c.want, edits.Nodes, c.ids)
 		require.Empty(t, edits.Mounts)
 		require.Subset(t, edits.Claims, c.ids)
 	}
 	i := start(t, accelerator.Config{Root: unpack(t, "mi300x")})
-	whole, err := i.Edits(t.Context(), []string{first})
+	whole, err := i.Edits(t.Context(), []string{first}, "org")
 	require.NoError(t, err)
 	require.Contains(t, whole.Claims, first+"-3", "the whole GPU excludes its parts")
 	for _, ids := range [][]string{{first, first + "-3"}, {second, second}, {"GPU-unknown"}, {first + "-8"}} {
-		_, err := i.Edits(t.Context(), ids)
+		_, err := i.Edits(t.Context(), ids, "org")
 		require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, ids)
 	}
 }
@@ -67,7 +67,7 @@ func TestAnAMDGPUWithoutAComputeNodeIsNotGiven(t *testing.T) {
 		root := unpack(t, "radeon")
 		i := start(t, accelerator.Config{Root: root})
 		require.NoError(t, os.RemoveAll(filepath.Join(root, gone)))
-		_, err := i.Edits(t.Context(), []string{"GPU-d20b5fe3917c4468"})
+		_, err := i.Edits(t.Context(), []string{"GPU-d20b5fe3917c4468"}, "org")
 		require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, name)
 	}
 }
@@ -82,11 +82,11 @@ func TestStateSaysWhyAnAcceleratorCannotBeUsed(t *testing.T) {
 	require.Equal(t, agent.AcceleratorMissing, i.State("GPU-unknown"))
 	require.NoError(t, os.Remove(filepath.Join(root, "sys/bus/pci/drivers/amdgpu/0000:43:00.0/mem_info_vram_total")))
 	await(t, i, func() bool { return i.State("GPU-6f2e9b0d41c8a357") == agent.AcceleratorFaulty })
-	_, err := i.Edits(t.Context(), []string{"GPU-6f2e9b0d41c8a357"})
+	_, err := i.Edits(t.Context(), []string{"GPU-6f2e9b0d41c8a357"}, "org")
 	require.ErrorContains(t, err, "does not work")
 
 	hangs := start(t, accelerator.Config{Root: withDriver(t), NVML: "/nonexistent"})
 	require.Equal(t, agent.AcceleratorUnanswered, hangs.State("GPU-unknown"), "a driver that fails says nothing")
-	_, err = hangs.Edits(context.WithoutCancel(t.Context()), []string{"GPU-unknown"})
+	_, err = hangs.Edits(context.WithoutCancel(t.Context()), []string{"GPU-unknown"}, "org")
 	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code)
 }

@@ -15,6 +15,8 @@ type grant struct {
 	accelerator *protocol.Accelerator
 	// partition is the partition's id; empty for all of the accelerator.
 	partition string
+	// sharing is how this slice of a GPU is shared; empty for what the container has to itself.
+	sharing string
 }
 
 func (g grant) id() string {
@@ -22,6 +24,22 @@ func (g grant) id() string {
 		return g.partition
 	}
 	return g.accelerator.GetId()
+}
+
+// device is the id under which the driver knows what the container gets.
+func (g grant) device() string {
+	if g.sharing != "" {
+		return g.accelerator.GetId()
+	}
+	return g.id()
+}
+
+// shared is the GPU of which others of the org may have parts: a slice, or a partition that AMD's driver keeps apart.
+func (g grant) shared() []cdi.Slice {
+	if g.partition == "" || g.sharing == "" && g.accelerator.GetVendor() == protocol.VendorNVIDIA {
+		return nil
+	}
+	return []cdi.Slice{{Accelerator: g.accelerator.GetId(), Sharing: g.sharing}}
 }
 
 // claims are the ids that the container holds alone. Whole and part exclude each other.
@@ -44,7 +62,7 @@ func (i *Inventory) find(id string) (*source, grant) {
 			}
 			for _, p := range a.GetPartitions() {
 				if p.GetId() == id {
-					return s, grant{a, id}
+					return s, grant{a, id, p.GetSharing()}
 				}
 			}
 		}
@@ -57,11 +75,12 @@ func (i *Inventory) State(id string) agent.AcceleratorState {
 	i.mu.Lock()
 	defer i.mu.Unlock()
 	s, g := i.find(id)
-	switch {
-	case s != nil && g.accelerator.GetHealth() == protocol.HealthFaulty:
-		return agent.AcceleratorFaulty
-	case s != nil:
-		return 0
+	if s != nil {
+		state := stateOf(i.withLadder(g.accelerator).GetHealth())
+		if gpu := g.accelerator.GetId(); state == 0 && g.hasMPS() && i.ladder.used[gpu] && !i.mps.lives(gpu) {
+			return agent.AcceleratorWithoutMPS
+		}
+		return state
 	}
 	state := agent.AcceleratorMissing
 	for _, s := range i.sources {
@@ -77,8 +96,22 @@ func (i *Inventory) State(id string) agent.AcceleratorState {
 	return state
 }
 
-// Edits are what a container needs to use these accelerators, and only these.
-func (i *Inventory) Edits(ctx context.Context, ids []string) (cdi.Edits, error) {
+func stateOf(health string) agent.AcceleratorState {
+	switch health {
+	case protocol.HealthFaulty:
+		return agent.AcceleratorFaulty
+	case protocol.HealthNeedsReset:
+		return agent.AcceleratorNeedsReset
+	case protocol.HealthTesting:
+		return agent.AcceleratorTesting
+	case protocol.HealthQuarantined:
+		return agent.AcceleratorQuarantined
+	}
+	return 0
+}
+
+// Edits are what a container of an org needs to use these accelerators, and only these.
+func (i *Inventory) Edits(ctx context.Context, ids []string, orgID string) (cdi.Edits, error) {
 	var all cdi.Edits
 	bySource := map[*source][]grant{}
 	for _, id := range ids {
@@ -87,7 +120,7 @@ func (i *Inventory) Edits(ctx context.Context, ids []string) (cdi.Edits, error) 
 			return cdi.Edits{}, err
 		}
 		bySource[s] = append(bySource[s], g)
-		all.Claims = append(all.Claims, g.claims()...)
+		all.Claims, all.Shared = append(all.Claims, g.claims()...), append(all.Shared, g.shared()...)
 	}
 	for _, s := range i.sources {
 		if len(bySource[s]) == 0 {
@@ -101,6 +134,21 @@ func (i *Inventory) Edits(ctx context.Context, ids []string) (cdi.Edits, error) 
 			return cdi.Edits{}, unusable("The driver of "+s.vendor+" does not say how a container uses its accelerators.", err)
 		}
 		all = all.Merge(edits)
+	}
+	for _, granted := range bySource {
+		for _, g := range granted {
+			if !g.hasMPS() {
+				continue
+			}
+			i.mu.Lock()
+			used := i.ladder.used[g.accelerator.GetId()]
+			i.mu.Unlock()
+			mps, err := i.mps.give(ctx, g, orgID, used)
+			if err != nil {
+				return cdi.Edits{}, unusable("NVIDIA's MPS does not serve the GPU.", err)
+			}
+			all.MPS = mps
+		}
 	}
 	slices.Sort(all.Claims)
 	if len(slices.Compact(slices.Clone(all.Claims))) < len(all.Claims) {

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -21,6 +23,8 @@ const (
 	// maxAnswerBytes bounds what gpuaas-nvml may print, maxErrorBytes what of its errors is kept.
 	maxAnswerBytes = 1 << 20
 	maxErrorBytes  = 4 << 10
+	// maxLineBytes bounds the line of a test program that becomes part of an accelerator's health.
+	maxLineBytes = 200
 	// killWait is how long a killed child may take to end.
 	killWait = time.Second
 )
@@ -37,6 +41,8 @@ type nvidia struct {
 	// place is taken while a child runs. A child that hangs in the kernel outlives its kill and keeps it, so that there
 	// is never a second one.
 	place chan struct{}
+	// resetProgram is the path of nvidia-smi.
+	resetProgram string
 }
 
 // scan asks for the machine's accelerators. A machine without the driver has no NVIDIA accelerators.
@@ -58,14 +64,18 @@ func (n *nvidia) scan(ctx context.Context) ([]*protocol.Accelerator, error) {
 	return facts.GetAccelerators(), nil
 }
 
-// edits asks what a container needs. A GPU in MIG mode cannot compute as a whole.
+// edits asks what a container needs. A GPU in MIG mode cannot compute as a whole, and a shared one is given by slices:
+// one to a container, which would gain nothing from a second.
 func (n *nvidia) edits(ctx context.Context, granted []grant) (cdi.Edits, error) {
 	args, ids := []string{"cdi"}, []string{}
 	for _, g := range granted {
 		if g.partition == "" && len(g.accelerator.GetPartitions()) > 0 {
-			return cdi.Edits{}, fmt.Errorf("%s is partitioned (MIG): only its partitions can be given", g.id())
+			return cdi.Edits{}, fmt.Errorf("%s is partitioned (MIG) or shared: only its parts can be given", g.id())
 		}
-		ids = append(ids, g.id())
+		if g.sharing != "" && len(granted) > 1 {
+			return cdi.Edits{}, fmt.Errorf("%s is a slice: a container has one, and no other accelerator", g.id())
+		}
+		ids = append(ids, g.device())
 	}
 	out, err := n.ask(ctx, append(args, ids...)...)
 	if err != nil {
@@ -76,6 +86,31 @@ func (n *nvidia) edits(ctx context.Context, granted []grant) (cdi.Edits, error) 
 		return cdi.Edits{}, fmt.Errorf("%s: %w", n.program, err)
 	}
 	return cdi.FromSpec(spec, ids, n.root)
+}
+
+// resetTimeout bounds one reset of a GPU.
+const resetTimeout = 2 * time.Minute
+
+// reset resets a GPU; the driver refuses that while a process uses it.
+func (n *nvidia) reset(ctx context.Context, address string) error {
+	if _, err := os.Stat(n.resetProgram); err != nil {
+		return errNoReset
+	}
+	select {
+	case n.place <- struct{}{}: // no question of the agent's has the driver open
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+	defer func() { <-n.place }()
+	ctx, cancel := context.WithTimeout(ctx, resetTimeout)
+	defer cancel()
+	out := bounded{left: maxErrorBytes}
+	cmd := exec.CommandContext(ctx, n.resetProgram, "--gpu-reset", "--id="+address)
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, killWait
+	if err := cmd.Run(); err != nil {
+		return fmt.Errorf("%s: %w: %s", n.resetProgram, err, bytes.TrimSpace(out.content))
+	}
+	return nil
 }
 
 // ask runs the program as soon as no other of it runs, and returns what it prints.
@@ -122,6 +157,22 @@ func (n *nvidia) run(ctx context.Context, args []string) ([]byte, error) {
 		return nil, fmt.Errorf("%s: %w: %s", n.program, err, bytes.TrimSpace(errs.content))
 	}
 	return out.content, nil
+}
+
+// lastLine keeps the end of what a program prints.
+type lastLine struct{ content []byte }
+
+func (l *lastLine) Write(p []byte) (int, error) {
+	l.content = append(l.content, p...)
+	if over := len(l.content) - maxLineBytes; over > 0 {
+		l.content = slices.Delete(l.content, 0, over)
+	}
+	return len(p), nil
+}
+
+func (l *lastLine) text() string {
+	line := bytes.TrimSpace(l.content)
+	return strings.ToValidUTF8(string(line[bytes.LastIndexByte(line, '\n')+1:]), "?")
 }
 
 // bounded is a buffer that fails when it is full. It embeds no bytes.Buffer, whose ReadFrom knows no bound.

@@ -37,7 +37,7 @@ func TestNVIDIAGPUsAreGivenWithTheirNodesAndLibraries(t *testing.T) {
 	root := t.TempDir()
 	library.Driver(root, 2)
 	i := start(t, accelerator.Config{Root: withDriver(t), NVML: nvmltest.Program(t), DriverRoot: root})
-	edits, err := i.Edits(t.Context(), []string{secondUUID})
+	edits, err := i.Edits(t.Context(), []string{secondUUID}, "org")
 	require.NoError(t, err)
 	require.Equal(t, []string{secondUUID}, edits.Claims)
 	require.ElementsMatch(t, nvidiaNodes(1), edits.Nodes)
@@ -53,12 +53,12 @@ func TestNVIDIAGPUsAreGivenWithTheirNodesAndLibraries(t *testing.T) {
 	}, edits.Mounts)
 	require.Equal(t, []string{cdi.LibraryDir}, edits.LibraryDirs)
 
-	both, err := i.Edits(t.Context(), []string{firstUUID, secondUUID})
+	both, err := i.Edits(t.Context(), []string{firstUUID, secondUUID}, "org")
 	require.NoError(t, err)
 	require.ElementsMatch(t, nvidiaNodes(0, 1), both.Nodes)
 
 	require.NoError(t, os.Remove(filepath.Join(root, "dev/nvidia1")))
-	_, err = i.Edits(t.Context(), []string{secondUUID})
+	_, err = i.Edits(t.Context(), []string{secondUUID}, "org")
 	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, "a GPU without a node is not given")
 }
 
@@ -81,7 +81,7 @@ func TestAGPUInMIGModeIsNotGivenWhole(t *testing.T) {
 	library.Setenv()
 	library.Set(driver, first, "mig MIG-0aa4 11008 1g.12gb")
 	i := start(t, accelerator.Config{Root: withDriver(t), NVML: nvmltest.Program(t)})
-	_, err := i.Edits(t.Context(), []string{firstID})
+	_, err := i.Edits(t.Context(), []string{firstID}, "org")
 	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code)
 	require.ErrorContains(t, err, "MIG")
 }
@@ -113,13 +113,13 @@ func TestAMIGDeviceIsGivenWithItsInstances(t *testing.T) {
 		" /proc/driver && exec "+nvmltest.Program(t)+" \"$@\"' sh \"$@\"\n"), 0o700))
 
 	i := start(t, accelerator.Config{Root: withDriver(t), NVML: child, DriverRoot: root})
-	edits, err := i.Edits(t.Context(), []string{secondMIG})
+	edits, err := i.Edits(t.Context(), []string{secondMIG}, "org")
 	require.NoError(t, err)
 	require.Equal(t, []string{secondMIG}, edits.Claims)
 	require.ElementsMatch(t, append(nvidiaNodes(0),
 		cdi.Node{Path: "/dev/nvidia-caps/nvidia-cap23", Major: 237, Minor: 23},
 		cdi.Node{Path: "/dev/nvidia-caps/nvidia-cap24", Major: 237, Minor: 24}), edits.Nodes)
-	both, err := i.Edits(t.Context(), []string{secondMIG, firstMIG})
+	both, err := i.Edits(t.Context(), []string{secondMIG, firstMIG}, "org")
 	require.NoError(t, err)
 	require.Len(t, both.Nodes, len(edits.Nodes)+2, "the GPU's own node is there once")
 }

@@ -72,7 +72,8 @@ func TestNVIDIA(t *testing.T) {
 		require.Equal(t, firstID, list[1].GetLinks()[0].GetPeerId())
 	})
 	for state, health := range map[string]string{
-		"ok": "ok", "ecc": "degraded", "pending": "degraded", "failed": "faulty", "lost": "faulty",
+		"ok": "ok", "ecc": "degraded", "pending": "degraded", "hot": "degraded", "failed": "faulty", "lost": "faulty",
+		"reset": "needs_reset",
 	} {
 		t.Run("health "+state, func(t *testing.T) {
 			library.Set(driver, "gpu "+firstID+" 1b 81559 16896 "+state+" NVIDIA H100 80GB HBM3")

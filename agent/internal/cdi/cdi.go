@@ -4,6 +4,7 @@
 package cdi
 
 import (
+	"cmp"
 	"fmt"
 	"path"
 	"regexp"
@@ -22,11 +23,32 @@ const (
 type Edits struct {
 	// Claims are the ids that the container holds alone: its accelerators, and the partitions of those it has whole.
 	Claims []string
-	Nodes  []Node
+	// Shared are the accelerators of which the container has a part that no hardware keeps apart from the others.
+	Shared []Slice
+	// MPS is how a container with a slice reaches its MPS daemon; nil for every other container.
+	MPS   *MPS
+	Nodes []Node
 	// Mounts are files of the driver, bound read-only.
 	Mounts []Mount
 	// LibraryDirs are directories of the container in which its programs find the driver's libraries.
 	LibraryDirs []string
+}
+
+// Slice is a part of an accelerator. Only containers of one org, and that share it in one way, have parts of it at a
+// time.
+type Slice struct {
+	// Accelerator is the id of the whole.
+	Accelerator string
+	// Sharing is one of protocol's; empty for a partition that the driver makes.
+	Sharing string
+}
+
+// MPS is what a client of an MPS daemon needs, and what it may use.
+type MPS struct {
+	// PipeDir has the daemon's sockets, ShmDir is its /dev/shm; both are directories of the host.
+	PipeDir, ShmDir string
+	ThreadPercent   uint64
+	MemoryMiB       uint64
 }
 
 // Node is a character device. The container gets a node of its own for it, and its cgroup a rule.
@@ -50,6 +72,8 @@ func IsNode(path string) bool { return nodePath.MatchString(path) }
 // Merge appends the edits of another driver.
 func (e Edits) Merge(other Edits) Edits {
 	e.Claims = append(e.Claims, other.Claims...)
+	e.Shared = append(e.Shared, other.Shared...)
+	e.MPS = cmp.Or(e.MPS, other.MPS)
 	e.Nodes = append(e.Nodes, other.Nodes...)
 	e.Mounts = append(e.Mounts, other.Mounts...)
 	e.LibraryDirs = append(e.LibraryDirs, other.LibraryDirs...)

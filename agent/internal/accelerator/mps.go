@@ -1,0 +1,249 @@
+package accelerator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent/internal/cdi"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+const (
+	// mpsStartMax bounds the start of an MPS daemon.
+	mpsStartMax = 20 * time.Second
+	// DefaultMPSIdle is how long a daemon without containers lives: they follow each other when an app is upgraded.
+	DefaultMPSIdle = time.Minute
+	// mpsStopMax bounds the wait for a daemon that was told to end.
+	mpsStopMax = 5 * time.Second
+	mpsPoll    = 50 * time.Millisecond
+)
+
+// mps runs an MPS daemon for each GPU whose slices containers have: from the start of the first one until none has any.
+// A daemon is for one org, because its containers share a file system in memory. It outlives the agent, which finds it
+// again by the lock that it holds, in <dir>/<GPU>/<org>.
+type mps struct {
+	dir, program, root string
+	// ended is called when a daemon has ended.
+	ended func()
+
+	// mu is held while a daemon is started or ended.
+	mu sync.Mutex
+	// givenAt is when a container last got the daemon of a GPU.
+	givenAt map[string]time.Time
+	// failed has the GPUs whose daemon did not start last.
+	failed sync.Map
+}
+
+// give returns what a container of an org needs to use a slice, and starts the daemon if there is none. used: a
+// container that has a slice of the GPU still runs.
+func (m *mps) give(ctx context.Context, g grant, org string, used bool) (*cdi.MPS, error) {
+	gpu := g.accelerator.GetId()
+	if m.dir == "" || !isName(gpu) || !isName(org) {
+		return nil, fmt.Errorf("MPS needs the org of a container: %q", org)
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	at := filepath.Join(m.dir, gpu, org)
+	n := uint64(max(1, len(g.accelerator.GetPartitions())))
+	out := &cdi.MPS{
+		PipeDir: filepath.Join(at, "pipe"), ShmDir: filepath.Join(at, "shm"), ThreadPercent: 100 / n,
+		MemoryMiB: g.accelerator.GetMemoryBytes() / n >> 20,
+	}
+	if !isHeld(at) {
+		if used {
+			return nil, fmt.Errorf("the MPS daemon of %s has ended, or serves another org", gpu)
+		}
+		err := errors.Join(m.stop(gpu), m.start(ctx, at, gpu, out))
+		if err != nil {
+			m.failed.Store(gpu, true)
+			return nil, errors.Join(err, m.stop(gpu))
+		}
+		m.failed.Delete(gpu)
+	}
+	m.givenAt[gpu] = time.Now()
+	return out, nil
+}
+
+func isName(s string) bool { return filepath.IsLocal(s) && filepath.Base(s) == s && s != "." }
+
+// start starts the daemon of a GPU and waits until it serves.
+func (m *mps) start(ctx context.Context, at, gpu string, limits *cdi.MPS) error {
+	if err := m.prepare(at, limits); err != nil {
+		return err
+	}
+	lock, err := os.OpenFile(filepath.Join(at, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = lock.Close() }()
+	log, err := os.Create(filepath.Join(at, "supervisor.log"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = log.Close() }()
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX); err != nil {
+		return err
+	}
+	//nolint:noctx // it outlives the agent
+	cmd := exec.Command(m.program, "--driver-root", m.root, "mps", gpu, at,
+		strconv.FormatUint(limits.ThreadPercent, 10), strconv.FormatUint(limits.MemoryMiB, 10))
+	cmd.Stdout, cmd.Stderr, cmd.ExtraFiles = log, log, []*os.File{lock}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Cloneflags: unix.CLONE_NEWNS}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	ended := make(chan struct{})
+	go func() {
+		_ = cmd.Wait()
+		close(ended)
+		m.ended()
+	}()
+	if _, err := fmt.Fprint(lock, cmd.Process.Pid); err != nil {
+		return err
+	}
+	if err := awaitReady(ctx, at, ended); err != nil {
+		raw, _ := os.ReadFile(log.Name())
+		return fmt.Errorf("the MPS daemon of %s does not start: %w: %s", gpu, err,
+			bytes.TrimSpace(raw[:min(len(raw), maxErrorBytes)]))
+	}
+	return nil
+}
+
+// prepare makes what daemon and clients share. The daemon's servers have the users of the containers.
+func (m *mps) prepare(at string, limits *cdi.MPS) error {
+	for _, d := range []struct {
+		path string
+		mode os.FileMode
+	}{
+		{m.dir, 0o711},
+		{filepath.Dir(at), 0o711},
+		{at, 0o711},
+		{limits.PipeDir, 0o777},
+		{limits.ShmDir, 0o711},
+		{filepath.Join(at, "log"), 0o777},
+	} {
+		if err := errors.Join(os.MkdirAll(d.path, d.mode), os.Chmod(d.path, d.mode)); err != nil {
+			return err
+		}
+	}
+	err := unix.Mount("tmpfs", limits.ShmDir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "mode=1777")
+	if err != nil {
+		return fmt.Errorf("mount the memory that MPS shares: %w", err)
+	}
+	return nil
+}
+
+func awaitReady(ctx context.Context, at string, ended <-chan struct{}) error {
+	ctx, cancel := context.WithTimeout(ctx, mpsStartMax)
+	defer cancel()
+	for {
+		if _, err := os.Stat(filepath.Join(at, "ready")); err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(mpsPoll):
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-ended:
+			return errors.New("it has ended")
+		}
+	}
+}
+
+// isHeld reports whether the daemon of this directory lives.
+func isHeld(at string) bool {
+	lock, err := os.Open(filepath.Join(at, "lock"))
+	if err != nil {
+		return false
+	}
+	defer func() { _ = lock.Close() }()
+	return errors.Is(unix.Flock(int(lock.Fd()), unix.LOCK_SH|unix.LOCK_NB), unix.EWOULDBLOCK)
+}
+
+// lives reports whether a daemon of the GPU lives, of whichever org.
+func (m *mps) lives(gpu string) bool {
+	held := false
+	for _, at := range m.of(gpu) {
+		held = held || isHeld(at)
+	}
+	return held
+}
+
+// of are the directories of a GPU's daemons.
+func (m *mps) of(gpu string) []string {
+	found, _ := filepath.Glob(filepath.Join(m.dir, gpu, "*")) // ids have no pattern's characters
+	return found
+}
+
+// stop ends the daemon of a GPU with its servers and removes what it had.
+func (m *mps) stop(gpu string) error {
+	for _, at := range m.of(gpu) {
+		if raw, err := os.ReadFile(filepath.Join(at, "lock")); err == nil && isHeld(at) {
+			if pid, _ := strconv.Atoi(strings.TrimSpace(string(raw))); pid > 1 {
+				_ = unix.Kill(pid, unix.SIGTERM) // the lock says that the process is the daemon's
+				awaitEnd(at)
+				if isHeld(at) {
+					_ = unix.Kill(-pid, unix.SIGKILL)
+					awaitEnd(at)
+				}
+			}
+		}
+		err := unix.Unmount(filepath.Join(at, "shm"), unix.MNT_DETACH)
+		if err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("unmount the memory that MPS shared: %w", err)
+		}
+	}
+	delete(m.givenAt, gpu)
+	return os.RemoveAll(filepath.Join(m.dir, gpu))
+}
+
+func awaitEnd(at string) {
+	for range int(mpsStopMax / mpsPoll) {
+		if !isHeld(at) {
+			return
+		}
+		time.Sleep(mpsPoll)
+	}
+}
+
+// stopIdle ends the daemons of GPUs that no container has had for a while; used are the others, as of usedAt.
+func (m *mps) stopIdle(used map[string]bool, usedAt time.Time, idle time.Duration) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var errs []error
+	gpus, _ := os.ReadDir(m.dir)
+	for _, gpu := range gpus {
+		if id := gpu.Name(); !used[id] && usedAt.After(m.givenAt[id].Add(idle)) {
+			errs = append(errs, m.stop(id))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// hasFailed reports whether the last start of a daemon failed.
+func (m *mps) hasFailed() (failed bool) {
+	m.failed.Range(func(any, any) bool {
+		failed = true
+		return false
+	})
+	return failed
+}
+
+// StopMPS ends all MPS daemons of an agent that is uninstalled, whose containers are gone.
+func StopMPS(dir string) error {
+	return (&mps{dir: dir}).stopIdle(nil, time.Now(), 0)
+}
+
+func (g grant) hasMPS() bool { return g.sharing == protocol.SharingMPS }

@@ -1,0 +1,119 @@
+package accelerator_test
+
+import (
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
+	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// mpsMachine has a GPU with four slices.
+func mpsMachine(t *testing.T, program string) (*nvmltest.Library, accelerator.Config) {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("device nodes and mounts need root")
+	}
+	library := nvmltest.New(t)
+	library.Setenv()
+	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1))
+	root, dir := t.TempDir(), t.TempDir()
+	library.Driver(root, 1)
+	require.NoError(t, os.WriteFile(filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), []byte(program), 0o755))
+	t.Cleanup(func() { require.NoError(t, accelerator.StopMPS(dir)) })
+	return library, accelerator.Config{
+		Root: withDriver(t), NVML: nvmltest.Program(t), DriverRoot: root, Sharing: sharing(t, "all=mps:4"), MPSDir: dir,
+		Interval: 20 * time.Millisecond, MPSIdle: time.Hour,
+	}
+}
+
+func TestContainersWithSlicesReachOneMPSDaemon(t *testing.T) {
+	library, cfg := mpsMachine(t, nvmltest.MPSControl)
+	i := start(t, cfg)
+	slice := func(n int) []string { return []string{firstUUID + "-mps4-" + strconv.Itoa(n)} }
+	edits, err := i.Edits(t.Context(), slice(0), "acme")
+	require.NoError(t, err)
+	require.ElementsMatch(t, nvidiaNodes(0), edits.Nodes)
+	mps := edits.MPS
+	require.Equal(t, uint64(25), mps.ThreadPercent)
+	require.Equal(t, uint64(81559/4), mps.MemoryMiB)
+	require.FileExists(t, mps.PipeDir+"/control")
+	require.FileExists(t, mps.ShmDir+"/gpuaas-test-mps")
+	require.NoFileExists(t, "/dev/shm/gpuaas-test-mps", "the daemon does not see the host's")
+	told, err := os.ReadFile(filepath.Join(mps.PipeDir, "../log/commands"))
+	require.NoError(t, err)
+	require.Equal(t, "set_default_active_thread_percentage 25\nset_default_device_pinned_mem_limit 0 20389M\n",
+		string(told))
+	require.Equal(t, firstUUID+" 3", library.ComputeMode(), "only MPS may use the GPU")
+
+	again, err := i.Edits(t.Context(), slice(1), "acme")
+	require.NoError(t, err)
+	require.Equal(t, mps, again.MPS)
+	i.SetUsed(slice(0))
+	_, err = i.Edits(t.Context(), slice(2), "globex")
+	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, "%v", err)
+	require.Zero(t, i.State(slice(0)[0]))
+
+	later := start(t, cfg)
+	later.SetUsed(slice(0))
+	require.Zero(t, later.State(slice(0)[0]), "a new agent finds the daemon")
+	_, err = later.Edits(t.Context(), slice(2), "acme")
+	require.NoError(t, err)
+}
+
+// The containers of a daemon that has ended are stopped, and started again once none is left.
+func TestAnMPSDaemonThatHasEndedStopsItsContainers(t *testing.T) {
+	_, cfg := mpsMachine(t, nvmltest.MPSControl)
+	i := start(t, cfg)
+	slice := firstUUID + "-mps4-0"
+	edits, err := i.Edits(t.Context(), []string{slice}, "acme")
+	require.NoError(t, err)
+	i.SetUsed([]string{slice})
+	raw, err := os.ReadFile(filepath.Join(edits.MPS.PipeDir, "../lock"))
+	require.NoError(t, err)
+	pid, err := strconv.Atoi(string(raw))
+	require.NoError(t, err)
+	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
+	await(t, i, func() bool { return i.State(slice) == agent.AcceleratorWithoutMPS })
+	_, err = i.Edits(t.Context(), []string{firstUUID + "-mps4-1"}, "acme")
+	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, "a container still has the daemon of before")
+	i.SetUsed(nil)
+	require.Zero(t, i.State(slice))
+	_, err = i.Edits(t.Context(), []string{slice}, "acme")
+	require.NoError(t, err)
+}
+
+func TestAnMPSDaemonWithoutContainersLeavesNothing(t *testing.T) {
+	library, cfg := mpsMachine(t, nvmltest.MPSControl)
+	cfg.MPSIdle = time.Millisecond
+	i := start(t, cfg)
+	_, err := i.Edits(t.Context(), []string{firstUUID + "-mps4-0"}, "acme")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		i.SetUsed(nil)
+		left, err := os.ReadDir(cfg.MPSDir)
+		return err == nil && len(left) == 0
+	}, 10*time.Second, 10*time.Millisecond)
+	require.Equal(t, firstUUID+" 0", library.ComputeMode(), "every program may use the GPU again")
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	require.NoError(t, err)
+	require.NotContains(t, string(mounts), cfg.MPSDir)
+}
+
+func TestAnMPSDaemonThatDoesNotStartIsACondition(t *testing.T) {
+	_, cfg := mpsMachine(t, "#!/bin/sh\necho no such GPU\nexit 1\n")
+	i := start(t, cfg)
+	_, err := i.Edits(t.Context(), []string{firstUUID + "-mps4-0"}, "acme")
+	require.ErrorContains(t, err, "no such GPU")
+	require.Equal(t, []string{protocol.ConditionNoMPS}, i.Conditions())
+}

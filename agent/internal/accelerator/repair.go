@@ -1,0 +1,292 @@
+package accelerator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"os/exec"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// errNoReset: the machine has no program that resets the accelerator.
+var errNoReset = errors.New("the machine has no program that resets it")
+
+// ladder is where each accelerator stands. Inventory.mu guards it.
+type ladder struct {
+	// rungs are by the id of the accelerator.
+	Rungs map[string]rung `json:"rungs"`
+	// Read is the last record of the kernel's log that counts already.
+	Read uint64 `json:"read"`
+	// ids are by PCI address, also of accelerators that are gone.
+	ids map[string]string
+	// used are the ids that containers have, as of usedAt.
+	used   map[string]bool
+	usedAt time.Time
+	// hotAt is when accelerators were too hot last.
+	hotAt map[string]time.Time
+	// underWay are those that are being reset or tested.
+	underWay map[string]bool
+}
+
+// SetUsed takes which accelerators and partitions containers have now: only one that none has is reset.
+func (i *Inventory) SetUsed(ids []string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.ladder.usedAt, i.ladder.used = time.Now(), map[string]bool{}
+	for _, id := range ids {
+		if _, g := i.find(id); g.accelerator != nil {
+			id = g.accelerator.GetId()
+		}
+		i.ladder.used[id] = true
+	}
+}
+
+// repair moves the accelerators on the ladder until ctx ends.
+func (i *Inventory) repair(ctx context.Context) {
+	log := &kernelLog{path: machine{i.cfg.Root}.path("dev/kmsg")}
+	defer log.close()
+	var underWay sync.WaitGroup
+	defer underWay.Wait()
+	i.AwaitFirstScan(ctx)
+	for ctx.Err() == nil {
+		for id, due := range i.advance(ctx, log, time.Now()) {
+			underWay.Go(func() {
+				defer i.done(id)
+				if due == dutyReset {
+					i.reset(ctx, id)
+				} else {
+					i.test(ctx, id)
+				}
+			})
+		}
+		i.mu.Lock()
+		used, usedAt := maps.Clone(i.ladder.used), i.ladder.usedAt
+		i.mu.Unlock()
+		if err := i.mps.stopIdle(used, usedAt, i.cfg.MPSIdle); err != nil {
+			i.cfg.Log.WarnContext(ctx, "an MPS daemon cannot be ended", slog.Any("error", err))
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(i.cfg.Interval):
+		}
+	}
+}
+
+// advance applies what the drivers have written, and the time that has passed. It returns what to do by accelerator.
+func (i *Inventory) advance(ctx context.Context, log *kernelLog, now time.Time) map[string]duty {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	for _, s := range i.sources {
+		for _, a := range s.found {
+			i.ladder.ids[a.GetPciAddress()] = a.GetId()
+			if a.GetHealth() == protocol.HealthNeedsReset && i.ladder.Rungs[a.GetId()].Health == "" {
+				i.move(ctx, a.GetId(), i.ladder.Rungs[a.GetId()].after(signal{verdict: needsReset, cause: a.GetHealthReason()},
+					now))
+			}
+		}
+	}
+	signals, last := log.read(i.ladder.Read)
+	for _, s := range signals {
+		if id := i.ladder.ids[s.address]; id != "" {
+			i.move(ctx, id, i.ladder.Rungs[id].after(s, now))
+		}
+	}
+	if i.ladder.Read != last {
+		i.ladder.Read = last
+		i.save(ctx)
+	}
+	duties := map[string]duty{}
+	for id, r := range i.ladder.Rungs {
+		_, g := i.find(id)
+		health := g.accelerator.GetHealth()
+		answers := health == protocol.HealthOK || health == protocol.HealthDegraded
+		free := i.ladder.usedAt.After(r.Since) && !i.ladder.used[id]
+		next, due := r.step(answers, free, i.cfg.TestFor, now)
+		i.move(ctx, id, next)
+		if due != noDuty && !i.ladder.underWay[id] {
+			duties[id], i.ladder.underWay[id] = due, true
+		}
+	}
+	return duties
+}
+
+// coolFor is how long an accelerator must not have been too hot until it is ok again: one that goes up and down by a
+// degree would else change its health at each scan.
+const coolFor = 2 * time.Minute
+
+func (i *Inventory) noteHeat(a *protocol.Accelerator, now time.Time) {
+	hotAt, wasHot := i.ladder.hotAt[a.GetId()]
+	switch {
+	case a.GetHealthReason() == protocol.TooHot:
+		i.ladder.hotAt[a.GetId()] = now
+	case wasHot && now.Sub(hotAt) >= coolFor:
+		delete(i.ladder.hotAt, a.GetId())
+		i.changes.Send()
+	}
+}
+
+func (i *Inventory) done(id string) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	delete(i.ladder.underWay, id)
+}
+
+// Release takes an accelerator that an operator has repaired or reset out of quarantine: it is tested, and then given
+// to containers again. A container that still has it would be disturbed by the test, so it is refused then.
+func (i *Inventory) Release(ctx context.Context, id string) error {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	r, known := i.ladder.Rungs[id]
+	_, g := i.find(id)
+	switch {
+	case !known && g.accelerator == nil:
+		return fault.New(fault.NotFound, codeNoAccelerator, "The machine has no accelerator "+id+".", nil)
+	case r.Health != protocol.HealthQuarantined && r.Health != protocol.HealthNeedsReset:
+		return fault.New(fault.Conflict, codeNotOutOfUse, "The accelerator "+id+" is neither quarantined nor does it wait "+
+			"for a reset.", nil)
+	case i.ladder.used[id]:
+		return fault.New(fault.Conflict, agent.CodeAcceleratorInUse, "A container still has the accelerator "+id+".", nil)
+	}
+	i.move(ctx, id, r.released(time.Now()))
+	return nil
+}
+
+// test runs the operator's test program, if there is one, on an accelerator that no container has.
+func (i *Inventory) test(ctx context.Context, id string) {
+	i.mu.Lock()
+	_, g := i.find(id)
+	i.mu.Unlock()
+	if g.accelerator == nil {
+		return // it is missing
+	}
+	err := i.runTest(ctx, g.accelerator)
+	if ctx.Err() != nil {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	i.move(ctx, id, i.ladder.Rungs[id].tested(err, time.Now()))
+}
+
+// testTimeout bounds one run of the test program.
+const testTimeout = 15 * time.Minute
+
+// runTest gives the program the accelerator's vendor, id and PCI address. Its last line says why it failed.
+func (i *Inventory) runTest(ctx context.Context, a *protocol.Accelerator) error {
+	if i.cfg.TestProgram == "" {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, testTimeout)
+	defer cancel()
+	var out lastLine
+	cmd := exec.CommandContext(ctx, i.cfg.TestProgram, a.GetVendor(), a.GetId(), a.GetPciAddress())
+	cmd.Stdout, cmd.Stderr, cmd.WaitDelay = &out, &out, killWait
+	if err := cmd.Run(); ctx.Err() != nil {
+		return fmt.Errorf("its test has not ended within %s", testTimeout)
+	} else if err != nil {
+		return fmt.Errorf("its test failed: %w: %s", err, out.text())
+	}
+	return nil
+}
+
+// reset resets an accelerator that no container has.
+func (i *Inventory) reset(ctx context.Context, id string) {
+	i.mu.Lock()
+	s, g := i.find(id)
+	i.mu.Unlock()
+	if s == nil {
+		return // it is missing
+	}
+	err := errNoReset
+	if s.reset != nil {
+		err = s.reset(ctx, g.accelerator.GetPciAddress())
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	r := i.ladder.Rungs[id]
+	if errors.Is(err, errNoReset) {
+		i.move(ctx, id, r.withoutReset())
+		return
+	}
+	if err != nil {
+		i.cfg.Log.WarnContext(ctx, "an accelerator could not be reset", slog.String("accelerator", id),
+			slog.Any("error", err))
+	}
+	i.move(ctx, id, r.resetBy(err, time.Now()))
+}
+
+// move puts an accelerator on a rung.
+func (i *Inventory) move(ctx context.Context, id string, to rung) {
+	from := i.ladder.Rungs[id]
+	if from == to {
+		return
+	}
+	i.ladder.Rungs[id] = to
+	i.save(ctx)
+	i.cfg.Log.WarnContext(ctx, "the health of an accelerator has changed", slog.String("accelerator", id),
+		slog.String("from", from.Health), slog.String("to", to.Health), slog.String("reason", to.Reason))
+	i.changes.Send()
+}
+
+// save keeps the ladder for the next start of the agent. The file lies where a reboot removes it: with the kernel's log
+// the numbers of its records begin anew, and a reboot resets every accelerator.
+func (i *Inventory) save(ctx context.Context) {
+	if i.cfg.LadderFile == "" {
+		return
+	}
+	raw, err := json.Marshal(i.ladder)
+	if err == nil {
+		err = os.WriteFile(i.cfg.LadderFile+".new", raw, 0o600)
+	}
+	if err == nil {
+		err = os.Rename(i.cfg.LadderFile+".new", i.cfg.LadderFile)
+	}
+	if err != nil {
+		i.cfg.Log.WarnContext(ctx, "the health of accelerators cannot be kept", slog.Any("error", err))
+	}
+}
+
+func loadLadder(file string) ladder {
+	var l ladder
+	if raw, err := os.ReadFile(file); err != nil || json.Unmarshal(raw, &l) != nil {
+		l = ladder{} // none yet, or not this agent's
+	}
+	if l.Rungs == nil {
+		l.Rungs = map[string]rung{}
+	}
+	l.ids, l.underWay, l.hotAt = map[string]string{}, map[string]bool{}, map[string]time.Time{}
+	return l
+}
+
+// withLadder is an accelerator as the ladder sees it.
+func (i *Inventory) withLadder(a *protocol.Accelerator) *protocol.Accelerator {
+	r := i.ladder.Rungs[a.GetId()]
+	if _, hot := i.ladder.hotAt[a.GetId()]; hot && r.Health == "" && a.GetHealth() == protocol.HealthOK {
+		out := proto.CloneOf(a)
+		out.Health, out.HealthReason = protocol.HealthDegraded, protocol.TooHot
+		return out
+	}
+	if r.Health == "" && (r.Reason == "" || a.GetHealth() != protocol.HealthOK) {
+		return a
+	}
+	out := proto.CloneOf(a)
+	out.HealthReason = r.Reason
+	if r.Health != "" {
+		out.Health = r.Health
+	}
+	return out
+}

@@ -1,0 +1,125 @@
+package accelerator_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
+	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// kernelWrites appends records to the machine's kernel log.
+func kernelWrites(t *testing.T, root string, number int, text string) {
+	t.Helper()
+	path := filepath.Join(root, "dev/kmsg")
+	require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	require.NoError(t, err)
+	_, err = fmt.Fprintf(file, "3,%d,5140900,-;%s\n", number, text)
+	require.NoError(t, err)
+	require.NoError(t, file.Close())
+}
+
+func health(i *accelerator.Inventory, id string) string {
+	for _, a := range i.List() {
+		if a.GetId() == id {
+			return a.GetHealth() + " " + a.GetHealthReason()
+		}
+	}
+	return protocol.HealthMissing
+}
+
+// The GPU is reset once no container has it, tested, and given back; a restart of the agent counts no message twice.
+func TestAGPUWithAFaultIsResetAndReturns(t *testing.T) {
+	library := nvmltest.New(t)
+	library.Setenv()
+	library.Set(driver, first, second)
+	root, dir := withDriver(t), t.TempDir()
+	program := filepath.Join(dir, "nvidia-smi")
+	cfg := accelerator.Config{
+		Root: root, NVML: nvmltest.Program(t), Interval: 10 * time.Millisecond, ResetProgram: program,
+		LadderFile: filepath.Join(dir, "health.json"), TestFor: 50 * time.Millisecond,
+	}
+	i := start(t, cfg)
+	kernelWrites(t, root, 0, "NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=python, MMU Fault")
+	await(t, i, func() bool { return health(i, firstID) == "ok Xid 31 of the app" })
+	require.Zero(t, i.State(firstID), "the app made it: the GPU goes on")
+
+	kernelWrites(t, root, 1, "NVRM: Xid (PCI:0000:1b:00): 95, pid=1, Uncontained")
+	await(t, i, func() bool { return health(i, firstID) == "needs_reset Xid 95" })
+	require.Equal(t, agent.AcceleratorNeedsReset, i.State(firstID))
+	require.Zero(t, i.State(secondID))
+	i.SetUsed([]string{firstID})
+	require.Never(t, func() bool { return i.State(firstID) != agent.AcceleratorNeedsReset }, 100*time.Millisecond,
+		10*time.Millisecond)
+	i.SetUsed(nil)
+	await(t, i, func() bool {
+		return health(i, firstID) == "needs_reset Xid 95; the agent cannot reset it: reset it or reboot the node"
+	})
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\necho \"$@\" >> "+dir+"/resets\n"), 0o700))
+	await(t, i, func() bool { return health(i, firstID) == "ok " })
+	text, err := os.ReadFile(filepath.Join(dir, "resets"))
+	require.NoError(t, err)
+	require.Equal(t, "--gpu-reset --id=0000:1b:00.0\n", string(text))
+
+	again := start(t, cfg)
+	require.Never(t, func() bool { return again.State(firstID) != 0 }, 100*time.Millisecond, 10*time.Millisecond)
+	kernelWrites(t, root, 2, "NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus.")
+	await(t, again, func() bool { return health(again, secondID) == "quarantined Xid 79" })
+	require.Equal(t, agent.AcceleratorQuarantined, again.State(secondID))
+	third := start(t, cfg)
+	require.Equal(t, agent.AcceleratorQuarantined, third.State(secondID), "also after a restart of the agent")
+}
+
+// An operator releases a GPU from quarantine once no container has it; the test program decides whether it returns.
+func TestAReleasedGPUIsTestedFirst(t *testing.T) {
+	root, dir := unpack(t, "radeon"), t.TempDir()
+	program := filepath.Join(dir, "test")
+	writeProgram := func(text string) {
+		require.NoError(t, os.WriteFile(program+".new", []byte("#!/bin/sh\n"+text+"\n"), 0o700))
+		require.NoError(t, os.Rename(program+".new", program))
+	}
+	writeProgram(`echo "$@" > ` + dir + `/args; printf 'reading\nmemory differs\n'; exit 3`)
+	i := start(t, accelerator.Config{
+		Root: root, Interval: 10 * time.Millisecond, TestFor: 50 * time.Millisecond, TestProgram: program,
+	})
+	const id = "GPU-d20b5fe3917c4468"
+	require.ErrorContains(t, i.Release(t.Context(), "GPU-0"), "no accelerator GPU-0")
+	require.ErrorContains(t, i.Release(t.Context(), id), "neither quarantined")
+	kernelWrites(t, root, 0, "amdgpu 0000:03:00.0: amdgpu: device lost from bus!")
+	await(t, i, func() bool { return i.State(id) == agent.AcceleratorQuarantined })
+	i.SetUsed([]string{id})
+	require.ErrorContains(t, i.Release(t.Context(), id), "still has")
+	i.SetUsed(nil)
+	require.NoError(t, i.Release(t.Context(), id))
+	require.Equal(t, agent.AcceleratorTesting, i.State(id))
+	await(t, i, func() bool { return i.State(id) == agent.AcceleratorQuarantined })
+	require.Contains(t, health(i, id), "device lost from bus; its test failed: exit status 3: memory differs")
+	args, err := os.ReadFile(filepath.Join(dir, "args"))
+	require.NoError(t, err)
+	require.Equal(t, "amd "+id+" 0000:03:00.0\n", string(args))
+
+	writeProgram("exit 0")
+	require.NoError(t, i.Release(t.Context(), id))
+	await(t, i, func() bool { return health(i, id) == "ok " })
+}
+
+func TestAnAMDGPUThatItsDriverResetsReturns(t *testing.T) {
+	root := unpack(t, "radeon")
+	i := start(t, accelerator.Config{Root: root, Interval: 10 * time.Millisecond, TestFor: 50 * time.Millisecond})
+	const id = "GPU-d20b5fe3917c4468"
+	kernelWrites(t, root, 0, "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!")
+	await(t, i, func() bool { return i.State(id) == agent.AcceleratorNeedsReset })
+	kernelWrites(t, root, 1, "amdgpu 0000:03:00.0: amdgpu: GPU reset(1) succeeded!")
+	await(t, i, func() bool { return i.State(id) == 0 })
+	kernelWrites(t, root, 2, "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!")
+	kernelWrites(t, root, 3, "amdgpu 0000:03:00.0: amdgpu: GPU reset end with ret = -19")
+	await(t, i, func() bool { return i.State(id) == agent.AcceleratorQuarantined })
+}
