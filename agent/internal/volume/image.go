@@ -1,0 +1,188 @@
+package volume
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/pkg/durable"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const (
+	// blockBytes and bytesPerInode are the geometry of each file system: they make the quota of inodes follow its size.
+	blockBytes    = 4096
+	bytesPerInode = 16384
+	// toolTimeout bounds the programs of e2fsprogs, which read and write little more than a file system's own blocks.
+	toolTimeout = 5 * time.Minute
+	copyBytes   = 1 << 20
+)
+
+// Check reports why this machine cannot have volumes.
+func Check() error {
+	for _, name := range []string{"mkfs.ext4", "e2fsck", "resize2fs"} {
+		if _, err := toolPath(name); err != nil {
+			return unsupported("apt-get install e2fsprogs", err)
+		}
+	}
+	if _, err := os.Stat("/dev/loop-control"); err != nil {
+		return unsupported("modprobe loop", err)
+	}
+	systems, err := os.ReadFile("/proc/filesystems")
+	if err != nil || !strings.Contains(string(systems), "\text4\n") {
+		return unsupported("modprobe ext4", err)
+	}
+	return nil
+}
+
+func unsupported(remedy string, cause error) error {
+	return fault.New(fault.Unavailable, agent.CodeFeatureMissing, "This node cannot have volumes: "+remedy+
+		", and start the agent again.", cause)
+}
+
+func toolPath(name string) (string, error) {
+	if path, err := exec.LookPath(name); err == nil {
+		return path, nil
+	}
+	return exec.LookPath(filepath.Join("/usr/sbin", name))
+}
+
+// tool runs a program of e2fsprogs.
+func tool(ctx context.Context, name string, args ...string) error {
+	path, err := toolPath(name)
+	if err != nil {
+		return unsupported("apt-get install e2fsprogs", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, toolTimeout)
+	defer cancel()
+	out, err := exec.CommandContext(ctx, path, args...).CombinedOutput()
+	exit, failed := errors.AsType[*exec.ExitError](err)
+	const repaired = 1 // of e2fsck
+	if err != nil && (!failed || name != "e2fsck" || exit.ExitCode() != repaired) {
+		return fmt.Errorf("%s: %w: %s", name, err, strings.TrimSpace(string(out)))
+	}
+	return nil
+}
+
+// makeImage makes an image with an empty file system. All of its space is reserved on the host's disk: what a volume
+// promises no other program can take.
+func (v *Volumes) makeImage(ctx context.Context, path string, size uint64) error {
+	file, err := v.reserve(path, size, 0)
+	if err != nil {
+		return err
+	}
+	// Without nodiscard, mkfs would give the reserved space back.
+	err = tool(ctx, "mkfs.ext4", "-q", "-F", "-b", strconv.Itoa(blockBytes), "-i", strconv.Itoa(bytesPerInode),
+		"-m", "0", "-E", "nodiscard,lazy_itable_init=1,lazy_journal_init=1", path)
+	return errors.Join(err, file.Sync(), file.Close())
+}
+
+// reserve makes or grows a file and reserves its space; have is how much of it is reserved already. The node keeps
+// ReserveBytes for its own files.
+func (v *Volumes) reserve(path string, size, have uint64) (*os.File, error) {
+	v.space.Lock()
+	defer v.space.Unlock()
+	var st unix.Statfs_t
+	if err := unix.Statfs(v.cfg.Dir, &st); err != nil {
+		return nil, err
+	}
+	if free := st.Bavail * uint64(st.Bsize); free < v.cfg.ReserveBytes || free-v.cfg.ReserveBytes < size-have {
+		return nil, noSpace(size, nil)
+	}
+	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Fallocate(int(file.Fd()), 0, 0, int64(size)); err != nil {
+		_ = file.Close()
+		if errors.Is(err, unix.ENOSPC) {
+			return nil, noSpace(size, err)
+		}
+		return nil, fmt.Errorf("reserve space: %w", err)
+	}
+	return file, nil
+}
+
+func noSpace(size uint64, cause error) error {
+	return fault.New(fault.Unavailable, agent.CodeVolumeNoSpace, fmt.Sprintf(
+		"The node's disk has no room for the %d MiB of a volume or of its snapshot.", size>>20), cause).Permanent()
+}
+
+// copyImage copies an image, with its space reserved, to a path that appears when the copy is complete and durable. It
+// shares no blocks with the original: a write to shared blocks needs new space, which the disk may not have.
+func (v *Volumes) copyImage(ctx context.Context, from, to string) (err error) {
+	src, err := os.Open(from)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = src.Close() }()
+	info, err := src.Stat()
+	if err != nil {
+		return err
+	}
+	unfinished := to + unfinishedSuffix
+	if err := os.Remove(unfinished); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	dst, err := v.reserve(unfinished, uint64(info.Size()), 0)
+	if err != nil {
+		return errors.Join(err, removeIfThere(unfinished))
+	}
+	if err := errors.Join(copyData(ctx, dst, src, info.Size()), dst.Sync(), dst.Close()); err != nil {
+		return errors.Join(err, removeIfThere(unfinished))
+	}
+	if err := os.Rename(unfinished, to); err != nil {
+		return err
+	}
+	return durable.SyncDir(filepath.Dir(to))
+}
+
+// copyData copies what is not a hole.
+func copyData(ctx context.Context, dst, src *os.File, size int64) error {
+	buffer := make([]byte, copyBytes)
+	for at := int64(0); at < size; {
+		data, err := unix.Seek(int(src.Fd()), at, unix.SEEK_DATA)
+		if errors.Is(err, unix.ENXIO) {
+			return nil // only holes follow
+		}
+		if err != nil {
+			return err
+		}
+		hole, err := unix.Seek(int(src.Fd()), data, unix.SEEK_HOLE)
+		if err != nil {
+			return err
+		}
+		for at = data; at < hole; {
+			if err := ctx.Err(); err != nil {
+				return err
+			}
+			part := buffer[:min(int64(len(buffer)), hole-at)]
+			n, err := src.ReadAt(part, at)
+			if err != nil && (!errors.Is(err, io.EOF) || n == 0) {
+				return err
+			}
+			if _, err := dst.WriteAt(part[:n], at); err != nil {
+				return err
+			}
+			at += int64(n)
+		}
+	}
+	return nil
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return nil
+}

@@ -1,0 +1,103 @@
+package volume
+
+import (
+	"encoding/json"
+	"slices"
+)
+
+// Revision is what is about to use a volume: one revision of a member.
+type Revision struct {
+	No uint64
+	// AppVersion is the version of the app that the revision runs.
+	AppVersion string
+	// Upgrades says that the revision replaces one to which the node may fall back.
+	Upgrades bool
+	// RollsBack says that the tenant returns to AppVersion.
+	RollsBack bool
+	// Snapshot asks for a snapshot before an upgrade.
+	Snapshot bool
+}
+
+// record is what the node remembers of a volume beside its image.
+type record struct {
+	SizeBytes uint64 `json:"size_bytes"`
+	// ProjectID is the project of a volume that outlives its members; empty for one of an instance.
+	ProjectID string `json:"project_id,omitempty"`
+	// RestoreNo is the last restore of a project's volume.
+	RestoreNo uint64 `json:"restore_no,omitempty"`
+	// Revision and AppVersion used the volume last; zero before the first use, and for a project's volume.
+	Revision   uint64 `json:"revision,omitempty"`
+	AppVersion string `json:"app_version,omitempty"`
+	// Upgrade is the snapshot of the last upgrade that asked for one.
+	Upgrade *upgradeSnapshot `json:"upgrade,omitempty"`
+	// Restoring says that the upgrade's snapshot is to take the place of the image before anything else happens.
+	Restoring bool `json:"restoring,omitempty"`
+	// Writer is the member that may write to a project's volume; Readers are the others that have it.
+	Writer  string   `json:"writer,omitempty"`
+	Readers []string `json:"readers,omitempty"`
+}
+
+// upgradeSnapshot is the content as the given revision left it.
+type upgradeSnapshot struct {
+	Revision   uint64 `json:"revision"`
+	AppVersion string `json:"app_version"`
+}
+
+// step is what must happen to a volume before a revision uses it.
+type step int
+
+const (
+	keep step = iota
+	takeSnapshot
+	restoreSnapshot
+)
+
+// next decides the step, and returns the record as it is once that is done. A revision below the last one is the
+// fallback of an upgrade.
+func (r record) next(to Revision) (step, record) {
+	after := r
+	after.Revision, after.AppVersion = to.No, to.AppVersion
+	switch {
+	case r.Revision == 0, r.Revision == to.No:
+		return keep, after
+	case to.No < r.Revision:
+		if r.Upgrade != nil && r.Upgrade.Revision == to.No {
+			after.Upgrade, after.Restoring = nil, true
+			return restoreSnapshot, after
+		}
+	case to.RollsBack:
+		if r.Upgrade != nil && r.Upgrade.AppVersion == to.AppVersion {
+			after.Upgrade, after.Restoring = nil, true
+			return restoreSnapshot, after
+		}
+	case to.Upgrades && to.Snapshot:
+		after.Upgrade = &upgradeSnapshot{Revision: r.Revision, AppVersion: r.AppVersion}
+		return takeSnapshot, after
+	}
+	return keep, after
+}
+
+// isOf reports whether the member has the project's volume.
+func (r record) isOf(memberID string) bool {
+	return r.Writer == memberID || slices.Contains(r.Readers, memberID)
+}
+
+// without returns the record after the member has left; changed is false where it was not there.
+func (r record) without(memberID string) (after record, changed bool) {
+	if !r.isOf(memberID) {
+		return r, false
+	}
+	if r.Writer == memberID {
+		r.Writer = ""
+	}
+	r.Readers = slices.DeleteFunc(slices.Clone(r.Readers), func(id string) bool { return id == memberID })
+	return r, true
+}
+
+func (r record) encode() []byte {
+	raw, err := json.Marshal(r)
+	if err != nil {
+		panic(err) // the type has nothing that could fail
+	}
+	return raw
+}
