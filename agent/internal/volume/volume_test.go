@@ -1,0 +1,362 @@
+package volume_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/volume"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+const mib = 1 << 20
+
+// fixture is the volumes of one node, on the real kernel.
+type fixture struct {
+	t   *testing.T
+	cfg volume.Config
+	v   *volume.Volumes
+}
+
+func newFixture(t *testing.T) *fixture {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("mounts need root")
+	}
+	require.NoError(t, volume.Check())
+	dir := t.TempDir()
+	f := &fixture{t: t, cfg: volume.Config{
+		Dir: filepath.Join(dir, "volumes"), MountDir: filepath.Join(dir, "mounts"), ReserveBytes: 64 * mib,
+	}}
+	f.v = f.open()
+	t.Cleanup(func() {
+		require.NoError(t, f.open().Purge(context.WithoutCancel(t.Context())))
+		require.NotContains(t, backingFiles(t), dir, "a loop device is left")
+		mounts, err := os.ReadFile("/proc/self/mounts")
+		require.NoError(t, err)
+		require.NotContains(t, string(mounts), dir, "a mount is left")
+	})
+	return f
+}
+
+func (f *fixture) open() *volume.Volumes {
+	f.t.Helper()
+	v, err := volume.Open(f.cfg)
+	require.NoError(f.t, err)
+	return v
+}
+
+// backingFiles are the files of all loop devices.
+func backingFiles(t *testing.T) string {
+	t.Helper()
+	files, err := filepath.Glob("/sys/block/loop*/loop/backing_file")
+	require.NoError(t, err)
+	var all strings.Builder
+	for _, file := range files {
+		text, _ := os.ReadFile(file)
+		all.Write(text)
+	}
+	return all.String()
+}
+
+func use(revision uint64) volume.Use {
+	return volume.Use{
+		MemberID: "m1", Name: "data", SizeBytes: 32 * mib,
+		Revision: volume.Revision{No: revision, AppVersion: fmt.Sprint(revision), Snapshot: true},
+	}
+}
+
+func upgrade(revision uint64) volume.Use {
+	u := use(revision)
+	u.Revision.Upgrades = true
+	return u
+}
+
+func (f *fixture) prepare(u volume.Use) string {
+	f.t.Helper()
+	dir, err := f.v.Prepare(f.t.Context(), u)
+	require.NoError(f.t, err)
+	return dir
+}
+
+func (f *fixture) write(dir, text string) {
+	f.t.Helper()
+	require.NoError(f.t, os.WriteFile(filepath.Join(dir, "file"), []byte(text), 0o600))
+}
+
+func (f *fixture) requireContent(dir, text string) {
+	f.t.Helper()
+	got, err := os.ReadFile(filepath.Join(dir, "file"))
+	require.NoError(f.t, err)
+	require.Equal(f.t, text, string(got))
+}
+
+// reboot ends mounts and loop devices, as a restart of the machine does.
+func (f *fixture) reboot(member string) {
+	f.t.Helper()
+	require.NoError(f.t, f.v.Detach(f.t.Context(), member))
+	require.NoError(f.t, os.RemoveAll(f.cfg.MountDir))
+	f.v = f.open()
+}
+
+func TestVolumeKeepsItsContentThroughRestartAndReboot(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	f.v = f.open() // the agent restarts; the mount stays
+	f.requireContent(f.prepare(use(1)), "first")
+	f.reboot("m1")
+	dir := f.prepare(use(1))
+	f.requireContent(dir, "first")
+	info, err := os.Stat(dir)
+	require.NoError(t, err)
+	require.Equal(t, os.ModeSticky|0o777, info.Mode()&(os.ModeSticky|os.ModePerm))
+}
+
+func TestVolumeHoldsItsBytesAndInodesAndNoMore(t *testing.T) {
+	f := newFixture(t)
+	dir := f.prepare(use(1))
+	file, err := os.Create(filepath.Join(dir, "fill"))
+	require.NoError(t, err)
+	block, written := make([]byte, mib), 0
+	for err == nil {
+		var n int
+		n, err = file.Write(block)
+		written += n
+	}
+	require.NoError(t, file.Close())
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.Less(t, written, 32*mib)
+	require.Greater(t, written, 20*mib, "the file system keeps less than that for itself")
+	require.NoError(t, os.Remove(file.Name()))
+
+	files := 0
+	for err = nil; err == nil; files++ {
+		err = os.WriteFile(filepath.Join(dir, fmt.Sprint(files)), nil, 0o600)
+	}
+	require.ErrorIs(t, err, unix.ENOSPC)
+	require.LessOrEqual(t, files, 32*mib/16384)
+	require.NoError(t, os.WriteFile(filepath.Join(f.cfg.Dir, "host"), []byte("x"), 0o600), "the host goes on")
+	require.NoError(t, os.Remove(filepath.Join(f.cfg.Dir, "host")))
+}
+
+func TestVolumeGivesNoDevicesAndNoSetuid(t *testing.T) {
+	f := newFixture(t)
+	dir := f.prepare(use(1))
+	node := filepath.Join(dir, "null")
+	require.NoError(t, unix.Mknod(node, unix.S_IFCHR|0o666, int(unix.Mkdev(1, 3))))
+	_, err := os.Open(node)
+	require.ErrorIs(t, err, unix.EACCES)
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &st))
+	require.NotZero(t, st.Flags&unix.ST_NOSUID)
+}
+
+func TestSpaceOfAVolumeIsReservedOnTheHost(t *testing.T) {
+	f := newFixture(t)
+	f.prepare(use(1))
+	var st unix.Stat_t
+	image := filepath.Join(f.cfg.Dir, "m1.data", "data.img")
+	require.NoError(t, unix.Stat(image, &st))
+	require.GreaterOrEqual(t, st.Blocks*512, int64(32*mib))
+
+	u := use(1)
+	u.Name, u.SizeBytes = "huge", 1<<50
+	_, err := f.v.Prepare(t.Context(), u)
+	require.Equal(t, agent.CodeVolumeNoSpace, fault.As(err).Code)
+	require.NoDirExists(t, filepath.Join(f.cfg.Dir, "m1.huge"))
+	left, err := filepath.Glob(filepath.Join(f.cfg.Dir, ".new-*"))
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
+
+func TestVolumeGrowsWithItsManifest(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	u := use(2)
+	u.SizeBytes = 96 * mib
+	dir := f.prepare(u)
+	f.requireContent(dir, "first")
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &st))
+	require.Greater(t, int64(st.Blocks)*st.Bsize, int64(80*mib))
+	f.prepare(use(3)) // a smaller size of a later version changes nothing
+	require.NoError(t, unix.Statfs(dir, &st))
+	require.Greater(t, int64(st.Blocks)*st.Bsize, int64(80*mib))
+}
+
+func TestFallbackFindsTheContentBeforeTheUpgrade(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	dir := f.prepare(upgrade(2))
+	f.requireContent(dir, "first")
+	f.write(dir, "migrated")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	f.requireContent(f.prepare(use(1)), "first")
+	require.NoFileExists(t, filepath.Join(f.cfg.Dir, "m1.data", "upgrade.img"))
+}
+
+func TestRollbackByTheTenantRestoresOnlyWhatItLeft(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	f.write(f.prepare(upgrade(2)), "second")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+
+	restarted := use(3)
+	restarted.Revision.AppVersion = "2"
+	f.requireContent(f.prepare(restarted), "second")
+	back := use(4)
+	back.Revision.AppVersion, back.Revision.RollsBack = "1", true
+	f.requireContent(f.prepare(back), "first")
+}
+
+func TestUpgradeThatAsksForNoSnapshotKeepsTheContent(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	u := upgrade(2)
+	u.Revision.Snapshot = false
+	f.write(f.prepare(u), "second")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	f.requireContent(f.prepare(use(1)), "second")
+}
+
+// A container of the revision before still writes: the snapshot is one moment all the same.
+func TestSnapshotOfAVolumeInUseIsConsistent(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	f.write(f.prepare(upgrade(2)), "second") // still mounted
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	f.requireContent(f.prepare(use(1)), "first")
+}
+
+func TestVolumeInUseIsNeitherRestoredNorDeleted(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	dir := f.prepare(upgrade(2))
+	f.write(dir, "second")
+	held, err := os.Open(filepath.Join(dir, "file")) // as a container would
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	_, err = f.v.Prepare(ctx, use(1))
+	require.Error(t, err)
+	require.Error(t, f.v.RemoveMember(ctx, "m1"))
+	left, err := f.v.Leftovers("m1")
+	require.NoError(t, err)
+	require.NotEmpty(t, left)
+	require.NoError(t, held.Close())
+	f.requireContent(f.prepare(use(1)), "first")
+}
+
+func TestRemovalOfAMemberLeavesNothing(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	f.prepare(upgrade(2))
+	other := use(1)
+	other.MemberID = "m10" // the name of one begins with that of the other
+	f.write(f.prepare(other), "kept")
+	require.NoError(t, f.v.RemoveMember(t.Context(), "m1"))
+	left, err := f.v.Leftovers("m1")
+	require.NoError(t, err)
+	require.Empty(t, left)
+	require.NotContains(t, backingFiles(t), filepath.Join(f.cfg.Dir, "m1.data"))
+	f.requireContent(f.prepare(other), "kept")
+}
+
+// TestCrashBetweenAnyTwoStepsIsMadeGood leaves what a kill -9 in the middle would leave.
+func TestCrashBetweenAnyTwoStepsIsMadeGood(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	f.write(f.prepare(upgrade(2)), "second")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	dir := filepath.Join(f.cfg.Dir, "m1.data")
+	require.NoError(t, exec.Command("cp", "-a", dir, filepath.Join(f.cfg.Dir, "..", "kept")).Run())
+	restoring := `{"size_bytes":33554432,"revision":1,"app_version":"1","restoring":true}`
+	const mounted = "at=../../mounts/m1.data; mkdir -p $at; mount -o loop data.img $at"
+	for name, halve := range map[string]string{
+		"nothing is done yet":          "true",
+		"the restore is recorded":      "echo '" + restoring + "' > record.json",
+		"the snapshot is in its place": "echo '" + restoring + "' > record.json; mv upgrade.img data.img",
+		"the record is half written":   "echo x > .record.json.123",
+		"a copy is half written":       "echo x > upgrade.img.unfinished",
+		"another volume is half made":  "mkdir ../.new-m1.other; echo x > ../.new-m1.other/data.img",
+		"another volume is half gone":  "mkdir -p ../.deleted-m1.other/snapshots",
+		"the file system is mounted":   mounted,
+		"the file system is frozen":    mounted + "; fsfreeze -f $at",
+		"an earlier mount is elsewhere": "at=../../mounts/elsewhere; mkdir -p $at; mount -o loop data.img $at; " +
+			"umount -l $at; rmdir $at",
+		"the mount point has been left": "mkdir -p ../../mounts/m1.data",
+	} {
+		t.Run(name, func(t *testing.T) {
+			require.NoError(t, f.v.RemoveMember(t.Context(), "m1"))
+			require.NoError(t, exec.Command("cp", "-a", filepath.Join(f.cfg.Dir, "..", "kept"), dir).Run())
+			cmd := exec.Command("sh", "-ec", halve)
+			cmd.Dir = dir
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, string(out))
+			f.v = f.open()
+			require.Empty(t, glob(t, f.cfg.Dir+"/.*-*"))
+			require.Empty(t, glob(t, dir+"/*.unfinished"))
+			require.Empty(t, glob(t, dir+"/.record*"))
+			f.requireContent(f.prepare(use(1)), "first")
+			f.write(f.prepare(use(1)), "goes on")
+		})
+	}
+}
+
+func glob(t *testing.T, pattern string) []string {
+	t.Helper()
+	found, err := filepath.Glob(pattern)
+	require.NoError(t, err)
+	return found
+}
+
+const childEnv = "GPUAAS_TEST_VOLUME_CHILD"
+
+// TestKilledAtAnyMomentAFallbackStillFindsItsContent kills a process that upgrades and falls back, over and over.
+func TestKilledAtAnyMomentAFallbackStillFindsItsContent(t *testing.T) {
+	if dir := os.Getenv(childEnv); dir != "" {
+		upgradeForever(t, dir)
+	}
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	for round := range 15 {
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(20+17*round)*time.Millisecond)
+		child := exec.CommandContext(ctx, os.Args[0], "-test.run=^"+t.Name()+"$") // killed with SIGKILL
+		child.Env = append(os.Environ(), childEnv+"="+filepath.Dir(f.cfg.Dir))
+		require.Error(t, child.Run())
+		cancel()
+		f.v = f.open()
+		require.NoError(t, f.v.Detach(t.Context(), "m1"))
+		f.requireContent(f.prepare(use(1)), "first")
+		require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	}
+}
+
+func upgradeForever(t *testing.T, dir string) {
+	f := &fixture{t: t, cfg: volume.Config{
+		Dir: filepath.Join(dir, "volumes"), MountDir: filepath.Join(dir, "mounts"), ReserveBytes: 64 * mib,
+	}}
+	f.v = f.open()
+	for {
+		next := f.prepare(upgrade(2))
+		f.write(next, "second")
+		if err := errors.Join(f.v.Detach(t.Context(), "m1")); err != nil {
+			t.Fatal(err)
+		}
+		f.requireContent(f.prepare(use(1)), "first")
+	}
+}
