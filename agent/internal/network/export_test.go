@@ -9,14 +9,14 @@ import (
 
 // RefuseRules plays a kernel that has no limit on connections, or no timeouts of flows.
 func (n *Network) RefuseRules(connectionLimits, timeouts bool) {
-	n.commit = func(want ruleset, ports []publication) error {
+	n.commit = func(want ruleset, o openings) error {
 		for _, c := range want.chains {
 			if timeouts && slices.ContainsFunc(c.allRules(), uses[*expr.Objref]) ||
 				connectionLimits && slices.ContainsFunc(c.rules, limitsConnections) {
 				return errors.New("not supported")
 			}
 		}
-		return n.replaceTable(want, ports)
+		return n.replaceTable(want, o)
 	}
 }
 

@@ -114,7 +114,7 @@ const (
 // deleteFlows removes the flows that a member has begun from the connection table: entries outlive it by up to five
 // days, would fill the table, and would lead late answers to the next member with this address.
 func deleteFlows(addr net.IP) error {
-	flows, err := listFlows(addr)
+	flows, err := listFlows(addr, nl.CTA_TUPLE_ORIG)
 	if err != nil {
 		return fmt.Errorf("list the flows of %s: %w", addr, err)
 	}
@@ -129,18 +129,24 @@ func deleteFlows(addr net.IP) error {
 	return nil
 }
 
-// listFlows returns the attributes of all flows that the address has begun. The kernel filters: the library's
+// listFlows returns the attributes of all flows that the address has begun (side is CTA_TUPLE_ORIG), or that reached it
+// (CTA_TUPLE_REPLY). The kernel filters: the library's
 // ConntrackDeleteFilters parses the whole table, which takes 80 MB and more than a second for 200,000 entries. Kernels
 // before 5.8 ignore the filter and list all.
-func listFlows(source net.IP) ([][]byte, error) {
+func listFlows(source net.IP, side int) ([][]byte, error) {
 	list := nl.NewNetlinkRequest(getFlows, unix.NLM_F_DUMP)
 	list.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	match := nl.NewRtAttr(nl.CTA_TUPLE_ORIG|unix.NLA_F_NESTED, nil)
+	match := nl.NewRtAttr(side|unix.NLA_F_NESTED, nil)
 	match.AddRtAttr(nl.CTA_TUPLE_IP|unix.NLA_F_NESTED, nil).AddRtAttr(nl.CTA_IP_V4_SRC, source)
 	list.AddData(match)
 	filter := nl.NewRtAttr(ctaFilter|unix.NLA_F_NESTED, nil)
-	filter.AddRtAttr(ctaFilterOrig, binary.NativeEndian.AppendUint32(nil, ctaFilterSource))
-	filter.AddRtAttr(ctaFilterReply, make([]byte, 4))
+	for flags, of := range map[int]int{ctaFilterOrig: nl.CTA_TUPLE_ORIG, ctaFilterReply: nl.CTA_TUPLE_REPLY} {
+		compared := make([]byte, 4)
+		if of == side {
+			binary.NativeEndian.PutUint32(compared, ctaFilterSource)
+		}
+		filter.AddRtAttr(flags, compared)
+	}
 	list.AddData(filter)
 	answers, err := list.Execute(unix.NETLINK_NETFILTER, 0)
 	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) { // other members' flows change meanwhile
@@ -148,30 +154,43 @@ func listFlows(source net.IP) ([][]byte, error) {
 	}
 	var flows [][]byte
 	for _, m := range answers {
-		if len(m) > nl.SizeofNfgenmsg && hasSource(m[nl.SizeofNfgenmsg:], source) {
+		if len(m) > nl.SizeofNfgenmsg && hasSource(m[nl.SizeofNfgenmsg:], source, side) {
 			flows = append(flows, m[nl.SizeofNfgenmsg:])
 		}
 	}
 	return flows, nil
 }
 
-// hasSource reports whether a flow with these attributes was begun by the address.
-func hasSource(attributes []byte, source net.IP) bool {
+// hasSource reports whether the address has this part in a flow with these attributes.
+func hasSource(attributes []byte, source net.IP, side int) bool {
+	return source.Equal(net.IP(attributeAt(attributes, side, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC)))
+}
+
+// attributeAt is the value of a nested attribute; nil where there is none.
+func attributeAt(attributes []byte, path ...int) []byte {
 	inside := attributes
-	for _, path := range []int{nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC} {
+	for _, step := range path {
 		attrs, err := nl.ParseRouteAttr(inside)
 		if err != nil {
-			return false
+			return nil
 		}
 		i := slices.IndexFunc(attrs, func(a syscall.NetlinkRouteAttr) bool {
-			return int(a.Attr.Type&nl.NLA_TYPE_MASK) == path
+			return int(a.Attr.Type&nl.NLA_TYPE_MASK) == step
 		})
 		if i < 0 {
-			return false
+			return nil
 		}
 		inside = attrs[i].Value
 	}
-	return source.Equal(net.IP(inside))
+	return inside
+}
+
+// tcpIsOpen reports whether a flow is a TCP connection between SYN_SENT (1) and CLOSE_WAIT (5), in the kernel's order
+// of states (linux/netfilter/nf_conntrack_tcp.h): at most one side has closed it.
+func tcpIsOpen(attributes []byte) bool {
+	state := attributeAt(attributes, nl.CTA_PROTOINFO, nl.CTA_PROTOINFO_TCP, nl.CTA_PROTOINFO_TCP_STATE)
+	const synSent, closeWait = 1, 5
+	return len(state) > 0 && state[0] >= synSent && state[0] <= closeWait
 }
 
 // countedFlows returns the address if the table counts flows of it, and whether the member may have begun any: for a

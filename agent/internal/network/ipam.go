@@ -14,13 +14,13 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// leases are the members' addresses. A free address is reused only after all others: a peer that still talks to its
+// leases are the attachments' addresses. A free address is reused only after all others: a peer that still talks to its
 // last owner must not reach the next one.
 type leases struct {
 	// Last is the address that was allocated last; not valid before the first.
 	Last netip.Addr `json:"last"`
-	// Members maps member ids to their addresses.
-	Members map[string]netip.Addr `json:"members"`
+	// Attachments maps the ids of attachments to their addresses.
+	Attachments map[string]netip.Addr `json:"attachments"`
 }
 
 // leasesPath is the file of the leases. It is replaced by a rename, and need not be synced: when the machine goes down,
@@ -30,12 +30,12 @@ func (n *Network) leasesPath() string { return filepath.Join(n.cfg.StateDir, "ad
 // gateway is the bridge's address: the network's first.
 func (n *Network) gateway() netip.Addr { return n.prefix.Addr().Next() }
 
-// loadLeases reads the leases. A lease without a member's record has leaked and is dropped; a record with an address is
+// loadLeases reads the leases. A lease without a record has leaked and is dropped; a record with an address is
 // a lease even if the file is lost.
 func (n *Network) loadLeases() error {
 	n.ipam.Lock()
 	defer n.ipam.Unlock()
-	n.leases = leases{Members: map[string]netip.Addr{}}
+	n.leases = leases{Attachments: map[string]netip.Addr{}}
 	var stored leases
 	data, err := os.ReadFile(n.leasesPath())
 	switch {
@@ -49,48 +49,48 @@ func (n *Network) loadLeases() error {
 		}
 	}
 	n.leases.Last = stored.Last
-	members, err := n.List()
+	all, err := n.List()
 	if err != nil {
 		return err
 	}
-	for _, id := range members {
-		if ip, ok := stored.Members[id]; ok {
-			n.leases.Members[id] = ip
+	for _, id := range all {
+		if ip, ok := stored.Attachments[id]; ok {
+			n.leases.Attachments[id] = ip
 		} else if r, err := n.readRecord(id); err == nil && r.IP.IsValid() {
-			n.leases.Members[id] = r.IP
+			n.leases.Attachments[id] = r.IP
 		}
 	}
 	return nil
 }
 
-// allocateAddress gives the member an address that no other member has.
-func (n *Network) allocateAddress(memberID string) (netip.Addr, error) {
-	// Close removes the file only while no member has a record; this member has one.
+// allocateAddress gives the attachment an address that no other has.
+func (n *Network) allocateAddress(id string) (netip.Addr, error) {
+	// Close removes the file only while there is no record; this attachment has one.
 	n.use.RLock()
 	defer n.use.RUnlock()
 	n.ipam.Lock()
 	defer n.ipam.Unlock()
-	if ip, ok := n.leases.Members[memberID]; ok {
+	if ip, ok := n.leases.Attachments[id]; ok {
 		return ip, nil
 	}
-	next := leases{Members: maps.Clone(n.leases.Members)}
+	next := leases{Attachments: maps.Clone(n.leases.Attachments)}
 	ip, ok := n.leases.nextFree(n.prefix)
 	if !ok {
-		maps.DeleteFunc(next.Members, func(id string, _ netip.Addr) bool { return !fileExists(n.recordPath(id)) })
-		if ip, ok = (leases{n.leases.Last, next.Members}).nextFree(n.prefix); !ok {
+		maps.DeleteFunc(next.Attachments, func(id string, _ netip.Addr) bool { return !fileExists(n.recordPath(id)) })
+		if ip, ok = (leases{n.leases.Last, next.Attachments}).nextFree(n.prefix); !ok {
 			return netip.Addr{}, fault.New(fault.Unavailable, codeNetworkFull, "The node's network for members has no free "+
 				"address: remove members or take a larger --pod-cidr.", nil)
 		}
 	}
-	next.Last, next.Members[memberID] = ip, ip
+	next.Last, next.Attachments[id] = ip, ip
 	return ip, n.storeLeases(next)
 }
 
 // nextFree is the first free address after the last one.
 func (l leases) nextFree(network netip.Prefix) (netip.Addr, bool) {
 	first, last := network.Addr().Next().Next(), lastUsable(network)
-	used := make(map[netip.Addr]bool, len(l.Members))
-	for _, ip := range l.Members {
+	used := make(map[netip.Addr]bool, len(l.Attachments))
+	for _, ip := range l.Attachments {
 		used[ip] = true
 	}
 	begin := last
@@ -119,15 +119,15 @@ func lastUsable(p netip.Prefix) netip.Addr {
 	return netip.AddrFrom4(b).Prev()
 }
 
-// releaseAddress ends the member's lease, if it has one.
-func (n *Network) releaseAddress(memberID string) error {
+// releaseAddress ends the attachment's lease, if it has one.
+func (n *Network) releaseAddress(id string) error {
 	n.ipam.Lock()
 	defer n.ipam.Unlock()
-	if _, ok := n.leases.Members[memberID]; !ok {
+	if _, ok := n.leases.Attachments[id]; !ok {
 		return nil
 	}
-	next := leases{Last: n.leases.Last, Members: maps.Clone(n.leases.Members)}
-	delete(next.Members, memberID)
+	next := leases{Last: n.leases.Last, Attachments: maps.Clone(n.leases.Attachments)}
+	delete(next.Attachments, id)
 	return n.storeLeases(next)
 }
 
@@ -140,23 +140,30 @@ func (n *Network) storeLeases(next leases) error {
 	return nil
 }
 
-// removeLeases removes the file when no member is left, and keeps the last address in memory.
+// removeLeases removes the file when no attachment is left, and keeps the last address in memory.
 func (n *Network) removeLeases() error {
 	n.ipam.Lock()
 	defer n.ipam.Unlock()
-	n.leases.Members = map[string]netip.Addr{}
+	n.leases.Attachments = map[string]netip.Addr{}
 	if err := os.RemoveAll(n.leasesPath()); err != nil {
 		return fmt.Errorf("remove the members' addresses: %w", err)
 	}
 	return nil
 }
 
-// addressOf is the member's address.
-func (n *Network) addressOf(memberID string) (ip netip.Addr, ok bool) {
+// addressOf is the attachment's address.
+func (n *Network) addressOf(id string) (ip netip.Addr, ok bool) {
 	n.ipam.Lock()
 	defer n.ipam.Unlock()
-	ip, ok = n.leases.Members[memberID]
+	ip, ok = n.leases.Attachments[id]
 	return ip, ok
+}
+
+// addresses are those of all attachments.
+func (n *Network) addresses() map[string]netip.Addr {
+	n.ipam.Lock()
+	defer n.ipam.Unlock()
+	return maps.Clone(n.leases.Attachments)
 }
 
 // writeJSON replaces the file at path in one step.

@@ -94,7 +94,7 @@ func (n *Network) isIntact(ctx context.Context, want ruleset, members []string) 
 		if verified := n.verifiedGeneration.Load(); err == nil && verified != nil && *verified == generation {
 			return true
 		}
-		if found, err = n.difference(want, n.publicationsOf(members)); err != nil {
+		if found, err = n.difference(want, n.openingsOf(members)); err != nil {
 			n.cfg.Log.WarnContext(ctx, "cannot read the firewall table", slog.Any("error", err))
 			return false
 		}
@@ -123,7 +123,7 @@ func (n *Network) applyRules() error {
 	if err != nil {
 		return err
 	}
-	ports := n.publicationsOf(members)
+	open := n.openingsOf(members)
 	n.applied = nil
 	for _, f := range featureSets() {
 		in, e := n.rulesetInput(f, links)
@@ -131,7 +131,7 @@ func (n *Network) applyRules() error {
 			return e
 		}
 		want := generateRules(in)
-		if err = n.commit(want, ports); err == nil {
+		if err = n.commit(want, open); err == nil {
 			n.applied = &want
 			break
 		}

@@ -23,26 +23,26 @@ import (
 // cleanupTimeout bounds the clean-up after a failed Setup.
 const cleanupTimeout = 60 * time.Second
 
-func (n *Network) netnsPath(memberID string) string { return filepath.Join(n.nsDir(), memberID+".net") }
+func (n *Network) netnsPath(id string) string { return filepath.Join(n.nsDir(), id+".net") }
 
-func (n *Network) usernsPath(memberID string) string {
-	return filepath.Join(n.nsDir(), memberID+".user")
+func (n *Network) usernsPath(id string) string {
+	return filepath.Join(n.nsDir(), id+".user")
 }
 
-// makeNamespaces makes the member's network namespace and the user namespace that owns it, and mounts both so that they
-// stay. They belong to a child that only waits: a user namespace's map is written from outside, and a process with
+// makeNamespaces makes the service's network namespace and the user namespace that owns it, and mounts both so that
+// they stay. They belong to a child that only waits: a user namespace's map is written from outside, and a process with
 // several threads, such as this one, cannot enter any.
-func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.Addr) error {
+func (n *Network) makeNamespaces(ctx context.Context, id string, ip netip.Addr) error {
 	holder := exec.CommandContext(ctx, "cat")
 	holder.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWNET}
-	paths := map[string]string{"net": n.netnsPath(memberID)}
+	paths := map[string]string{"net": n.netnsPath(id)}
 	if n.cfg.UIDMapSize > 0 {
 		ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(n.cfg.UIDMapBase), Size: int(n.cfg.UIDMapSize)}}
 		holder.SysProcAttr.Cloneflags |= syscall.CLONE_NEWUSER
 		holder.SysProcAttr.UidMappings, holder.SysProcAttr.GidMappings = ids, ids
 		// Entry points that step down to a service user call setgroups.
 		holder.SysProcAttr.GidMappingsEnableSetgroups = true
-		paths["user"] = n.usernsPath(memberID)
+		paths["user"] = n.usernsPath(id)
 	}
 	// The child ends when this pipe closes, also if the agent dies.
 	stdin, err := holder.StdinPipe()
@@ -75,18 +75,18 @@ func (n *Network) makeNamespaces(ctx context.Context, memberID string, ip netip.
 	return nil
 }
 
-// hasNamespace reports whether the member's network namespace is mounted, and not only the file it was mounted on.
-func (n *Network) hasNamespace(memberID string) bool {
+// hasNamespace reports whether the attachment's network namespace is mounted, and not only the file it was mounted on.
+func (n *Network) hasNamespace(id string) bool {
 	var st unix.Statfs_t
-	return unix.Statfs(n.netnsPath(memberID), &st) == nil && st.Type == unix.NSFS_MAGIC
+	return unix.Statfs(n.netnsPath(id), &st) == nil && st.Type == unix.NSFS_MAGIC
 }
 
 // isAttached reports whether a network that was ready still is: its namespaces, its address, its link on the bridge.
-func (n *Network) isAttached(memberID string, r record) bool {
-	if !n.hasNamespace(memberID) {
+func (n *Network) isAttached(id string, r record) bool {
+	if !n.hasNamespace(id) {
 		return false
 	}
-	host, err := netlink.LinkByName(n.hostLink(memberID))
+	host, err := netlink.LinkByName(n.hostLink(id))
 	if err != nil {
 		return false
 	}
@@ -94,7 +94,7 @@ func (n *Network) isAttached(memberID string, r record) bool {
 	if err != nil || host.Attrs().MasterIndex != bridge.Attrs().Index {
 		return false
 	}
-	err = netnamespace.Run(n.netnsPath(memberID), func() error {
+	err = netnamespace.Run(n.netnsPath(id), func() error {
 		link, err := netlink.LinkByName(memberLink)
 		if err != nil {
 			return err
@@ -111,8 +111,8 @@ func (n *Network) isAttached(memberID string, r record) bool {
 	return err == nil
 }
 
-func (n *Network) removeNamespaces(memberID string) error {
-	for _, path := range []string{n.netnsPath(memberID), n.usernsPath(memberID)} {
+func (n *Network) removeNamespaces(id string) error {
+	for _, path := range []string{n.netnsPath(id), n.usernsPath(id)} {
 		for {
 			err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
 			if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOENT) {

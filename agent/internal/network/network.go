@@ -1,7 +1,8 @@
-// Package network gives each member a network of its own on this node: namespaces, an address behind a bridge, ports
-// published on the node's 127.0.0.1, and rules that isolate it from its neighbours and from the host. It owns its
-// bridge, one firewall table and its state directory, and restores the host's settings after the last member. It knows
-// nothing of containers, and the networks outlive the agent.
+// Package network gives each service of a member a network of its own on this node: namespaces, an address behind a
+// bridge, ports published on the node's 127.0.0.1, and rules that let it reach the services of its own member, and
+// isolate it from all others and from the host. It owns its bridge, one firewall table and its state directory, and
+// restores the host's settings after the last attachment. It knows nothing of containers, and the networks outlive the
+// agent.
 package network
 
 import (
@@ -9,9 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"log/slog"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -36,7 +35,7 @@ const (
 	DefaultSharedDir = "/run/gpuaas-network"
 )
 
-// maxPorts bounds the published ports of one member.
+// maxPorts bounds the published ports of one service.
 const maxPorts = 32
 
 // publishedOn is the only host address that ports are published on.
@@ -91,7 +90,7 @@ func badNetwork(public string) error {
 	return fault.New(fault.Unprocessable, codeBadNetwork, public, nil).Permanent()
 }
 
-// PortMapping publishes a member's port on the node's 127.0.0.1.
+// PortMapping publishes a service's port on the node's 127.0.0.1.
 type PortMapping struct {
 	HostPort      uint16 `json:"host_port"`
 	ContainerPort uint16 `json:"container_port"`
@@ -103,13 +102,30 @@ func (p PortMapping) conflictsWith(q PortMapping) bool {
 	return p.HostPort == q.HostPort && p.Protocol == q.Protocol
 }
 
-// Attachment is a member's network.
+// Attachment is the network of one service of a member.
 type Attachment struct {
 	NetNSPath string
 	// UserNSPath is the user namespace that owns the network namespace; empty where the host has none.
 	UserNSPath string
-	// IP is the member's address on the bridge.
+	// IP is the service's address on the bridge.
 	IP string
+}
+
+// idSeparator is in no id of a member and in no name of a service.
+const idSeparator = "@"
+
+// ID names the attachment of a member's service.
+func ID(memberID, service string) string { return memberID + idSeparator + service }
+
+// ParseID returns the member and the service of an attachment.
+func ParseID(id string) (memberID, service string) {
+	memberID, service, _ = strings.Cut(id, idSeparator)
+	return memberID, service
+}
+
+func memberOf(id string) string {
+	memberID, _ := ParseID(id)
+	return memberID
 }
 
 // Network is this agent's network. Its methods may be called at the same time.
@@ -118,7 +134,7 @@ type Network struct {
 	prefix netip.Prefix
 	bootID string
 
-	// use is held for reading while a member is attached to the shared network or detached, and for writing while the
+	// use is held for reading while a service is attached to the shared network or detached, and for writing while the
 	// shared network is made or removed.
 	use   sync.RWMutex
 	ready bool
@@ -127,7 +143,7 @@ type Network struct {
 	applied      *ruleset
 	earlierLinks []string
 	// commit replaces the firewall table; a test refuses features that a kernel may lack.
-	commit func(ruleset, []publication) error
+	commit func(ruleset, openings) error
 	// countsFlows says that the table counts members' flows, countsLost that a replacement has lost the counts of
 	// existing members.
 	countsFlows, countsLost atomic.Bool
@@ -142,10 +158,12 @@ type Network struct {
 	// portInUse says that another program uses a published port.
 	portInUse atomic.Bool
 
-	// members lets one call at a time work on a member.
-	members keylock.Map
+	// attachments lets one call at a time work on an attachment.
+	attachments keylock.Map
+	// peering is held while an attachment becomes ready or ends, so that each one sees the others of its member.
+	peering sync.Mutex
 	mu      sync.Mutex // guards reserved
-	// reserved are the published ports by member.
+	// reserved are the published ports by attachment.
 	reserved map[string][]portReservation
 }
 
@@ -186,19 +204,21 @@ func (n *Network) makeDirs() error {
 	return nil
 }
 
-// memberPattern is harmless in a path; the length is that of a comment in the firewall.
-var memberPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]{0,126}$`)
+// idPattern is harmless in a path. maxIDLength is the length of a comment in the firewall.
+var idPattern = regexp.MustCompile(`^[a-zA-Z0-9][a-zA-Z0-9_.-]*(@[a-zA-Z0-9][a-zA-Z0-9_.-]*)?$`)
 
-func checkMember(memberID string) error {
-	if !memberPattern.MatchString(memberID) {
-		return badNetwork("The member has no usable id.")
+const maxIDLength = 127
+
+func checkID(id string) error {
+	if len(id) > maxIDLength || !idPattern.MatchString(id) {
+		return badNetwork("The member or its service has no usable name.")
 	}
 	return nil
 }
 
 func checkPorts(ports []PortMapping) error {
 	if len(ports) > maxPorts {
-		return badNetwork(fmt.Sprintf("A member may publish %d ports.", maxPorts))
+		return badNetwork(fmt.Sprintf("A service may publish %d ports.", maxPorts))
 	}
 	for i, p := range ports {
 		if p.HostPort == 0 || p.ContainerPort == 0 || p.Protocol != "tcp" && p.Protocol != "udp" {
@@ -211,62 +231,62 @@ func checkPorts(ports []PortMapping) error {
 	return nil
 }
 
-// Setup makes the member's network and publishes its ports. A complete network with the same ports is returned as it
-// is; any other is made anew. namespaces, unless nil, is called when the namespaces exist and have no link yet: a
-// container may be created in them, and must not run before Setup has returned.
-func (n *Network) Setup(ctx context.Context, memberID string, ports []PortMapping,
+// Setup makes the network of a member's service and publishes its ports. A complete network with the same ports is
+// returned as it is; any other is made anew. namespaces, unless nil, is called when the namespaces exist and have no
+// link yet: a container may be created in them, and must not run before Setup has returned.
+func (n *Network) Setup(ctx context.Context, id string, ports []PortMapping,
 	namespaces func(),
 ) (Attachment, error) {
-	if err := errors.Join(checkMember(memberID), checkPorts(ports)); err != nil {
+	if err := errors.Join(checkID(id), checkPorts(ports)); err != nil {
 		return Attachment{}, err
 	}
 	if namespaces == nil {
 		namespaces = func() {}
 	}
-	a, err := n.setup(ctx, memberID, ports, namespaces)
+	a, err := n.setup(ctx, id, ports, namespaces)
 	if err != nil {
 		// A first member that failed must not leave the bridge behind.
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanupTimeout)
 		defer cancel()
 		if e := n.Close(clean); e != nil {
-			n.cfg.Log.Warn("cannot clean up after a failed network", slog.String("member_id", memberID), slog.Any("error", e))
+			n.cfg.Log.Warn("cannot clean up after a failed network", slog.String("attachment", id), slog.Any("error", e))
 		}
 	}
 	return a, err
 }
 
-func (n *Network) setup(ctx context.Context, memberID string, ports []PortMapping,
+func (n *Network) setup(ctx context.Context, id string, ports []PortMapping,
 	namespaces func(),
 ) (Attachment, error) {
-	unlock, err := n.members.Lock(ctx, memberID)
+	unlock, err := n.attachments.Lock(ctx, id)
 	if err != nil {
 		return Attachment{}, err
 	}
 	defer unlock()
-	if r, err := n.readRecord(memberID); err == nil && r.Ready && slices.Equal(r.Ports, ports) {
+	if r, err := n.readRecord(id); err == nil && r.Ready && slices.Equal(r.Ports, ports) {
 		release, err := n.share(ctx)
 		if err != nil {
 			return Attachment{}, err
 		}
-		attached := n.isAttached(memberID, r)
+		attached := n.isAttached(id, r)
 		release()
 		if attached {
-			return n.attachment(memberID, r.IP.String()), n.reservePorts(memberID, ports)
+			return n.attachment(id, r.IP.String()), n.reservePorts(id, ports)
 		}
 	}
-	if err := n.checkPortsFree(memberID, ports); err != nil {
+	if err := n.checkPortsFree(id, ports); err != nil {
 		return Attachment{}, err
 	}
-	if err := n.detach(memberID); err != nil {
+	if err := n.detach(id); err != nil {
 		return Attachment{}, err
 	}
-	a, err := n.attach(ctx, memberID, ports, namespaces)
+	a, err := n.attach(ctx, id, ports, namespaces)
 	if err != nil {
-		if e := n.detach(memberID); e != nil {
-			n.cfg.Log.Warn("cannot clean up after a failed network", slog.String("member_id", memberID), slog.Any("error", e))
+		if e := n.detach(id); e != nil {
+			n.cfg.Log.Warn("cannot clean up after a failed network", slog.String("attachment", id), slog.Any("error", e))
 		}
 		if _, known := errors.AsType[*fault.Error](err); !known {
-			err = fault.New(fault.Unavailable, codeNetworkFailed, "The node could not make the member's network.", err)
+			err = fault.New(fault.Unavailable, codeNetworkFailed, "The node could not make the service's network.", err)
 		}
 		return Attachment{}, err
 	}
@@ -293,182 +313,87 @@ func (n *Network) share(ctx context.Context) (release func(), err error) {
 	}
 }
 
-// checkPortsFree refuses a host port that is published for another member.
-func (n *Network) checkPortsFree(memberID string, ports []PortMapping) error {
-	members, err := n.List()
+// checkPortsFree refuses a host port that is published for another service.
+func (n *Network) checkPortsFree(id string, ports []PortMapping) error {
+	all, err := n.List()
 	if err != nil {
 		return err
 	}
-	for _, other := range members {
+	for _, other := range all {
 		r, err := n.readRecord(other)
-		if other == memberID || err != nil {
+		if isCopyOf(id, other) || err != nil {
 			continue
 		}
 		for _, p := range ports {
 			if slices.ContainsFunc(r.Ports, p.conflictsWith) {
 				return fault.New(fault.Conflict, agent.CodePortTaken, fmt.Sprintf("Port %d of this node is published for another "+
-					"member.", p.HostPort), nil)
+					"service.", p.HostPort), nil)
 			}
 		}
 	}
 	return nil
 }
 
-// Namespaces returns the paths at which Setup mounts a member's namespaces.
-func (n *Network) Namespaces(memberID string) Attachment { return n.attachment(memberID, "") }
+// Namespaces returns the paths at which Setup mounts an attachment's namespaces.
+func (n *Network) Namespaces(id string) Attachment { return n.attachment(id, "") }
 
-func (n *Network) attachment(memberID, ip string) Attachment {
-	a := Attachment{NetNSPath: n.netnsPath(memberID), IP: ip}
+func (n *Network) attachment(id, ip string) Attachment {
+	a := Attachment{NetNSPath: n.netnsPath(id), IP: ip}
 	if n.cfg.UIDMapSize > 0 {
-		a.UserNSPath = n.usernsPath(memberID)
+		a.UserNSPath = n.usernsPath(id)
 	}
 	return a
 }
 
-// attach makes a member's network from nothing.
-func (n *Network) attach(ctx context.Context, memberID string, ports []PortMapping,
+// attach makes an attachment from nothing.
+func (n *Network) attach(ctx context.Context, id string, ports []PortMapping,
 	namespaces func(),
 ) (Attachment, error) {
-	// Written first: after a crash the record leads to everything of the member.
+	// Written first: after a crash the record leads to everything of the attachment.
 	r := record{BootID: n.bootID, Ports: ports}
-	if err := n.writeRecord(memberID, r); err != nil {
+	if err := n.writeRecord(id, r); err != nil {
 		return Attachment{}, err
 	}
 	failpoint.Hit("agent/attach/recorded")
-	ip, err := n.allocateAddress(memberID)
+	ip, err := n.allocateAddress(id)
 	if err != nil {
 		return Attachment{}, err
 	}
-	if err := n.makeNamespaces(ctx, memberID, ip); err != nil {
+	if err := n.makeNamespaces(ctx, id, ip); err != nil {
 		return Attachment{}, err
 	}
 	failpoint.Hit("agent/attach/namespaces_made")
 	namespaces()
-	// The isolation rules are there before a packet can reach the member.
+	// The isolation rules are there before a packet can reach the service.
 	release, err := n.share(ctx)
 	if err != nil {
 		return Attachment{}, err
 	}
 	defer release()
-	if err := n.attachVeth(memberID, ip); err != nil {
+	if err := n.attachVeth(id, ip); err != nil {
 		return Attachment{}, err
 	}
 	r.Ready, r.IP = true, ip
-	if err := n.reservePorts(memberID, ports); err != nil {
+	if err := n.reservePorts(id, ports); err != nil {
 		return Attachment{}, err
 	}
-	if err := n.publish(memberID, ip, ports); err != nil {
-		return Attachment{}, err
-	}
-	return n.attachment(memberID, ip.String()), n.writeRecord(memberID, r)
+	return n.attachment(id, ip.String()), n.complete(id, r)
 }
 
-// Remove removes the member's network, also an incomplete one, and with the last member the shared network. An unknown
-// member is no error.
-func (n *Network) Remove(ctx context.Context, memberID string) error {
-	if err := checkMember(memberID); err != nil {
-		return err
-	}
-	unlock, err := n.members.Lock(ctx, memberID)
+// complete opens the attachment's ports and the way to its peers, then marks its record ready.
+func (n *Network) complete(id string, r record) error {
+	n.peering.Lock()
+	defer n.peering.Unlock()
+	stale, err := n.peersWith(r.IP)
 	if err != nil {
 		return err
 	}
-	err = n.detach(memberID)
-	unlock()
-	if err != nil {
+	if err := n.close(nil, nil, stale); err != nil {
 		return err
 	}
-	return n.Close(ctx)
-}
-
-// detach removes everything of one member.
-func (n *Network) detach(memberID string) error {
-	n.use.RLock()
-	defer n.use.RUnlock()
-	r, err := n.readRecord(memberID)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		// Nothing is made without a record; only empty files can be there.
-		return n.removeNamespaces(memberID)
-	case err != nil:
-		return fmt.Errorf("read the record of member %s: %w", memberID, err)
-	}
-	var counted net.IP // the address, if the table counts flows of it
-	begun := false
-	addr := net.IP(r.IP.AsSlice())
-	if addr != nil {
-		if counted, begun, err = n.countedFlows(addr); err != nil {
-			return err
-		}
-	}
-	if err := errors.Join(n.unpublish(r.Ports, counted), n.reservePorts(memberID, nil)); err != nil {
+	if err := n.open(openings{publications(id, r.IP, r.Ports), n.peersOf(id, r.IP)}); err != nil {
 		return err
 	}
-	if err := removeLink(n.hostLink(memberID)); err != nil {
-		return err
-	}
-	if begun {
-		if err := deleteFlows(addr); err != nil {
-			return err
-		}
-	}
-	failpoint.Hit("agent/detach/veth_removed")
-	if err := errors.Join(n.releaseAddress(memberID), n.removeNamespaces(memberID)); err != nil {
-		return err
-	}
-	failpoint.Hit("agent/detach/namespaces_removed")
-	return os.RemoveAll(n.recordPath(memberID))
-}
-
-// List names every member that has a network or a part of one, in order.
-func (n *Network) List() ([]string, error) {
-	entries, err := os.ReadDir(n.membersDir())
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("list members' networks: %w", err)
-	}
-	var members []string
-	for _, e := range entries {
-		if id, ok := strings.CutSuffix(e.Name(), recordSuffix); ok {
-			members = append(members, id)
-		}
-	}
-	return members, nil
-}
-
-// Close removes the shared network, unless there is a member. The next Setup makes it again.
-func (n *Network) Close(ctx context.Context) error {
-	members, err := n.List()
-	if err != nil || len(members) > 0 {
-		return err
-	}
-	n.use.Lock()
-	defer n.use.Unlock()
-	if members, err = n.List(); err != nil || len(members) > 0 {
-		return err
-	}
-	n.ready = false
-	return n.removeShared(ctx)
-}
-
-// Purge removes every member's network and everything else of this agent, also its state directory.
-func (n *Network) Purge(ctx context.Context) error {
-	members, err := n.List()
-	if err != nil {
-		return err
-	}
-	for _, id := range members {
-		if err := n.Remove(ctx, id); err != nil {
-			return err
-		}
-	}
-	if err := n.Close(ctx); err != nil {
-		return err
-	}
-	return os.RemoveAll(n.cfg.StateDir)
-}
-
-// isReady reports whether the member's network was completed.
-func (n *Network) isReady(memberID string) bool {
-	r, err := n.readRecord(memberID)
-	return err == nil && r.Ready
+	failpoint.Hit("agent/attach/opened")
+	return n.writeRecord(id, r)
 }

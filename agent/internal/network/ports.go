@@ -34,42 +34,71 @@ func (n *Network) portSet(p transportProtocol) *nftables.Set {
 type publication struct {
 	PortMapping
 
-	memberID string
-	ip       netip.Addr
+	id string
+	ip netip.Addr
 }
 
 func (p publication) element() nftables.SetElement {
-	// Each part of the value is padded to four bytes. The comment names the member to an administrator.
+	// Each part of the value is padded to four bytes. The comment names the attachment to an administrator.
 	value := append(binary.BigEndian.AppendUint16(p.ip.AsSlice(), p.ContainerPort), 0, 0)
-	return nftables.SetElement{Key: portBytes(p.HostPort), Val: value, Comment: p.memberID}
+	return nftables.SetElement{Key: portBytes(p.HostPort), Val: value, Comment: p.id}
 }
 
-func publications(memberID string, ip netip.Addr, ports []PortMapping) []publication {
+func publications(id string, ip netip.Addr, ports []PortMapping) []publication {
 	out := make([]publication, 0, len(ports))
 	for _, p := range ports {
-		out = append(out, publication{p, memberID, ip})
+		out = append(out, publication{p, id, ip})
 	}
 	return out
 }
 
-// publicationsOf returns the published ports of the members whose networks are ready.
-func (n *Network) publicationsOf(members []string) []publication {
-	var out []publication
-	for _, id := range members {
+// openings are what the firewall table lets through for single attachments.
+type openings struct {
+	ports []publication
+	peers []peering
+}
+
+// openingsOf returns the published ports and the peers of the attachments that are ready.
+func (n *Network) openingsOf(all []string) openings {
+	var out openings
+	addresses := map[string][]netip.Addr{} // by member
+	turns := map[string]uint64{}           // by port
+	for _, id := range all {
 		if r, err := n.readRecord(id); err == nil && r.Ready {
-			out = append(out, publications(id, r.IP, r.Ports)...)
+			out.publish(publications(id, r.IP, r.Ports), r.Turn, turns)
+			out.peers = append(out.peers, peerings(memberOf(id), r.IP, addresses[memberOf(id)])...)
+			addresses[memberOf(id)] = append(addresses[memberOf(id)], r.IP)
 		}
 	}
 	return out
 }
 
+// publish adds the ports of an attachment. Of two that a crash left with the same port, the later one has it.
+func (o *openings) publish(ports []publication, turn uint64, turns map[string]uint64) {
+	for _, p := range ports {
+		key := fmt.Sprint(p.Protocol, p.HostPort)
+		i := slices.IndexFunc(o.ports, func(q publication) bool { return q.conflictsWith(p.PortMapping) })
+		switch {
+		case i < 0:
+			o.ports, turns[key] = append(o.ports, p), turn
+		case turn > turns[key]:
+			o.ports[i], turns[key] = p, turn
+		}
+	}
+}
+
 // maxElements bounds the elements in one message: its attributes have lengths of 16 bits.
 const maxElements = 200
 
-func (n *Network) addPublications(kernel *nftables.Conn, ports []publication) error {
+func (n *Network) addOpenings(kernel *nftables.Conn, o openings) error {
+	for part := range slices.Chunk(elementsOf(o.peers), maxElements) {
+		if err := kernel.SetAddElements(n.peerSet(), part); err != nil {
+			return err
+		}
+	}
 	for _, protocol := range protocols() {
 		var elements []nftables.SetElement
-		for _, p := range ports {
+		for _, p := range o.ports {
 			if p.Protocol == protocol.name {
 				elements = append(elements, p.element())
 			}
@@ -83,14 +112,14 @@ func (n *Network) addPublications(kernel *nftables.Conn, ports []publication) er
 	return nil
 }
 
-// publish opens a member's ports, in one transaction.
-func (n *Network) publish(memberID string, ip netip.Addr, ports []PortMapping) error {
-	if len(ports) == 0 {
+// open adds ports and peers, in one transaction.
+func (n *Network) open(o openings) error {
+	if len(o.ports)+len(o.peers) == 0 {
 		return nil
 	}
 	kernel, err := nftables.New()
 	if err == nil {
-		err = n.addPublications(kernel, publications(memberID, ip, ports))
+		err = n.addOpenings(kernel, o)
 	}
 	if err == nil {
 		err = kernel.Flush()
@@ -102,27 +131,32 @@ func (n *Network) publish(memberID string, ip netip.Addr, ports []PortMapping) e
 	return nil
 }
 
-// unpublish closes a member's ports and removes the count of its flows, in one transaction: each transaction that
+// close closes an attachment's ports, removes the count of its flows and its peers, in one transaction: each one that
 // removes an element waits some ten milliseconds for the kernel's readers. After a crash or a change by another program
 // some elements may be missing.
-func (n *Network) unpublish(ports []PortMapping, counted net.IP) error {
-	err := n.deleteElements(ports, counted)
+func (n *Network) close(ports []PortMapping, counted net.IP, peers []peering) error {
+	err := n.deleteElements(ports, counted, peers)
 	if !errors.Is(err, unix.ENOENT) {
 		return err
 	}
 	for _, p := range ports {
-		if err := n.deleteElements([]PortMapping{p}, nil); err != nil && !errors.Is(err, unix.ENOENT) {
+		if err := n.deleteElements([]PortMapping{p}, nil, nil); err != nil && !errors.Is(err, unix.ENOENT) {
 			return fmt.Errorf("close port %d: %w", p.HostPort, err)
 		}
 	}
-	if err := n.deleteElements(nil, counted); err != nil && !errors.Is(err, unix.ENOENT) {
+	for _, p := range peers {
+		if err := n.deleteElements(nil, nil, []peering{p}); err != nil && !errors.Is(err, unix.ENOENT) {
+			return fmt.Errorf("close the way from %s to %s: %w", p.from, p.to, err)
+		}
+	}
+	if err := n.deleteElements(nil, counted, nil); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("remove the count of flows: %w", err)
 	}
 	return nil
 }
 
-// deleteElements deletes published ports, and the count of flows of an address unless that is nil.
-func (n *Network) deleteElements(ports []PortMapping, counted net.IP) error {
+// deleteElements deletes published ports, peers, and the count of flows of an address unless that is nil.
+func (n *Network) deleteElements(ports []PortMapping, counted net.IP, peers []peering) error {
 	kernel, err := nftables.New()
 	if err != nil {
 		return err
@@ -143,6 +177,11 @@ func (n *Network) deleteElements(ports []PortMapping, counted net.IP) error {
 	if counted != nil {
 		err := kernel.SetDeleteElements(n.flowSet(openFlowSet), []nftables.SetElement{{Key: counted}})
 		if err != nil {
+			return err
+		}
+	}
+	for part := range slices.Chunk(elementsOf(peers), maxElements) {
+		if err := kernel.SetDeleteElements(n.peerSet(), part); err != nil {
 			return err
 		}
 	}
@@ -168,44 +207,52 @@ func (n *Network) portDifference(kernel *nftables.Conn, ports []publication) (st
 	return "", nil
 }
 
-// openPorts lists the ports that the kernel publishes for a member, whatever the record says.
-func (n *Network) openPorts(memberID string) ([]string, error) {
+// openPorts lists the ports that the kernel publishes for a member, and the number of its peers, whatever the records
+// say.
+func (n *Network) openPorts(memberID string) (ports []string, peers int, err error) {
 	// The kernel sends a long list in parts; a change between two of them may hide an element.
 	const attempts = 100
 	for range attempts {
 		before, err := rulesetGeneration()
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
-		open, err := n.listElements(memberID)
-		if err != nil {
-			return nil, fault.New(fault.Unavailable, codeFirewallFailed, "The node cannot read its firewall: look for a "+
+		if ports, peers, err = n.listElements(memberID); err != nil {
+			return nil, 0, fault.New(fault.Unavailable, codeFirewallFailed, "The node cannot read its firewall: look for a "+
 				"program that changes it all the time.", err)
 		}
 		if after, err := rulesetGeneration(); err != nil || after == before {
-			return open, err
+			return ports, peers, err
 		}
 	}
-	return nil, fault.New(fault.Unavailable, codeFirewallFailed, "The node cannot read its firewall: a program changes "+
-		"it all the time.", nil)
+	return nil, 0, fault.New(fault.Unavailable, codeFirewallFailed, "The node cannot read its firewall: a program "+
+		"changes it all the time.", nil)
 }
 
-func (n *Network) listElements(memberID string) ([]string, error) {
+func (n *Network) listElements(memberID string) (ports []string, peers int, err error) {
 	kernel, err := nftables.New()
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
-	var open []string
 	for _, protocol := range protocols() {
 		elements, err := kernel.GetSetElements(n.portSet(protocol))
 		if err != nil && !isMissing(err) {
-			return nil, err
+			return nil, 0, err
 		}
 		for _, e := range elements {
-			if e.Comment == memberID && len(e.Key) >= 2 {
-				open = append(open, strconv.Itoa(int(binary.BigEndian.Uint16(e.Key))))
+			if memberOf(e.Comment) == memberID && len(e.Key) >= 2 {
+				ports = append(ports, strconv.Itoa(int(binary.BigEndian.Uint16(e.Key))))
 			}
 		}
 	}
-	return slices.Compact(open), nil
+	elements, err := kernel.GetSetElements(n.peerSet())
+	if err != nil && !isMissing(err) {
+		return nil, 0, err
+	}
+	for _, e := range elements {
+		if e.Comment == memberID {
+			peers++
+		}
+	}
+	return slices.Compact(ports), peers, nil
 }

@@ -10,22 +10,24 @@ import (
 
 const recordSuffix = ".json"
 
-// record is the stored state of a member's network: Remove needs it, and a repeated Setup compares it.
+// record is the stored state of an attachment: Remove needs it, and a repeated Setup compares it.
 type record struct {
 	BootID string `json:"boot_id"`
-	// Ready is false while the network is being made.
+	// Ready is false while the attachment is being made or removed.
 	Ready bool          `json:"ready"`
 	Ports []PortMapping `json:"ports"`
 	IP    netip.Addr    `json:"ip,omitzero"`
+	// Turn grows with each Publish of a member: of two attachments with a port, the one with the greater turn has it.
+	Turn uint64 `json:"turn,omitempty"`
 }
 
-func (n *Network) recordPath(memberID string) string {
-	return filepath.Join(n.membersDir(), memberID+recordSuffix)
+func (n *Network) recordPath(id string) string {
+	return filepath.Join(n.membersDir(), id+recordSuffix)
 }
 
 // readRecord accepts a damaged record and one of an earlier boot: only the ports count then.
-func (n *Network) readRecord(memberID string) (record, error) {
-	data, err := os.ReadFile(n.recordPath(memberID))
+func (n *Network) readRecord(id string) (record, error) {
+	data, err := os.ReadFile(n.recordPath(id))
 	if err != nil {
 		return record{}, err
 	}
@@ -37,8 +39,8 @@ func (n *Network) readRecord(memberID string) (record, error) {
 }
 
 // writeRecord need not sync: when the machine goes down, so does what the record is about.
-func (n *Network) writeRecord(memberID string, r record) error {
-	return writeJSON(n.recordPath(memberID), r)
+func (n *Network) writeRecord(id string, r record) error {
+	return writeJSON(n.recordPath(id), r)
 }
 
 // forgetEarlierBoot removes what the state directory has of an earlier boot: its networks are gone.

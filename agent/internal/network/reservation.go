@@ -21,13 +21,13 @@ type portReservation struct {
 	socket   int
 }
 
-// reservePorts reserves these ports for a member and releases its others. On an error it keeps those that it could
+// reservePorts reserves these ports for an attachment and releases its others. On an error it keeps those that it could
 // reserve.
-func (n *Network) reservePorts(memberID string, ports []PortMapping) error {
+func (n *Network) reservePorts(id string, ports []PortMapping) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	var kept []portReservation
-	for _, h := range n.reserved[memberID] {
+	for _, h := range n.reserved[id] {
 		if slices.ContainsFunc(ports, h.is) {
 			kept = append(kept, h)
 		} else {
@@ -46,8 +46,8 @@ func (n *Network) reservePorts(memberID string, ports []PortMapping) error {
 		}
 		kept = append(kept, portReservation{p.Protocol, p.HostPort, socket})
 	}
-	if n.reserved[memberID] = kept; len(kept) == 0 {
-		delete(n.reserved, memberID)
+	if n.reserved[id] = kept; len(kept) == 0 {
+		delete(n.reserved, id)
 	}
 	return errors.Join(errs...)
 }
@@ -83,20 +83,20 @@ func (n *Network) PortFree(memberID string, port uint16) bool {
 	p := PortMapping{HostPort: port, Protocol: "tcp"}
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for member, ports := range n.reserved {
+	for id, ports := range n.reserved {
 		if slices.ContainsFunc(ports, func(h portReservation) bool { return h.is(p) }) {
-			return member == memberID
+			return memberOf(id) == memberID
 		}
 	}
 	socket, err := bindPort(p)
 	return err == nil && unix.Close(socket) == nil
 }
 
-// reserveAllPorts reserves the ports of all members, also those that an earlier agent has published.
-func (n *Network) reserveAllPorts(ctx context.Context, members []string) error {
+// reserveAllPorts reserves the ports of all attachments, also those that an earlier agent has published.
+func (n *Network) reserveAllPorts(ctx context.Context, all []string) error {
 	var errs []error
-	for _, id := range members {
-		unlock, err := n.members.Lock(ctx, id)
+	for _, id := range all {
+		unlock, err := n.attachments.Lock(ctx, id)
 		if err != nil {
 			return err
 		}

@@ -15,6 +15,7 @@ import (
 // Names in the firewall table.
 const (
 	egressChain      = "egress"
+	peerChain        = "peer"
 	deniedSet        = "denied"
 	earlierLinkSet   = "earlier_links"
 	newFlowSet       = "new_flows"
@@ -94,6 +95,7 @@ type portRange struct{ first, last uint16 }
 //     because an answer to 127.0.0.1 would not leave the member
 //   - to a member: only answers, and what the node itself sends (published ports arrive that way). By direction, so
 //     that a connection that was opened while the rules were missing does not outlive that
+//   - between the services of a member: everything, bounded by flowRules
 //   - between members, of this agent or another: nothing (law 10)
 //   - from a member to the host: nothing but answers; not to 127.0.0.0/8 either, which the kernel would let pass
 //     because published ports need route_localnet
@@ -118,6 +120,7 @@ func generateRules(in rulesetInput) ruleset {
 				},
 				flowRules(in), egress,
 			)},
+			{name: peerChain, rules: append(flowRules(in), accept())},
 			{name: "prerouting", base: filter(nftables.ChainHookPrerouting, -300), rules: []rule{
 				join(fromBridge, destination(loopback), drop()),
 			}},
@@ -127,6 +130,7 @@ func generateRules(in rulesetInput) ruleset {
 			}},
 			{name: "forward", base: filter(nftables.ChainHookForward, -10), rules: append([]rule{
 				join(toBridge, answers(), accept()),
+				join(fromBridge, toBridge, betweenPeers(), jump(peerChain)),
 				join(toBridge, drop()),
 				join(fromBridge, jump(egressChain)),
 			}, links...)},
@@ -177,7 +181,7 @@ func linkRules(links []string) ([]rule, []constantSet) {
 	return rules, []constantSet{set}
 }
 
-// flowRules bound the flows of each member before its egress is judged.
+// flowRules bound the flows of each service before its egress is judged.
 func flowRules(in rulesetInput) []rule {
 	var rules []rule
 	if in.features.limits {

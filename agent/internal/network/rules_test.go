@@ -54,8 +54,8 @@ func TestTheKernelGivesBackTheRulesThatItWasGiven(t *testing.T) {
 		in := fullInput()
 		change(&in)
 		want := generateRules(in)
-		require.NoError(t, n.replaceTable(want, ports), name)
-		found, err := n.difference(want, ports)
+		require.NoError(t, n.replaceTable(want, openings{ports: ports}), name)
+		found, err := n.difference(want, openings{ports: ports})
 		require.NoError(t, err, name)
 		require.Empty(t, found, name)
 	}
@@ -63,7 +63,7 @@ func TestTheKernelGivesBackTheRulesThatItWasGiven(t *testing.T) {
 
 func TestEveryChangeOfTheRulesIsADifference(t *testing.T) {
 	n := newTable(t)
-	require.NoError(t, n.replaceTable(generateRules(fullInput()), nil))
+	require.NoError(t, n.replaceTable(generateRules(fullInput()), openings{}))
 	for name, change := range map[string]func(*rulesetInput){
 		"bridge":     func(in *rulesetInput) { in.bridge = "none1" },
 		"members":    func(in *rulesetInput) { in.members = netip.MustParsePrefix("10.77.1.0/24") },
@@ -82,12 +82,12 @@ func TestEveryChangeOfTheRulesIsADifference(t *testing.T) {
 	} {
 		in := fullInput()
 		change(&in)
-		found, err := n.difference(generateRules(in), nil)
+		found, err := n.difference(generateRules(in), openings{})
 		require.NoError(t, err, name)
 		require.NotEmpty(t, found, name)
 	}
 	port := publications("m1", netip.MustParseAddr("10.77.0.2"), []PortMapping{{21001, 80, "tcp"}})
-	found, err := n.difference(generateRules(fullInput()), port)
+	found, err := n.difference(generateRules(fullInput()), openings{ports: port})
 	require.NoError(t, err)
 	require.Equal(t, "tcp port 21001 is not published", found)
 }
@@ -111,11 +111,11 @@ func TestManyPublishedPortsAreOneTransaction(t *testing.T) {
 	}
 	long := "a-member-with-the-longest-id-that-a-comment-of-the-firewall-can-hold-" +
 		"0123456789012345678901234567890123456789012345678901234567"
-	require.NoError(t, checkMember(long))
+	require.NoError(t, checkID(long))
 	ports := publications(long, netip.MustParseAddr("10.77.0.2"), mappings)
 	want := generateRules(fullInput())
-	require.NoError(t, n.replaceTable(want, ports))
-	found, err := n.difference(want, ports)
+	require.NoError(t, n.replaceTable(want, openings{ports: ports}))
+	found, err := n.difference(want, openings{ports: ports})
 	require.NoError(t, err)
 	require.Empty(t, found)
 }

@@ -21,9 +21,9 @@ func (n *Network) table() *nftables.Table {
 	return &nftables.Table{Family: nftables.TableFamilyINet, Name: n.tableName()}
 }
 
-// replaceTable replaces the table with the rules and the published ports in one transaction, so that members are
-// isolated at any time. The rules with port ranges follow.
-func (n *Network) replaceTable(want ruleset, ports []publication) error {
+// replaceTable replaces the table with the rules, the published ports and the peers in one transaction, so that members
+// are isolated at any time. The rules with port ranges follow.
+func (n *Network) replaceTable(want ruleset, o openings) error {
 	kernel, err := nftables.New()
 	if err != nil {
 		return err
@@ -45,7 +45,7 @@ func (n *Network) replaceTable(want ruleset, ports []publication) error {
 			kernel.AddRule(&nftables.Rule{Table: table, Chain: c.in(table), Exprs: r})
 		}
 	}
-	if err := n.addPublications(kernel, ports); err != nil {
+	if err := n.addOpenings(kernel, o); err != nil {
 		return err
 	}
 	if err := kernel.Flush(); err != nil {
@@ -59,7 +59,7 @@ func (n *Network) replaceTable(want ruleset, ports []publication) error {
 	return nil
 }
 
-// addSets adds the sets that rules refer to, and the maps of published ports.
+// addSets adds the sets that rules refer to, the maps of published ports, and the set of peers.
 func (n *Network) addSets(kernel *nftables.Conn, want ruleset) error {
 	var errs []error
 	for _, s := range want.sets {
@@ -77,6 +77,7 @@ func (n *Network) addSets(kernel *nftables.Conn, want ruleset) error {
 	for _, p := range protocols() {
 		errs = append(errs, kernel.AddSet(n.portSet(p), nil))
 	}
+	errs = append(errs, kernel.AddSet(n.peerSet(), nil))
 	return errors.Join(errs...)
 }
 
@@ -103,9 +104,9 @@ func (n *Network) removeTable() error {
 	return nil
 }
 
-// difference says in what the kernel's table differs from the rules and the published ports; "" where it does not. The
-// timeouts of flows are not compared: the kernel changes no such object while a rule uses it.
-func (n *Network) difference(want ruleset, ports []publication) (string, error) {
+// difference says in what the kernel's table differs from the rules, the published ports and the peers; "" where it
+// does not. The timeouts of flows are not compared: the kernel changes no such object while a rule uses it.
+func (n *Network) difference(want ruleset, o openings) (string, error) {
 	kernel, err := nftables.New(nftables.AsLasting())
 	if err != nil {
 		return "", err
@@ -115,7 +116,8 @@ func (n *Network) difference(want ruleset, ports []publication) (string, error) 
 		func() (string, error) { return n.chainDifference(kernel, want) },
 		func() (string, error) { return n.ruleDifference(kernel, want) },
 		func() (string, error) { return n.setDifference(kernel, want) },
-		func() (string, error) { return n.portDifference(kernel, ports) },
+		func() (string, error) { return n.portDifference(kernel, o.ports) },
+		func() (string, error) { return n.peerDifference(o.peers) },
 	} {
 		found, err := compare()
 		if isMissing(err) {

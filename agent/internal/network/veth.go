@@ -21,33 +21,37 @@ import (
 // memberLink is the name of the link inside.
 const memberLink = "eth0"
 
-// hostLink is the name of the other end, on the host. It derives from the member's id, so it needs no record; many
+// hostLink is the name of the other end, on the host. It derives from the attachment's id, so it needs no record; many
 // programs ignore links called veth.
-func (n *Network) hostLink(memberID string) string {
-	sum := sha256.Sum256([]byte(n.cfg.Bridge + "\n" + memberID))
+func (n *Network) hostLink(id string) string {
+	sum := sha256.Sum256([]byte(n.cfg.Bridge + "\n" + id))
 	return "veth" + hex.EncodeToString(sum[:])[:11]
 }
 
-// attachVeth connects the member's namespace to the bridge and sets its address and default route. No packet passes
-// before the last step.
-func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
+// attachVeth connects the attachment's namespace to the bridge and sets its address and routes. No packet passes before
+// the last step.
+func (n *Network) attachVeth(id string, ip netip.Addr) error {
 	bridge, err := n.bridge()
 	if err != nil {
 		return err
 	}
-	ns, err := netns.GetFromPath(n.netnsPath(memberID))
+	ns, err := netns.GetFromPath(n.netnsPath(id))
 	if err != nil {
 		return err
 	}
 	defer func() { _ = ns.Close() }()
 	attrs := netlink.NewLinkAttrs()
-	attrs.Name, attrs.MTU, attrs.MasterIndex = n.hostLink(memberID), bridge.Attrs().MTU, bridge.Attrs().Index
+	attrs.Name, attrs.MTU, attrs.MasterIndex = n.hostLink(id), bridge.Attrs().MTU, bridge.Attrs().Index
 	host := netlink.NewVeth(attrs)
 	host.PeerName, host.PeerNamespace, host.PeerHardwareAddr = memberLink, netlink.NsFd(int(ns)), hardwareAddr(ip)
 	if err := netlink.LinkAdd(host); err != nil {
 		return fmt.Errorf("make the member's link: %w", err)
 	}
 	failpoint.Hit("agent/attach/veth_made")
+	// By the alias, leftovers are found without a record.
+	if err := netlink.LinkSetAlias(host, id); err != nil {
+		return fmt.Errorf("name link %s: %w", attrs.Name, err)
+	}
 	// Isolated ports do not reach each other: neighbours are separated below IP, too.
 	if err := netlink.LinkSetIsolated(host, true); err != nil {
 		return fmt.Errorf("isolate link %s: %w", attrs.Name, err)
@@ -56,8 +60,7 @@ func (n *Network) attachVeth(memberID string, ip netip.Addr) error {
 	if err := netlink.LinkSetUp(host); err != nil {
 		return fmt.Errorf("bring up link %s: %w", attrs.Name, err)
 	}
-	address := &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(n.prefix.Bits(), 32)}
-	err = netnamespace.Run(n.netnsPath(memberID), func() error { return configureLink(address, n.gateway().AsSlice()) })
+	err = netnamespace.Run(n.netnsPath(id), func() error { return configureLink(hostNet(ip), hostNet(n.gateway())) })
 	if err != nil {
 		return err
 	}
@@ -70,11 +73,23 @@ func hardwareAddr(ip netip.Addr) net.HardwareAddr {
 	return append(net.HardwareAddr{0x02, 0x67}, ip.AsSlice()...)
 }
 
-// configureLink runs in the member's namespace. It sets the loopback link and the member's link up, and lets the
-// member's processes listen on ports below 1024.
-func configureLink(address *net.IPNet, gateway net.IP) error {
-	if err := os.WriteFile("/proc/sys/net/ipv4/ip_unprivileged_port_start", []byte("0"), 0); err != nil {
-		return err
+func hostNet(ip netip.Addr) *net.IPNet {
+	return &net.IPNet{IP: ip.AsSlice(), Mask: net.CIDRMask(32, 32)}
+}
+
+// configureLink runs in the attachment's namespace. It sets the loopback link and the member's link up, and lets the
+// service's processes listen on ports below 1024. All packets take the way by the gateway, those to peers too: the
+// bridge passes none between its ports, and the firewall decides.
+func configureLink(address, gateway *net.IPNet) error {
+	for name, value := range map[string]string{
+		"ip_unprivileged_port_start": "0",
+		// The host, which sends packets to a peer back by the link that they came by, would offer a shorter way.
+		"conf/all/accept_redirects":                "0",
+		"conf/" + memberLink + "/accept_redirects": "0",
+	} {
+		if err := os.WriteFile("/proc/sys/net/ipv4/"+name, []byte(value), 0); err != nil {
+			return err
+		}
 	}
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -95,8 +110,11 @@ func configureLink(address *net.IPNet, gateway net.IP) error {
 	if err := netlink.LinkSetUp(link); err != nil {
 		return fmt.Errorf("bring up the member's link: %w", err)
 	}
-	if err := netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: gateway}); err != nil {
-		return fmt.Errorf("give the member its default route: %w", err)
+	for _, r := range []netlink.Route{{Dst: gateway, Scope: netlink.SCOPE_LINK}, {Gw: gateway.IP}} {
+		r.LinkIndex = link.Attrs().Index
+		if err := netlink.RouteAdd(&r); err != nil {
+			return fmt.Errorf("give the member its routes: %w", err)
+		}
 	}
 	return nil
 }
