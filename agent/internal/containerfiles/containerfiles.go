@@ -1,6 +1,6 @@
-// Package containerfiles is the process that copies files into and out of a container. The agent starts its own program
-// for it, with the ids of the container's user and in the container's cgroup; the process gives up all else before it
-// opens a path. It finds paths as the container does: no link leads out of the container's root.
+// Package containerfiles is the process that copies files into and out of a container, or opens its devices. The agent
+// starts its own program for it, with the ids of the container's user and in the container's cgroup; the process gives
+// up all else before it opens a path. It finds paths as the container does: no link leads out of the container's root.
 package containerfiles
 
 import (
@@ -19,12 +19,17 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/filecopy"
 )
 
-// Name is the first argument of the process, In or Out the second, a path in the container the third.
+// Name is the first argument of the process, In, Out or Devices the second. A path in the container follows, for
+// Devices any number of them.
 const (
-	Name = "copy-files"
-	In   = "in"
-	Out  = "out"
+	Name    = "container-files"
+	In      = "in"
+	Out     = "out"
+	Devices = "devices"
 )
+
+// DeviceLost is the exit code of Devices where the container cannot open a device; stderr says which and why.
+const DeviceLost = 3
 
 // The files that the process is started with: the container's root directory, and a pipe that ends when the process is
 // in the container's cgroup.
@@ -36,10 +41,10 @@ const (
 // oomScore makes the kernel kill a copy before the app whose memory it shares.
 const oomScore = "1000"
 
-// Run copies the tar stream of stdin into the container, or the files of the container to stdout. It is the whole
-// program: what it returns is the exit code.
+// Run copies the tar stream of stdin into the container, or the files of the container to stdout, or opens devices. It
+// is the whole program: what it returns is the exit code.
 func Run(args []string) int {
-	if len(args) != 2 || args[0] != In && args[0] != Out {
+	if len(args) < 2 || args[0] != Devices && (len(args) > 2 || args[0] != In && args[0] != Out) {
 		fmt.Fprintln(os.Stderr, "a copy needs a direction and a path")
 		return 2
 	}
@@ -51,6 +56,9 @@ func Run(args []string) int {
 	}
 	if err == nil {
 		err = giveUpRights()
+	}
+	if err == nil && args[0] == Devices {
+		return openDevices(args[1:])
 	}
 	var left filecopy.Report
 	if err == nil {
@@ -81,6 +89,26 @@ func giveUpRights() error {
 		return fmt.Errorf("give up capabilities: %w", errno)
 	}
 	return nil
+}
+
+// openDevices opens each device as the container would. A node that is gone, that the cgroup refuses or whose device
+// fails is lost; any other error is the driver's own matter.
+func openDevices(paths []string) (code int) {
+	for _, device := range paths {
+		fd, err := unix.Openat2(rootFD, device, &unix.OpenHow{
+			Flags:   unix.O_RDWR | unix.O_NONBLOCK | unix.O_NOCTTY | unix.O_CLOEXEC,
+			Resolve: unix.RESOLVE_IN_ROOT | unix.RESOLVE_NO_MAGICLINKS,
+		})
+		if err == nil {
+			_ = unix.Close(fd)
+			continue
+		}
+		if slices.Contains([]error{unix.EPERM, unix.EACCES, unix.ENOENT, unix.EIO}, err) {
+			fmt.Fprintf(os.Stderr, "%s: %s\n", device, err)
+			code = DeviceLost
+		}
+	}
+	return code
 }
 
 func run(direction, file string) (left filecopy.Report, err error) {

@@ -180,3 +180,10 @@ func CheckClock(now, passed time.Time) error {
 		"(timedatectl set-ntp true, or date -s) and look after its battery.",
 		now.UTC().Format(time.RFC3339), passed.UTC().Format(time.RFC3339)), nil)
 }
+
+// HasCapability reports whether the agent has the capability; where a node runs in a container, root may lack some.
+func HasCapability(which int) bool {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var sets [2]unix.CapUserData
+	return unix.Capget(&header, &sets[0]) == nil && sets[which/32].Effective&(1<<(which%32)) != 0
+}

@@ -15,7 +15,17 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/loop"
 )
 
-func (r *Runtime) cgroupPath(id string) string { return filepath.Join(r.cfg.CgroupParent, id) }
+// cgroupPath is the cgroup of a run, below that of its member.
+func (r *Runtime) cgroupPath(id string) string {
+	if i := strings.LastIndexByte(id, '.'); i > 0 {
+		return filepath.Join(r.memberCgroup(id[:i]), id)
+	}
+	return r.memberCgroup(id)
+}
+
+func (r *Runtime) memberCgroup(memberID string) string {
+	return filepath.Join(r.cfg.CgroupParent, memberID)
+}
 
 // cgroupDirs are the directories of a cgroup path that exist: one in every hierarchy of version 1, one in version 2.
 func (r *Runtime) cgroupDirs(path string) []string {
@@ -52,14 +62,14 @@ func (r *Runtime) oomKilled(id string) bool {
 // cgroupWait bounds how long killed processes may take to leave their cgroup.
 const cgroupWait = 10 * time.Second
 
-// removeCgroup kills what is still in the container's cgroup and removes it, then the parent when it is empty.
+// removeCgroup kills what is still in the container's cgroup and removes it, then its parents when they are empty.
 func (r *Runtime) removeCgroup(ctx context.Context, id string) error {
 	limit, cancel := context.WithTimeout(ctx, cgroupWait)
 	defer cancel()
 	for {
 		left, err := r.tryRemoveCgroup(id)
 		if left == 0 {
-			return r.removeEmptyCgroup(r.cfg.CgroupParent)
+			return r.removeEmptyCgroup(filepath.Dir(r.cgroupPath(id)))
 		}
 		if !loop.Pause(limit, 20*time.Millisecond) {
 			return errors.Join(err, limit.Err())
@@ -105,6 +115,24 @@ func (r *Runtime) removeEmptyCgroup(path string) error {
 			if err := unix.Rmdir(dir); err != nil && !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.ENOTEMPTY) &&
 				!errors.Is(err, unix.ENOENT) {
 				return err
+			}
+		}
+	}
+	return nil
+}
+
+// removeMemberCgroups removes those that a removal could not, because a container was being made meanwhile.
+func (r *Runtime) removeMemberCgroups() error {
+	for _, dir := range r.cgroupDirs(r.cfg.CgroupParent) {
+		entries, err := os.ReadDir(dir)
+		if err != nil {
+			return err
+		}
+		for _, e := range entries {
+			if e.IsDir() {
+				if err := r.removeEmptyCgroup(r.memberCgroup(e.Name())); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -17,9 +17,9 @@ func TestBothCgroupVersionsAreRead(t *testing.T) {
 		files map[string]string
 		dirs  []string
 	}{
-		"version 1": {false, map[string]string{"memory/p/a.1/memory.oom_control": "oom_kill_disable 0\nunder_oom " +
-			"0\noom_kill 2\n", "pids/p/a.1/cgroup.procs": ""}, []string{"memory/p/a.1", "pids/p/a.1"}},
-		"version 2": {true, map[string]string{"p/a.1/memory.events": "low 0\noom 1\noom_kill 1\n"}, []string{"p/a.1"}},
+		"version 1": {false, map[string]string{"memory/p/a/a.1/memory.oom_control": "oom_kill_disable 0\nunder_oom " +
+			"0\noom_kill 2\n", "pids/p/a/a.1/cgroup.procs": ""}, []string{"memory/p/a/a.1", "pids/p/a/a.1"}},
+		"version 2": {true, map[string]string{"p/a/a.1/memory.events": "low 0\noom 1\noom_kill 1\n"}, []string{"p/a/a.1"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
@@ -35,8 +35,8 @@ func TestBothCgroupVersionsAreRead(t *testing.T) {
 			for _, dir := range c.dirs {
 				want = append(want, filepath.Join(root, dir))
 			}
-			require.ElementsMatch(t, want, r.cgroupDirs("/p/a.1"))
-			require.Empty(t, r.cgroupDirs("/p/a.2"))
+			require.ElementsMatch(t, want, r.cgroupDirs("/p/a/a.1"))
+			require.Empty(t, r.cgroupDirs("/p/a/a.2"))
 		})
 	}
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/pkg/execstream"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -31,7 +32,8 @@ func (f *fixture) command(id string, args ...string) (out string, code int, err 
 // cgroupPids are the processes in the container's cgroup.
 func (f *fixture) cgroupPids(id string) []string {
 	for _, root := range []string{"/sys/fs/cgroup/pids", "/sys/fs/cgroup"} {
-		if data, err := os.ReadFile(filepath.Join(root, f.cfg.CgroupParent, id, "cgroup.procs")); err == nil {
+		path := filepath.Join(root, runtime.CgroupOf(f.cfg.CgroupParent, id), "cgroup.procs")
+		if data, err := os.ReadFile(path); err == nil {
 			return strings.Fields(string(data))
 		}
 	}

@@ -18,12 +18,12 @@ const (
 
 // writeConfig replaces the file by a rename: the app reads the old content or the new one, whole.
 func writeConfig(dir, json string) error {
-	if err := os.MkdirAll(dir, 0o755); err != nil { //nolint:gosec // read inside the container
-		return directoryFault(dir, err)
+	if err := makeDir(dir, 0o755); err != nil {
+		return err
 	}
 	path := filepath.Join(dir, configFile)
-	if err := os.WriteFile(path+".new", []byte(json), 0o444); err != nil { //nolint:gosec // as the directory
-		return directoryFault(path, err)
+	if err := writeFile(path+".new", []byte(json), 0o444); err != nil {
+		return err
 	}
 	return os.Rename(path+".new", path)
 }

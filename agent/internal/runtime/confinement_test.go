@@ -3,12 +3,14 @@ package runtime_test
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
 	goruntime "runtime"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -74,6 +76,32 @@ func TestContainerIsConfined(t *testing.T) {
 		require.NotEqual(t, "ok", in[refused], refused)
 	}
 	require.NotEmpty(t, in["cgroups"])
+}
+
+// A service may have /run as a scratch directory: it is the one file system there, and the platform's files lie in it.
+func TestAScratchDirectoryMayBeRun(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	spec.Service.User = "1234:5678"
+	spec.Service.Scratch = []*protocol.Scratch{{Path: "/run", SizeBytes: 1 << 20}}
+	spec.Service.Config = &protocol.Config{Json: "{}"}
+	built, err := f.rt.BuildSpec(t.Context(), spec)
+	require.NoError(t, err)
+	var below []string
+	for _, m := range built.Mounts {
+		if m.Destination == "/run" {
+			require.Subset(t, m.Options, []string{"mode=1777", "uid=1234", "gid=5678", "size=1048576"})
+		}
+		if strings.HasPrefix(m.Destination, "/run") {
+			below = append(below, m.Destination)
+		}
+	}
+	require.Equal(t, []string{"/run", "/run/gpuaas"}, below)
+	f.start(spec)
+	pid := f.wait(spec.ID, runtime.StateRunning).PID
+	config, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/run/gpuaas/config.json", pid))
+	require.NoError(t, err)
+	require.Equal(t, "{}", string(config))
 }
 
 func TestContainerCannotTakeTheKernelsEntriesFor32Bits(t *testing.T) {

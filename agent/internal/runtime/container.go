@@ -18,13 +18,13 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/mount"
-	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // runcRuntime is containerd's runtime plugin; its shim is the parent of a container and outlives containerd.
@@ -59,6 +59,7 @@ type Container struct {
 	MemberID   string
 	InstanceID string
 	Service    string
+	Copy       string
 	Revision   uint64
 	SpecDigest string
 	// Image is its name, <repository>@<digest>.
@@ -76,6 +77,13 @@ type Container struct {
 	UserNamespace bool
 	// AcceleratorIDs are the accelerators and partitions that it holds alone, sorted.
 	AcceleratorIDs []string
+	// DependsOn are the services that it needs; it stops before they do.
+	DependsOn []string
+	// StopGrace is how long its process has between SIGTERM and SIGKILL; zero where its service did not say.
+	StopGrace time.Duration
+	Restart   protocol.Service_RestartPolicy
+	// Environment is the id of the environment that it installs.
+	Environment string
 }
 
 func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyImage, error) {
@@ -97,8 +105,13 @@ func (r *Runtime) buildSpec(ctx context.Context, spec Spec) (*specs.Spec, readyI
 	if err != nil {
 		return nil, readyImage{}, err
 	}
+	mounted, err := r.mountImages(ctx, spec.Service)
+	if err != nil {
+		return nil, readyImage{}, err
+	}
 	s, err := buildSpec(specInput{
-		spec: spec, image: image.config, user: usr, host: r.host, files: r.files(spec.ID), cgroup: r.cgroupPath(spec.ID),
+		imageMounts: mounted, spec: spec, image: image.config, user: usr, host: r.host, files: r.files(spec.ID),
+		cgroup: r.cgroupPath(spec.ID),
 		uidMap: r.uidMap(),
 	})
 	return s, image, err
@@ -149,6 +162,9 @@ func (r *Runtime) Prepare(ctx context.Context, spec Spec) (*Pending, error) {
 	err = r.newContainer(ctx, p)
 	if errdefs.IsAlreadyExists(err) {
 		err = r.newContainerAgain(ctx, p)
+	}
+	if err == nil {
+		_, err = r.mountImages(ctx, spec.Service) // now that its record keeps them on the node
 	}
 	if err != nil {
 		p.Close()
@@ -203,7 +219,7 @@ func (r *Runtime) newContainer(ctx context.Context, p *Pending) error {
 			return err
 		}
 	}
-	if err := r.prepareFiles(p.Spec); err != nil {
+	if err := errors.Join(r.prepareFiles(p.Spec), r.ownVolumes(p)); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/start/files_written")
@@ -250,17 +266,17 @@ func (r *Runtime) CreateTask(ctx context.Context, p *Pending) error {
 
 // newTask makes one call to containerd; Container.NewTask would make five.
 func (r *Runtime) newTask(ctx context.Context, p *Pending) error {
-	log, err := cio.LogFile(r.logPath(p.Spec.ID))(p.Spec.ID)
+	stdout, stderr, err := r.makeLog(p.Spec.ID)
 	if err != nil {
-		return fmt.Errorf("prepare the log: %w", err)
+		return fmt.Errorf("make the log: %w", err)
 	}
 	r.parents.RLock()
 	defer r.parents.RUnlock()
 	_, err = r.client.TaskService().Create(ctx, &tasks.CreateTaskRequest{
 		ContainerID: p.Spec.ID,
 		Rootfs:      mount.ToProto(p.rootfs),
-		Stdout:      log.Config().Stdout,
-		Stderr:      log.Config().Stderr,
+		Stdout:      stdout,
+		Stderr:      stderr,
 	})
 	if err != nil {
 		return fmt.Errorf("make task: %w", errgrpc.ToNative(err))
@@ -268,14 +284,15 @@ func (r *Runtime) newTask(ctx context.Context, p *Pending) error {
 	return nil
 }
 
-// StartTask runs the workload. The network must be complete; ip is the container's address for its /etc/hosts.
-func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string) (Run, error) {
+// StartTask runs the workload. The network must be complete; ip is the container's address for its /etc/hosts, peers
+// are the member's other services.
+func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string, peers []Peer) (Run, error) {
 	if p.running != nil {
 		return *p.running, nil
 	}
 	ctx = r.ns(ctx)
-	if p.Spec.IP != ip {
-		p.Spec.IP = ip
+	if p.Spec.IP != ip || len(peers) > 0 {
+		p.Spec.IP, p.Spec.Peers = ip, peers
 		if err := r.writeHosts(p.Spec); err != nil {
 			return Run{}, startFault(err)
 		}
@@ -359,17 +376,24 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 	process *tasktypes.Process,
 ) (Container, error) {
 	revision, _ := strconv.ParseUint(record.Labels[labelRevision], 10, 64)
+	grace, _ := strconv.ParseUint(record.Labels[labelStopGrace], 10, 32)
+	restart, _ := strconv.ParseInt(record.Labels[labelRestart], 10, 32)
 	c := Container{
 		ID:             record.ID,
 		MemberID:       record.Labels[labelMember],
 		InstanceID:     record.Labels[labelInstance],
 		Service:        record.Labels[labelService],
+		Copy:           record.Labels[labelCopy],
 		Revision:       revision,
 		SpecDigest:     record.Labels[labelSpecDigest],
 		Image:          record.Image,
 		StartedAt:      r.startedAt(record.ID),
 		UserNamespace:  record.Labels[labelUserNS] != "none",
 		AcceleratorIDs: acceleratorsOf(record.Labels),
+		DependsOn:      strings.Fields(record.Labels[labelDependsOn]),
+		StopGrace:      time.Duration(grace) * time.Second,
+		Restart:        protocol.Service_RestartPolicy(restart),
+		Environment:    record.Labels[labelEnvironment],
 	}
 	if process == nil {
 		if _, starting := r.starting.Load(record.ID); starting {

@@ -65,17 +65,26 @@ func (r *Runtime) CopyFiles(ctx context.Context, id, file string, into bool, c e
 		case <-ctx.Done():
 		}
 	}()
-	root, err := os.OpenFile(filepath.Join(r.cfg.ProcDir, strconv.Itoa(int(task.Pid())), "root"),
-		unix.O_PATH|unix.O_DIRECTORY, 0)
+	root, err := r.openRoot(ctx, id, task.Pid())
 	if err != nil {
-		return 0, notRunning(err)
+		return 0, err
 	}
 	defer func() { _ = root.Close() }()
+	return r.processIn(ctx, id, root, hostIDs(spec.Process.User, spec.Linux), []string{direction(into), file}, c)
+}
+
+// openRoot opens the root directory of a running container.
+func (r *Runtime) openRoot(ctx context.Context, id string, pid uint32) (*os.File, error) {
+	root, err := os.OpenFile(filepath.Join(r.cfg.ProcDir, strconv.Itoa(int(pid)), "root"), unix.O_PATH|unix.O_DIRECTORY, 0)
+	if err != nil {
+		return nil, notRunning(err)
+	}
 	// The process number may have been given again before the directory was opened: then the task has ended.
 	if now, err := r.Get(ctx, id); err != nil || now.State != StateRunning {
-		return 0, notRunning(cmp.Or(err, fmt.Errorf("the container has ended: %w", errdefs.ErrNotFound)))
+		_ = root.Close()
+		return nil, notRunning(cmp.Or(err, fmt.Errorf("the container has ended: %w", errdefs.ErrNotFound)))
 	}
-	return r.copyProcess(ctx, id, root, hostIDs(spec.Process.User, spec.Linux), []string{direction(into), file}, c)
+	return root, nil
 }
 
 func direction(into bool) string {
@@ -102,8 +111,8 @@ func hostIDs(u specs.User, l *specs.Linux) *syscall.Credential {
 	return out
 }
 
-// copyProcess runs the agent's own program as the container's user.
-func (r *Runtime) copyProcess(ctx context.Context, id string, root *os.File, who *syscall.Credential, args []string,
+// processIn runs the agent's own program as the container's user.
+func (r *Runtime) processIn(ctx context.Context, id string, root *os.File, who *syscall.Credential, args []string,
 	c execstream.Command,
 ) (int, error) {
 	hold, begin, err := os.Pipe()
@@ -123,7 +132,7 @@ func (r *Runtime) copyProcess(ctx context.Context, id string, root *os.File, who
 	err = cmd.Start()
 	_ = hold.Close()
 	if err != nil {
-		return 0, fmt.Errorf("start a copy: %w", err)
+		return 0, fmt.Errorf("start a process of the agent: %w", err)
 	}
 	go func() {
 		_, _ = io.Copy(input, c.Stdin)

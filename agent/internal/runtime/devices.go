@@ -1,12 +1,15 @@
 package runtime
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/opencontainers/runtime-spec/specs-go"
@@ -14,6 +17,8 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
+	"github.com/gpuaas/gpuaas/agent/internal/containerfiles"
+	"github.com/gpuaas/gpuaas/pkg/execstream"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -26,6 +31,12 @@ const (
 	// visibleDevices asks NVIDIA's runtime hook for GPUs where the machine has that hook; noDevices keeps it from acting.
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	noDevices      = "void"
+	// mpsPipeDir is where a container finds the sockets of its MPS daemon.
+	mpsPipeDir = "/run/nvidia-mps"
+	// labelAccelerator, followed by an id, marks a container that holds this accelerator or partition alone.
+	labelAccelerator = labelPrefix + "accelerator."
+	// labelShared, followed by an id, marks a container that has a part of this accelerator, for whom and how.
+	labelShared = labelPrefix + "shared-accelerator."
 )
 
 // checkDevices refuses a container whose edits are not for what its service names: a caller forgot one or the other.
@@ -38,6 +49,16 @@ func (s Spec) checkDevices() error {
 	if len(s.Service.GetResources().GetAcceleratorIds()) == 0 && len(s.Devices.Nodes)+len(s.Devices.Claims) > 0 {
 		return badSpec("The run has edits for accelerators that its service does not name.")
 	}
+	sharing := ""
+	for _, slice := range s.Devices.Shared {
+		sharing = slice.Sharing
+	}
+	if sharing != s.Service.GetResources().GetAcceleratorSharing() {
+		return badSpec("The run's accelerators are not shared as its service says.")
+	}
+	if len(s.Devices.Shared) > 0 && s.OrgID == "" {
+		return badSpec("The run names no org, and has a part of an accelerator.")
+	}
 	if err := s.Devices.Check(); err != nil {
 		return fault.New(fault.Unprocessable, codeBadWorkload, "The run's edits for accelerators are refused.",
 			err).Permanent()
@@ -45,8 +66,9 @@ func (s Spec) checkDevices() error {
 	return nil
 }
 
-// checkClaims refuses accelerators that another container holds, whatever its status. The caller holds claims until the
-// container is recorded: the records are the one place that says who holds what.
+// checkClaims refuses accelerators that another container holds, whatever its status, and those of which a container of
+// another org has a part. The caller holds claims until the container is recorded: the records are the one place that
+// says who holds what.
 func (r *Runtime) checkClaims(ctx context.Context, spec Spec) error {
 	records, err := r.client.ContainerService().List(ctx)
 	if err != nil {
@@ -59,8 +81,41 @@ func (r *Runtime) checkClaims(ctx context.Context, spec Spec) error {
 					id+".", nil)
 			}
 		}
+		if id := spec.sharedWith(c.Labels); id != "" && c.ID != spec.ID {
+			return fault.New(fault.Conflict, agent.CodeAcceleratorInUse, "Another container of this node has accelerator "+id+
+				", or a part of it for another org or shared in another way.", nil)
+		}
 	}
 	return nil
+}
+
+// sharedWith returns an accelerator of which the container and the one with these labels must not both have something.
+func (s Spec) sharedWith(labels map[string]string) string {
+	for _, slice := range s.Devices.Shared {
+		_, whole := labels[labelAccelerator+slice.Accelerator]
+		if value, part := labels[labelShared+slice.Accelerator]; whole || part && value != s.sharedBy(slice) {
+			return slice.Accelerator
+		}
+	}
+	for _, id := range s.Devices.Claims {
+		if _, part := labels[labelShared+id]; part {
+			return id
+		}
+	}
+	return ""
+}
+
+// sharedBy is the value of the label for a part of an accelerator: all its containers have the same.
+func (s Spec) sharedBy(slice cdi.Slice) string { return s.OrgID + " " + slice.Sharing }
+
+// addClaims adds the labels that say what the container holds.
+func (s Spec) addClaims(labels map[string]string) {
+	for _, id := range s.Devices.Claims {
+		labels[labelAccelerator+id] = "held"
+	}
+	for _, slice := range s.Devices.Shared {
+		labels[labelShared+slice.Accelerator] = s.sharedBy(slice)
+	}
 }
 
 // acceleratorsOf are the accelerators that a container holds, by its labels.
@@ -116,6 +171,16 @@ func nodeFile(dir string, n cdi.Node) string {
 	return filepath.Join(dir, strings.ReplaceAll(strings.TrimPrefix(n.Path, "/dev/"), "/", "_"))
 }
 
+// shmMount is the container's /dev/shm: its own, or that of the MPS daemon, which passes work through it.
+func shmMount(devices cdi.Edits, size uint64) specs.Mount {
+	if devices.MPS == nil {
+		return mountOf("tmpfs", "/dev/shm", fmt.Sprintf("nosuid,noexec,nodev,mode=1777,size=%d", size))
+	}
+	m := mountOf("bind", "/dev/shm", "bind,rw,nosuid,nodev,noexec")
+	m.Source = devices.MPS.ShmDir
+	return m
+}
+
 // deviceMounts bind the container's device nodes, and the files of the driver. A device node among the devices of the
 // spec would be the host's, of the same path.
 func deviceMounts(devices cdi.Edits, dir string) []specs.Mount {
@@ -123,6 +188,11 @@ func deviceMounts(devices cdi.Edits, dir string) []specs.Mount {
 	for _, n := range devices.Nodes {
 		m := mountOf("bind", n.Path, "bind,rw,nosuid,noexec")
 		m.Source = nodeFile(dir, n)
+		all = append(all, m)
+	}
+	if devices.MPS != nil {
+		m := mountOf("bind", mpsPipeDir, "bind,rw,nosuid,nodev,noexec")
+		m.Source = devices.MPS.PipeDir
 		all = append(all, m)
 	}
 	for _, f := range devices.Mounts {
@@ -143,6 +213,43 @@ func deviceRules(devices cdi.Edits) []specs.LinuxDeviceCgroup {
 	return rules
 }
 
+// LostDevices opens the container's device nodes as the container does: with its user, in its cgroup. It says which of
+// them the container cannot open any more and why; empty where it can open all.
+func (r *Runtime) LostDevices(ctx context.Context, id string) (lost string, err error) {
+	ctx = r.ns(ctx)
+	task, spec, err := r.taskOf(ctx, id)
+	if err != nil {
+		return "", err
+	}
+	args := []string{containerfiles.Devices}
+	for _, m := range spec.Mounts {
+		if filepath.Dir(m.Source) == r.files(id).devices {
+			args = append(args, m.Destination)
+		}
+	}
+	if len(args) == 1 {
+		return "", nil
+	}
+	root, err := r.openRoot(ctx, id, task.Pid())
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = root.Close() }()
+	var notes bytes.Buffer
+	code, err := r.processIn(ctx, id, root, hostIDs(spec.Process.User, spec.Linux), args, execstream.Command{
+		Stdin: strings.NewReader(""), Stdout: io.Discard, Stderr: &notes,
+	})
+	switch {
+	case err != nil:
+		return "", err
+	case code == containerfiles.DeviceLost:
+		return strings.ReplaceAll(strings.TrimSpace(notes.String()), "\n", ", "), nil
+	case code != 0:
+		return "", fmt.Errorf("open the devices of container %s: %s", id, notes.String())
+	}
+	return "", nil
+}
+
 // setDeviceVariables makes the driver's libraries found, behind those that the app itself names, and overrules an image
 // that asks a hook of the host for all GPUs.
 func setDeviceVariables(env []string, devices cdi.Edits, set func(name, value string)) {
@@ -154,6 +261,12 @@ func setDeviceVariables(env []string, devices cdi.Edits, set func(name, value st
 			present = true
 			set(libraryPath, strings.Trim(value+":"+strings.Join(devices.LibraryDirs, ":"), ":"))
 		}
+	}
+	if mps := devices.MPS; mps != nil {
+		// The daemon holds each client to the same limits; in the environment the app's framework can read them.
+		set("CUDA_MPS_PIPE_DIRECTORY", mpsPipeDir)
+		set("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", strconv.FormatUint(mps.ThreadPercent, 10))
+		set("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", fmt.Sprintf("0=%dM", mps.MemoryMiB))
 	}
 	if !present && len(devices.LibraryDirs) > 0 {
 		set(libraryPath, strings.Join(devices.LibraryDirs, ":"))

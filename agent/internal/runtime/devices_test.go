@@ -115,9 +115,9 @@ func TestTheCgroupAllowsOnlyTheContainersDevices(t *testing.T) {
 		t.Helper()
 		node := filepath.Join(dir, fmt.Sprintf("%d_%d", major, minor))
 		require.NoError(t, unix.Mknod(node, unix.S_IFCHR|0o600, int(unix.Mkdev(major, minor))))
-		cgroup := "/sys/fs/cgroup/" + f.word + "/" + spec.ID
+		cgroup := "/sys/fs/cgroup" + runtime.CgroupOf("/"+f.word, spec.ID)
 		if _, err := os.Stat(cgroup); err != nil {
-			cgroup = "/sys/fs/cgroup/devices/" + f.word + "/" + spec.ID
+			cgroup = "/sys/fs/cgroup/devices" + runtime.CgroupOf("/"+f.word, spec.ID)
 		}
 		out, _ := exec.CommandContext(t.Context(), "sh", "-c", "echo $$ > "+cgroup+"/cgroup.procs && : < "+node).
 			CombinedOutput()
@@ -129,6 +129,30 @@ func TestTheCgroupAllowsOnlyTheContainersDevices(t *testing.T) {
 	require.Contains(t, open(195, 0), refused, "an NVIDIA GPU")
 	require.Contains(t, open(10, 237), refused)
 	require.NotContains(t, open(1, 3), refused)
+}
+
+// A rule that is taken away is seen from within the container alone: nothing about the device has changed.
+func TestADeviceThatTheContainerCannotOpenIsNamed(t *testing.T) {
+	f := newFixture(t)
+	spec, plain := f.withDevices(f.image(), "wait"), f.spec(f.image(), "wait")
+	spec.Service.User = "jovyan"
+	f.start(spec)
+	f.start(plain)
+	for _, id := range []string{spec.ID, plain.ID} {
+		lost, err := f.rt.LostDevices(t.Context(), id)
+		require.NoError(t, err)
+		require.Empty(t, lost)
+	}
+	deny := "/sys/fs/cgroup/devices" + runtime.CgroupOf("/"+f.word, spec.ID) + "/devices.deny"
+	if _, err := os.Stat(deny); err != nil {
+		t.Skip("cgroup version 2: the rules of a device are a program in the kernel, which no file takes away")
+	}
+	require.NoError(t, os.WriteFile(deny, []byte("c 226:128 rwm"), 0))
+	lost, err := f.rt.LostDevices(t.Context(), spec.ID)
+	require.NoError(t, err)
+	require.Equal(t, "/dev/dri/renderD128: operation not permitted", lost)
+	_, err = f.rt.LostDevices(t.Context(), "none.1")
+	require.Error(t, err)
 }
 
 func TestLaw14ANodeGivesAnAcceleratorToOneContainer(t *testing.T) {
@@ -165,6 +189,76 @@ func TestLaw14ANodeGivesAnAcceleratorToOneContainer(t *testing.T) {
 	require.NoError(t, again.Remove(t.Context(), holder.ID))
 	_, err = again.Start(t.Context(), another)
 	require.NoError(t, err)
+}
+
+func TestLaw14OnlyContainersOfOneOrgShareAnAccelerator(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	start := func(org, sharing, id string, shared ...cdi.Slice) (runtime.Spec, error) {
+		spec := f.withDevices(image, "wait")
+		spec.OrgID, spec.Devices.Claims, spec.Devices.Shared = org, []string{id}, shared
+		spec.Service.Resources.AcceleratorIds, spec.Service.Resources.AcceleratorSharing = []string{id}, sharing
+		_, err := f.rt.Start(t.Context(), spec)
+		return spec, err
+	}
+	const slices, mps = protocol.SharingTimeSlices, protocol.SharingMPS
+	gpu := cdi.Slice{Accelerator: "GPU-a", Sharing: slices}
+	first, err := start("acme", slices, "GPU-a-ts4-0", gpu)
+	require.NoError(t, err)
+	second, err := start("acme", slices, "GPU-a-ts4-1", gpu)
+	require.NoError(t, err)
+	refused := func(why string, err error) {
+		t.Helper()
+		require.Equal(t, agent.CodeAcceleratorInUse, fault.As(err).Code, "%s: %v", why, err)
+	}
+	_, err = start("acme", slices, "GPU-a-ts4-1", gpu)
+	refused("a slice has one container", err)
+	_, err = start("globex", slices, "GPU-a-ts4-2", gpu)
+	refused("another org", err)
+	_, err = start("acme", mps, "GPU-a-mps4-2", cdi.Slice{Accelerator: "GPU-a", Sharing: mps})
+	refused("another way of sharing", err)
+	_, err = start("acme", "", "GPU-a")
+	refused("the whole GPU", err)
+	_, err = start("acme", "", "GPU-a-ts4-2", gpu)
+	require.Equal(t, "bad_workload", string(fault.As(err).Code), "its document does not say that it shares: %v", err)
+
+	require.NoError(t, f.rt.Remove(t.Context(), first.ID))
+	_, err = start("globex", slices, "GPU-a-ts4-2", gpu)
+	refused("the second is still there", err)
+	require.NoError(t, f.rt.Remove(t.Context(), second.ID))
+	third, err := start("globex", slices, "GPU-a-ts4-2", gpu)
+	require.NoError(t, err)
+	require.NoError(t, f.rt.Remove(t.Context(), third.ID))
+	_, err = start("acme", "", "GPU-a")
+	require.NoError(t, err)
+	_, err = start("acme", slices, "GPU-a-ts4-0", gpu)
+	refused("a container has the whole GPU", err)
+}
+
+func TestAContainerWithASliceReachesItsMPSDaemon(t *testing.T) {
+	f := newFixture(t)
+	dir := filepath.Dir(f.cfg.StateDir)
+	spec := f.withDevices(f.image(), "wait")
+	spec.OrgID, spec.Service.Resources.AcceleratorSharing = "acme", protocol.SharingMPS
+	spec.Devices.Shared = []cdi.Slice{{Accelerator: "GPU-b", Sharing: protocol.SharingMPS}}
+	spec.Devices.MPS = &cdi.MPS{
+		PipeDir: filepath.Join(dir, "pipe"), ShmDir: filepath.Join(dir, "shm"), ThreadPercent: 25, MemoryMiB: 512,
+	}
+	for _, d := range []string{spec.Devices.MPS.PipeDir, spec.Devices.MPS.ShmDir} {
+		require.NoError(t, os.Mkdir(d, 0o755))
+		require.NoError(t, os.WriteFile(filepath.Join(d, "of-the-daemon"), nil, 0o644))
+	}
+	run, err := f.rt.Start(t.Context(), spec)
+	require.NoError(t, err)
+	root := fmt.Sprintf("/proc/%d/root", run.PID)
+	require.FileExists(t, root+"/run/nvidia-mps/of-the-daemon")
+	require.FileExists(t, root+"/dev/shm/of-the-daemon")
+	env, err := os.ReadFile(fmt.Sprintf("/proc/%d/environ", run.PID))
+	require.NoError(t, err)
+	require.Subset(t, strings.Split(string(env), "\x00"), []string{
+		"CUDA_MPS_PIPE_DIRECTORY=/run/nvidia-mps", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25",
+		"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=512M",
+	})
 }
 
 func TestNodesThatACrashLeftAreFoundAndRemoved(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 	"math"
 	"os"
 	"path/filepath"
+	goruntime "runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -45,10 +46,13 @@ const (
 	// layer's limit.
 	growth     = 64 << 20
 	growthPart = 4
+	// writingPart of that, and more, between two measurements of a layer: its container is writing, so that it is measured
+	// again however little the file system fills.
+	writingPart = 64
 	// restAge is the age at which a layer is measured again although the file system has not filled.
 	restAge = 5 * time.Minute
-	// Measuring may take one part in measureShare of the time, or one in scarceShare once less than one part in scarce of
-	// the file system is free.
+	// Measuring may take one part in measureShare of a processor, or one in scarceShare once less than one part in scarce
+	// of the file system is free. What it waits for a processor does not count: it would be rare when much is written.
 	measureShare = 20
 	scarceShare  = 2
 	scarce       = 20
@@ -68,8 +72,14 @@ type layer struct {
 	measuredAt time.Time
 	// fullness is how much of the file system was in use at that time.
 	fullness int64
+	// used is what was counted then, writing whether that was notably more than the time before.
+	used     int64
+	writing  bool
 	logBytes int64
 }
+
+// step is how much the file system must have filled before the layer is measured again.
+func (l *layer) step() int64 { return min(growth, l.limit/growthPart) }
 
 // diskWatch is the state of OverLimit between two calls.
 type diskWatch struct {
@@ -145,8 +155,10 @@ func (r *Runtime) boundLog(id string, l *layer) (grown int64) {
 // fullLayers measures the layers that may have grown, the longest unmeasured first. quiet reports that the file system
 // has hardly filled since the last call.
 func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
+	goruntime.LockOSThread()
+	defer goruntime.UnlockOSThread()
 	var st unix.Statfs_t
-	began := time.Now()
+	began, busy := time.Now(), threadTime()
 	if unix.Statfs(r.host.contentRoot, &st) != nil {
 		return nil, false
 	}
@@ -159,8 +171,8 @@ func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 	due := slices.DeleteFunc(slices.Collect(maps.Keys(r.disk.layers)), func(id string) bool {
 		l := r.disk.layers[id]
 		l.fullness = min(l.fullness, fullness)
-		step := min(growth, l.limit/growthPart)
-		return !l.measuredAt.IsZero() && fullness-l.fullness < step && began.Sub(l.measuredAt) < restAge
+		return !l.measuredAt.IsZero() && !l.writing && fullness-l.fullness < l.step() &&
+			began.Sub(l.measuredAt) < restAge
 	})
 	slices.SortFunc(due, func(a, b string) int {
 		return cmp.Or(r.disk.layers[a].measuredAt.Compare(r.disk.layers[b].measuredAt), cmp.Compare(a, b))
@@ -169,6 +181,7 @@ func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 		l := r.disk.layers[id]
 		used, err := r.layerUse(ctx, id, l.dir, l.limit)
 		l.measuredAt, l.fullness = time.Now(), fullness
+		l.used, l.writing = used, used-l.used > l.step()/writingPart
 		switch {
 		case errors.Is(err, errTooDeep):
 			over = append(over, Excess{id, err.Error()})
@@ -183,8 +196,17 @@ func (r *Runtime) fullLayers(ctx context.Context) (over []Excess, quiet bool) {
 	if st.Bavail < st.Blocks/scarce {
 		share = scarceShare
 	}
-	r.disk.restUntil = time.Now().Add(time.Since(began) * (share - 1))
+	r.disk.restUntil = time.Now().Add((threadTime() - busy) * (share - 1))
 	return over, quiet
+}
+
+// threadTime is the processor time of this thread.
+func threadTime() time.Duration {
+	var used unix.Rusage
+	if unix.Getrusage(unix.RUSAGE_THREAD, &used) != nil {
+		return 0
+	}
+	return time.Duration(used.Utime.Nano() + used.Stime.Nano())
 }
 
 // layerOf finds the directory in which containerd keeps the container's layer.

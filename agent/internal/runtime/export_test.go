@@ -16,7 +16,7 @@ func (r *Runtime) Start(ctx context.Context, spec Spec) (Run, error) {
 	defer pending.Close()
 	if err = r.CreateTask(ctx, pending); err == nil {
 		var run Run
-		if run, err = r.StartTask(ctx, pending, spec.IP); err == nil {
+		if run, err = r.StartTask(ctx, pending, spec.IP, spec.Peers); err == nil {
 			return run, nil
 		}
 	}
@@ -31,31 +31,10 @@ func (r *Runtime) BuildSpec(ctx context.Context, spec Spec) (*specs.Spec, error)
 	return s, err
 }
 
-// Image is one stored image.
-type Image struct {
-	Name      string
-	SizeBytes int64
-	InUse     bool
-}
-
-// Images lists the stored images.
-func (r *Runtime) Images(ctx context.Context) ([]Image, error) {
-	ctx = r.ns(ctx)
-	all, err := r.client.ListImages(ctx)
-	if err != nil {
-		return nil, err
-	}
-	used, err := r.usedImages(ctx)
-	if err != nil {
-		return nil, err
-	}
-	var out []Image
-	for _, i := range all {
-		size, _ := i.Size(ctx) // an incomplete image has no size
-		out = append(out, Image{Name: i.Name(), SizeBytes: size, InUse: used[i.Name()]})
-	}
-	return out, nil
-}
-
 // ShiftEntry is what unpacking in the containers' ids does to an entry of a layer.
 func ShiftEntry(h *tar.Header, base, size uint32) error { return idShift{base, size}.entry(h) }
+
+// CgroupOf is the path of a container's cgroup.
+func CgroupOf(parent, id string) string {
+	return (&Runtime{cfg: Config{CgroupParent: parent}}).cgroupPath(id)
+}

@@ -12,7 +12,8 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/v2/core/mount"
-	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/agent/internal/mountpoint"
 )
 
 // tempMounts is where containerd's client mounts snapshots for a short time; a crash may leave one mounted.
@@ -27,7 +28,7 @@ func useOwnTempMounts(cfg Config) error {
 	}
 	for _, e := range entries {
 		path := filepath.Join(dir, e.Name())
-		if err := unmountAll(path); err != nil {
+		if err := mountpoint.Unmount(path); err != nil {
 			return fmt.Errorf("unmount %s: %w", path, err)
 		}
 		if err := os.Remove(path); err != nil {
@@ -45,26 +46,35 @@ func (r *Runtime) files(id string) files {
 	return files{
 		dir: dir, hosts: filepath.Join(dir, "hosts"), hostname: filepath.Join(dir, "hostname"),
 		resolvConf: filepath.Join(dir, "resolv.conf"), configDir: filepath.Join(dir, "config"),
-		devices: filepath.Join(r.cfg.DeviceDir, id),
+		devices:    filepath.Join(r.cfg.DeviceDir, id),
+		secretsDir: filepath.Join(dir, "secrets"),
 	}
 }
 
 // prepareFiles writes the files that are bound into the container.
 func (r *Runtime) prepareFiles(spec Spec) error {
 	f := r.files(spec.ID)
-	if err := os.MkdirAll(f.dir, 0o711); err != nil { //nolint:gosec // a remapped container's root must walk through it
-		return directoryFault(f.dir, err)
+	if err := makeDir(f.dir, 0o711); err != nil { // a remapped container's root must walk through it
+		return err
 	}
 	for path, text := range map[string]string{
 		f.hostname:   spec.hostname() + "\n",
 		f.resolvConf: resolvConf(r.cfg.ResolvConf),
 	} {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // read inside the container
-			return directoryFault(path, err)
+		if err := writeFile(path, []byte(text), 0o644); err != nil {
+			return err
 		}
 	}
 	if c := spec.Service.GetConfig(); c != nil {
 		if err := writeConfig(f.configDir, c.GetJson()); err != nil {
+			return err
+		}
+	}
+	if err := writeSecrets(f.secretsDir, spec.Secrets); err != nil {
+		return err
+	}
+	for i, file := range spec.Service.GetFiles() {
+		if err := writeFile(f.publisherFile(i), []byte(file.GetContent()), os.FileMode(file.GetMode())); err != nil {
 			return err
 		}
 	}
@@ -74,14 +84,46 @@ func (r *Runtime) prepareFiles(spec Spec) error {
 	return r.writeHosts(spec)
 }
 
+// UpdateHosts tells a running container the addresses of its peers.
+func (r *Runtime) UpdateHosts(spec Spec) error {
+	if _, err := os.Stat(r.files(spec.ID).hosts); errors.Is(err, fs.ErrNotExist) {
+		return nil // the container is gone
+	}
+	return r.writeHosts(spec)
+}
+
 // writeHosts writes the container's /etc/hosts, in place: the file may be bound into the container already.
 func (r *Runtime) writeHosts(spec Spec) error {
-	hosts := "127.0.0.1\tlocalhost\n::1\tlocalhost ip6-localhost ip6-loopback\n"
+	lines := []string{"127.0.0.1\tlocalhost", "::1\tlocalhost ip6-localhost ip6-loopback"}
 	if spec.IP != "" {
-		hosts += spec.IP + "\t" + spec.hostname() + "\n"
+		own := append([]string{spec.hostname()}, NamesOf(spec.Service)...)
+		lines = append(lines, spec.IP+"\t"+strings.Join(own, " "))
 	}
-	path := r.files(spec.ID).hosts
-	if err := os.WriteFile(path, []byte(hosts), 0o644); err != nil { //nolint:gosec // read inside the container
+	for _, p := range spec.Peers {
+		lines = append(lines, p.IP+"\t"+strings.Join(p.Names, " "))
+	}
+	return writeFile(r.files(spec.ID).hosts, []byte(strings.Join(lines, "\n")+"\n"), 0o644)
+}
+
+// makeDir makes a directory that a container's user reaches, whatever mask of file modes the agent's unit has.
+func makeDir(path string, mode fs.FileMode) error {
+	err := os.MkdirAll(path, mode)
+	if err == nil {
+		err = os.Chmod(path, mode)
+	}
+	if err != nil {
+		return directoryFault(path, err)
+	}
+	return nil
+}
+
+// writeFile writes a file that a container's user reads, whatever mask of file modes the agent's unit has.
+func writeFile(path string, data []byte, mode fs.FileMode) error {
+	err := os.WriteFile(path, data, mode)
+	if err == nil {
+		err = os.Chmod(path, mode)
+	}
+	if err != nil {
 		return directoryFault(path, err)
 	}
 	return nil
@@ -134,19 +176,6 @@ func (r *Runtime) Resolvers() []netip.Addr {
 		}
 	}
 	return servers
-}
-
-// unmountAll unmounts everything that is mounted on path.
-func unmountAll(path string) error {
-	for {
-		err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW)
-		switch {
-		case errors.Is(err, unix.EINVAL), errors.Is(err, unix.ENOENT):
-			return nil
-		case err != nil:
-			return err
-		}
-	}
 }
 
 // noteStart writes the time of the start beside the container's files; containerd does not keep it. The file need not

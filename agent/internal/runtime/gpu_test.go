@@ -56,7 +56,7 @@ func (f *fixture) counted(image string, i *accelerator.Inventory, ids ...string)
 	spec.Service.Command = []string{"/count"}
 	spec.Service.Resources.MemoryBytes, spec.Service.Resources.AcceleratorIds = 1<<30, ids
 	var err error
-	spec.Devices, err = i.Edits(f.t.Context(), ids)
+	spec.Devices, err = i.Edits(f.t.Context(), ids, "org")
 	require.NoError(f.t, err)
 	f.start(spec)
 	f.wait(spec.ID, runtime.StateExited)
@@ -129,7 +129,7 @@ func TestContainersOnRealGPUsFindThoseTheyWereGiven(t *testing.T) {
 // requireOwnNodes: the container opens all nodes that it is given, with the real driver behind them.
 func requireOwnNodes(t *testing.T, f *fixture, i *accelerator.Inventory, id string) {
 	t.Helper()
-	edits, err := i.Edits(t.Context(), []string{id})
+	edits, err := i.Edits(t.Context(), []string{id}, "org")
 	require.NoError(t, err)
 	args := []string{"devices"}
 	for _, n := range edits.Nodes {

@@ -86,9 +86,9 @@ func (f *fixture) inspectSnapshots() []string {
 // cgroupFile reads a limit of a container, under its name in cgroup version 1 or 2.
 func (f *fixture) cgroupFile(controller, id, nameV1, nameV2 string) string {
 	f.t.Helper()
-	path := filepath.Join("/sys/fs/cgroup", controller, f.cfg.CgroupParent, id, nameV1)
+	path := filepath.Join("/sys/fs/cgroup", controller, runtime.CgroupOf(f.cfg.CgroupParent, id), nameV1)
 	if _, err := os.Stat("/sys/fs/cgroup/cgroup.controllers"); err == nil {
-		path = filepath.Join("/sys/fs/cgroup", f.cfg.CgroupParent, id, nameV2)
+		path = filepath.Join("/sys/fs/cgroup", runtime.CgroupOf(f.cfg.CgroupParent, id), nameV2)
 	}
 	data, err := os.ReadFile(path)
 	require.NoError(f.t, err)
@@ -100,9 +100,10 @@ func (f *fixture) cgroupProcesses(id string) string {
 	f.t.Helper()
 	var n string
 	require.Eventually(f.t, func() bool {
-		data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup/pids", f.cfg.CgroupParent, id, "cgroup.procs"))
+		cgroup := runtime.CgroupOf(f.cfg.CgroupParent, id)
+		data, err := os.ReadFile(filepath.Join("/sys/fs/cgroup/pids", cgroup, "cgroup.procs"))
 		if err != nil {
-			data, err = os.ReadFile(filepath.Join("/sys/fs/cgroup", f.cfg.CgroupParent, id, "cgroup.procs"))
+			data, err = os.ReadFile(filepath.Join("/sys/fs/cgroup", cgroup, "cgroup.procs"))
 		}
 		require.NoError(f.t, err)
 		n = strconv.Itoa(len(strings.Fields(string(data))))

@@ -12,6 +12,7 @@ import (
 	"github.com/containerd/containerd/v2/client"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/internal/host"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -79,7 +80,7 @@ func detectHost(ctx context.Context, c *client.Client, cfg Config, userNamespace
 	cgroupV2 := exists(cgroupRoot + "/cgroup.controllers")
 	h := hostSupport{
 		seccomp:        hasSeccomp(cfg.ProcDir),
-		resourceLimits: hasCapability(unix.CAP_SYS_RESOURCE),
+		resourceLimits: host.HasCapability(unix.CAP_SYS_RESOURCE),
 		contentRoot:    root,
 		cgroupRoot:     cgroupRoot,
 		cgroupV2:       cgroupV2,
@@ -134,13 +135,6 @@ func tryUserNamespace(ctx context.Context, cfg Config) <-chan error {
 func hasSeccomp(procDir string) bool {
 	status, err := os.ReadFile(procDir + "/self/status")
 	return err == nil && strings.Contains(string(status), "\nSeccomp:")
-}
-
-// hasCapability reports whether the agent has the capability; where a node runs in a container, root may lack some.
-func hasCapability(which int) bool {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var sets [2]unix.CapUserData
-	return unix.Capget(&header, &sets[0]) == nil && sets[which/32].Effective&(1<<(which%32)) != 0
 }
 
 // Version returns the versions of containerd and runc.

@@ -143,12 +143,27 @@ func (r *Runtime) forgetImages() {
 	clear(r.ready)
 }
 
+// snapshotLabel of an image's configuration names the snapshot that containerd's garbage collection spares for it.
+const snapshotLabel = "containerd.io/gc.ref.snapshot." + snapshotter
+
+// findImage finds an image whose snapshot containerd keeps. One of other user ids may still be there, but not for long.
 func (r *Runtime) findImage(ctx context.Context, name string) (ready readyImage, err error) {
 	if ready.Image, err = r.client.GetImage(ctx, name); err != nil {
 		return readyImage{}, err
 	}
 	if ready.snapshot, err = r.rootfs.find(ctx, ready.Image); err != nil {
 		return readyImage{}, err
+	}
+	config, err := ready.Config(ctx)
+	if err != nil {
+		return readyImage{}, err
+	}
+	info, err := r.client.ContentStore().Info(ctx, config.Digest)
+	if err != nil {
+		return readyImage{}, err
+	}
+	if info.Labels[snapshotLabel] != ready.snapshot {
+		return readyImage{}, fmt.Errorf("the image %s keeps another snapshot: %w", name, errdefs.ErrNotFound)
 	}
 	spec, err := ready.Spec(ctx)
 	if err != nil {
@@ -190,7 +205,8 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 		return pullFault(ref, err)
 	}
 	failpoint.Hit("agent/pull/fetched")
-	return nil
+	// Another program may have removed the image before, with the layers of its mount.
+	return r.unmountImage(ref.name())
 }
 
 // errNotInRegistry says that a registry that answers does not have the manifest.
@@ -214,6 +230,9 @@ func (r *Runtime) usedImages(ctx context.Context) (map[string]bool, error) {
 	used := map[string]bool{}
 	for _, c := range all {
 		used[c.Image] = true
+		for name := range strings.FieldsSeq(c.Labels[labelImageMounts]) {
+			used[name] = true
+		}
 	}
 	return used, nil
 }
@@ -225,8 +244,8 @@ func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) erro
 	if err != nil {
 		return err
 	}
-	for _, name := range unused {
-		if err := r.removeImage(ctx, name); err != nil {
+	for _, image := range unused {
+		if err := r.removeImage(ctx, image.Name); err != nil {
 			return err
 		}
 	}
@@ -235,6 +254,9 @@ func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) erro
 
 func (r *Runtime) removeImage(ctx context.Context, name string) error {
 	r.forgetImages()
+	if err := r.unmountImage(name); err != nil {
+		return err
+	}
 	err := r.client.ImageService().Delete(ctx, name, images.SynchronousDelete())
 	if err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("remove image %s: %w", name, err)

@@ -33,6 +33,8 @@ const (
 	unpackCheckEvery      = 250 * time.Millisecond
 	// labelUnusedSince on an image says since when no container was made from it.
 	labelUnusedSince = labelPrefix + "unused-since"
+	// labelPinned on an image says that it stays without a container.
+	labelPinned = labelPrefix + "pinned"
 )
 
 // spaceMissingError stops a pull for want of space.
@@ -123,30 +125,33 @@ func (u *unpacking) checkSize(ctx context.Context) error {
 	return nil
 }
 
-// CollectImages removes images without a container, but those to keep, the longest unused first, until the file system
-// has a seventh and at least need bytes free and all images together stay within MaxImageStoreBytes.
+// CollectImages removes images without a container, but those to keep and pinned ones, the longest unused first, until
+// the file system has a seventh and at least need bytes free and all images together stay within MaxImageStoreBytes.
 func (r *Runtime) CollectImages(ctx context.Context, need int64, keep ...ImageRef) error {
 	ctx = r.ns(ctx)
 	unused, err := r.unusedImages(ctx, keep)
 	if err != nil {
 		return err
 	}
-	for _, name := range unused {
+	for _, image := range unused {
+		if image.Labels[labelPinned] != "" {
+			continue
+		}
 		enough, err := r.spaceForImages(ctx, need)
 		if err != nil || enough {
 			return err
 		}
-		if err := r.removeImage(ctx, name); err != nil {
+		if err := r.removeImage(ctx, image.Name); err != nil {
 			return err
 		}
-		r.cfg.Log.Info("an image that nothing uses was removed for its space", slog.String("image", name))
+		r.cfg.Log.Info("an image that nothing uses was removed for its space", slog.String("image", image.Name))
 	}
 	return nil
 }
 
 // unusedImages are sorted by how long they have been unused. The time is a label on the image, which outlives a restart
 // of the agent.
-func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, error) {
+func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]images.Image, error) {
 	all, err := r.client.ImageService().List(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list images: %w", err)
@@ -179,11 +184,56 @@ func (r *Runtime) unusedImages(ctx context.Context, keep []ImageRef) ([]string, 
 	slices.SortFunc(unused, func(a, b images.Image) int {
 		return cmp.Or(cmp.Compare(a.Labels[labelUnusedSince], b.Labels[labelUnusedSince]), cmp.Compare(a.Name, b.Name))
 	})
-	names := make([]string, 0, len(unused))
-	for _, i := range unused {
-		names = append(names, i.Name)
+	return unused, nil
+}
+
+// Image is one stored image.
+type Image struct {
+	// Name is <repository>@<digest>.
+	Name string `json:"name"`
+	// SizeBytes is the size of its compressed layers.
+	SizeBytes int64 `json:"size_bytes"`
+	// InUse says that a container has it.
+	InUse bool `json:"in_use"`
+	// Pinned says that it stays where space is short.
+	Pinned bool `json:"pinned"`
+}
+
+// Images lists the stored images.
+func (r *Runtime) Images(ctx context.Context) ([]Image, error) {
+	ctx = r.ns(ctx)
+	all, err := r.client.ListImages(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("list images: %w", err)
 	}
-	return names, nil
+	used, err := r.usedImages(ctx)
+	if err != nil {
+		return nil, err
+	}
+	out := []Image{}
+	for _, i := range all {
+		size, _ := i.Size(ctx) // an incomplete image has no size
+		out = append(out, Image{
+			Name: i.Name(), SizeBytes: size, InUse: used[i.Name()], Pinned: i.Labels()[labelPinned] != "",
+		})
+	}
+	return out, nil
+}
+
+// PinImage keeps an image on the node while no container has it, or ends that.
+func (r *Runtime) PinImage(ctx context.Context, name string, pinned bool) error {
+	pin := images.Image{Name: name, Labels: map[string]string{labelPinned: ""}}
+	if pinned {
+		pin.Labels[labelPinned] = "yes"
+	}
+	_, err := r.client.ImageService().Update(r.ns(ctx), pin, "labels."+labelPinned)
+	switch {
+	case errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err):
+		return imageMissing(name, err)
+	case err != nil:
+		return fmt.Errorf("pin image %s: %w", name, err)
+	}
+	return nil
 }
 
 func (r *Runtime) spaceForImages(ctx context.Context, need int64) (enough bool, err error) {

@@ -157,6 +157,14 @@ func TestImagesThatNothingUsesGoByLeastRecentUse(t *testing.T) {
 	f.rt = f.open()
 	collect(f.rt, 0)
 	require.Equal(t, []bool{true, true, false, true}, has(), "removing the longest unused image is enough")
+	first := refs[0].Repository + "@" + refs[0].Digest
+	require.NoError(t, f.rt.PinImage(t.Context(), first, true))
+	collect(f.rt, 1<<60)
+	require.Equal(t, []bool{true, true, false, true}, has(), "a pinned image stays")
+	require.NoError(t, f.rt.PinImage(t.Context(), first, false))
+	for _, unknown := range []string{refs[2].Repository + "@" + refs[2].Digest, "", "no image"} {
+		require.Equal(t, fault.Code("image_missing"), fault.As(f.rt.PinImage(t.Context(), unknown, true)).Code)
+	}
 	collect(f.rt, 1<<60)
 	require.Equal(t, []bool{false, true, false, true}, has(), "images in use and images to keep stay, however much space "+
 		"a pull lacks")

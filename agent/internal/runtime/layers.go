@@ -105,11 +105,10 @@ func (u *unpacking) unpack(ctx context.Context, config ocispec.Descriptor) error
 	if err := u.unpackMissing(ctx, missing); err != nil {
 		return err
 	}
-	label := "containerd.io/gc.ref.snapshot." + snapshotter
 	_, err = store.Update(ctx, content.Info{
 		Digest: config.Digest,
-		Labels: map[string]string{label: u.r.rootfs.snapshotName(identity.ChainID(diffIDs).String())},
-	}, "labels."+label)
+		Labels: map[string]string{snapshotLabel: u.r.rootfs.snapshotName(identity.ChainID(diffIDs).String())},
+	}, "labels."+snapshotLabel)
 	return err
 }
 
@@ -172,8 +171,17 @@ func (u *unpacking) snapshots() snapshots.Snapshotter {
 
 // overlayDirs returns the directory that a snapshot is written to, and those below it, the nearest first.
 func overlayDirs(mounts []mount.Mount) (upper string, lower []string, err error) {
+	if upper, lower = mountedDirs(mounts); upper == "" {
+		return "", nil, fmt.Errorf("the snapshotter's mounts are no overlay: %v", mounts)
+	}
+	return upper, lower, nil
+}
+
+// mountedDirs returns the directories of a snapshot's mounts: of one layer, that alone as upper; of a read-only
+// snapshot of several, no upper.
+func mountedDirs(mounts []mount.Mount) (upper string, lower []string) {
 	if len(mounts) == 1 && mounts[0].Type == "bind" {
-		return mounts[0].Source, nil, nil
+		return mounts[0].Source, nil
 	}
 	if len(mounts) == 1 && mounts[0].Type == "overlay" {
 		for _, o := range mounts[0].Options {
@@ -184,10 +192,7 @@ func overlayDirs(mounts []mount.Mount) (upper string, lower []string, err error)
 			}
 		}
 	}
-	if upper == "" {
-		return "", nil, fmt.Errorf("the snapshotter's mounts are no overlay: %v", mounts)
-	}
-	return upper, lower, nil
+	return upper, lower
 }
 
 // unpackMissing fetches and unpacks layers side by side, and commits each after its parent.

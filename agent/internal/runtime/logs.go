@@ -33,6 +33,16 @@ func (r *Runtime) rotatedPath(id string) string {
 	return filepath.Join(r.cfg.LogDir, id+rotatedSuffix)
 }
 
+// makeLog makes the log of a run and returns two paths of it. The shim of containerd 1.6 that gets one path for both
+// outputs closes it at the end of the first: what it has not copied of the second by then would be lost.
+func (r *Runtime) makeLog(id string) (stdout, stderr string, err error) {
+	log, err := os.OpenFile(r.logPath(id), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		return "", "", err
+	}
+	return r.logPath(id), r.cfg.LogDir + "/./" + id + logSuffix, log.Close()
+}
+
 func (r *Runtime) removeLogs(id string) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -35,6 +36,30 @@ func TestLogTailAndFollow(t *testing.T) {
 	require.ErrorContains(t, err, "log_missing")
 	_, err = f.rt.Logs(t.Context(), "../../etc/passwd", 0, false)
 	require.Error(t, err)
+}
+
+// What a container writes to its standard error before it ends at once is kept, however the shim's copies of its two
+// outputs end.
+func TestTheLastOutputOfAContainerIsKept(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	var ending sync.WaitGroup
+	logs := make([]string, 24)
+	for n := range logs {
+		spec := f.spec(image, "complain")
+		f.start(spec)
+		ending.Go(func() {
+			follow, err := f.rt.Logs(t.Context(), spec.ID, 0, true)
+			if err == nil {
+				all, _ := io.ReadAll(follow)
+				logs[n] = string(all)
+			}
+		})
+	}
+	ending.Wait()
+	for _, log := range logs {
+		require.Equal(t, "a last word\n", log)
+	}
 }
 
 // The test writes to the log as the shim does, later than the shim of this container.

@@ -17,6 +17,7 @@ import (
 	"github.com/opencontainers/image-spec/identity"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/internal/mountpoint"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -31,6 +32,8 @@ type rootfs interface {
 	find(ctx context.Context, image client.Image) (string, error)
 	// prepare makes the writable snapshot of a container and returns the mounts of its root file system.
 	prepare(ctx context.Context, key, parent string, labels map[string]string) ([]mount.Mount, error)
+	// layers returns the directories of an unpacked image's layers in the ids of containers, the topmost first.
+	layers(ctx context.Context, snapshot string) ([]string, error)
 	// close removes what is held outside the snapshotter. Containers go on.
 	close() error
 }
@@ -173,7 +176,7 @@ func (m *idmappedRootfs) ensureMounted() error {
 	if m.isMountedAt(m.dir) {
 		return nil
 	}
-	if err := unmountAll(m.dir); err != nil {
+	if err := mountpoint.Unmount(m.dir); err != nil {
 		return err
 	}
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
@@ -221,12 +224,8 @@ func (m *idmappedRootfs) prepare(ctx context.Context, key, parent string,
 	if err := os.Chown(upper, int(top.Uid+m.base), int(top.Gid+m.base)); err != nil {
 		return nil, err
 	}
-	for i, dir := range lower {
-		below, is := strings.CutPrefix(dir, m.snapshotsDir+"/")
-		if !is {
-			return nil, fmt.Errorf("the snapshot %s has a lower directory outside %s", key, m.snapshotsDir)
-		}
-		lower[i] = filepath.Join(m.dir, below)
+	if lower, err = m.mapped(lower); err != nil {
+		return nil, err
 	}
 	for i, option := range mounts[0].Options {
 		if strings.HasPrefix(option, "lowerdir=") {
@@ -236,14 +235,21 @@ func (m *idmappedRootfs) prepare(ctx context.Context, key, parent string,
 	return mounts, nil
 }
 
+// mapped returns directories of snapshots as they are in the ids of containers.
+func (m *idmappedRootfs) mapped(dirs []string) ([]string, error) {
+	out := make([]string, len(dirs))
+	for i, dir := range dirs {
+		below, is := strings.CutPrefix(dir, m.snapshotsDir+"/")
+		if !is {
+			return nil, fmt.Errorf("a snapshot has the directory %s outside %s", dir, m.snapshotsDir)
+		}
+		out[i] = filepath.Join(m.dir, below)
+	}
+	return out, nil
+}
+
 func (m *idmappedRootfs) close() error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if err := unmountAll(m.dir); err != nil {
-		return fmt.Errorf("unmount %s: %w", m.dir, err)
-	}
-	if err := os.Remove(m.dir); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return err
-	}
-	return nil
+	return mountpoint.Remove(m.dir)
 }

@@ -138,6 +138,9 @@ type Runtime struct {
 	// parents is held for reading while a cgroup is made below the parent, and for writing while the empty parent goes.
 	parents sync.RWMutex
 
+	// imageMounts serializes the mounts of images.
+	imageMounts sync.Mutex
+
 	mu    sync.Mutex
 	users map[string]user       // by image digest and user as written; bounded by maxCachedUsers
 	ready map[string]readyImage // by name; bounded by maxReadyImages
@@ -250,7 +253,9 @@ func unavailable(address string, err error) error {
 func IsAway(err error) bool { return errdefs.IsUnavailable(err) }
 
 // Close ends the connection and unmounts what the runtime itself has mounted. Containers go on.
-func (r *Runtime) Close() error { return errors.Join(r.rootfs.close(), r.client.Close()) }
+func (r *Runtime) Close() error {
+	return errors.Join(r.unmountImages(), r.rootfs.close(), r.client.Close())
+}
 
 // UserNamespaces reports whether containers get user namespaces, and the range of host ids that theirs must map.
 func (r *Runtime) UserNamespaces() (available bool, base, size uint32) {
@@ -316,7 +321,7 @@ func (r *Runtime) Purge(ctx context.Context) error {
 	if err := r.client.NamespaceService().Delete(r.ns(ctx), r.cfg.Namespace); err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("delete containerd's namespace %s: %w", r.cfg.Namespace, err)
 	}
-	if err := r.rootfs.close(); err != nil {
+	if err := errors.Join(r.unmountImages(), r.rootfs.close()); err != nil {
 		return err // what is mounted there is not the agent's to remove
 	}
 	for _, dir := range []string{r.cfg.StateDir, r.cfg.LogDir, r.cfg.RuncRoot, r.cfg.DeviceDir} {
@@ -325,5 +330,5 @@ func (r *Runtime) Purge(ctx context.Context) error {
 	if r.host.appArmor != "" {
 		errs = append(errs, removeAppArmor(r.host.appArmor))
 	}
-	return errors.Join(append(errs, r.removeEmptyCgroup(r.cfg.CgroupParent))...)
+	return errors.Join(append(errs, r.removeMemberCgroups(), r.removeEmptyCgroup(r.cfg.CgroupParent))...)
 }

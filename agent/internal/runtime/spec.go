@@ -29,10 +29,12 @@ const (
 	defaultPids    = 1024
 	cpuPeriod      = 100_000 // microseconds, the kernel's default
 	minCPUQuota    = 1_000   // microseconds, the kernel's minimum
-	// runTmpfsBytes is the size of the writable /run that many programs expect.
+	// runDir is the writable /run that many programs expect, runTmpfsBytes its size.
+	runDir        = "/run"
 	runTmpfsBytes = 64 << 20
 	// workloadOOMScore makes the kernel kill a workload before the daemons; without it, workloads inherit their low score.
 	workloadOOMScore = 500
+	installOOMScore  = 1000 // an installation goes first: it may run beside the app that it is for
 )
 
 // capabilities is all that a container's root keeps, and only inside its user namespace. A container whose user is not
@@ -77,12 +79,17 @@ type specInput struct {
 	files  files
 	cgroup string
 	uidMap specs.LinuxIDMapping
+	// imageMounts are the images that are mounted beside its own.
+	imageMounts []imageMount
 }
 
 // files are the paths on the host of the files that are bound into a container.
 type files struct {
-	dir, hosts, hostname, resolvConf, configDir, devices string
+	dir, hosts, hostname, resolvConf, configDir, secretsDir, devices string
 }
+
+// publisherFile is the i-th of the service's files.
+func (f files) publisherFile(i int) string { return filepath.Join(f.dir, fmt.Sprintf("file-%d", i)) }
 
 // buildSpec is a pure function: the same input gives the same bytes.
 func buildSpec(in specInput) (*specs.Spec, error) {
@@ -109,7 +116,9 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 		return nil, badSpec("The working directory of the manifest or the image must not be in /proc, /sys or /dev.")
 	}
 	oom := workloadOOMScore
-	caps := capabilities()
+	if svc.GetEnvironment().GetBuilds() {
+		oom = installOOMScore
+	}
 	s := &specs.Spec{
 		// What Debian's runc 1.1 knows; nothing newer is used.
 		Version:  "1.0.2-dev",
@@ -121,7 +130,7 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 			Env:             env,
 			Cwd:             cwd,
 			NoNewPrivileges: true,
-			Capabilities:    &specs.LinuxCapabilities{Bounding: caps, Effective: caps, Permitted: caps},
+			Capabilities:    capabilitiesOf(svc, in.user),
 			OOMScoreAdj:     &oom,
 			ApparmorProfile: in.host.appArmor,
 		},
@@ -137,9 +146,6 @@ func buildSpec(in specInput) (*specs.Spec, error) {
 	if in.host.resourceLimits {
 		// Open files stay as containerd was started with: inside a user namespace no limit can be raised.
 		s.Process.Rlimits = []specs.POSIXRlimit{{Type: "RLIMIT_CORE"}}
-	}
-	if in.user.uid != 0 {
-		s.Process.Capabilities = &specs.LinuxCapabilities{}
 	}
 	if in.host.userNamespaces {
 		s.Linux.UIDMappings = []specs.LinuxIDMapping{in.uidMap}
@@ -161,11 +167,19 @@ func nativeOnly(profile *specs.LinuxSeccomp) *specs.LinuxSeccomp {
 	return profile
 }
 
+// arguments follows Kubernetes: a command replaces the image's entry point and its arguments, args replace the latter.
 func arguments(svc *protocol.Service, image ocispec.ImageConfig) ([]string, error) {
-	args := svc.GetCommand()
-	if len(args) == 0 {
-		args = slices.Concat(image.Entrypoint, image.Cmd)
+	if e := svc.GetEnvironment(); e.GetBuilds() {
+		return installCommand(e), nil
 	}
+	command, given := image.Entrypoint, image.Cmd
+	if len(svc.GetCommand()) > 0 {
+		command, given = svc.GetCommand(), nil
+	}
+	if len(svc.GetArgs()) > 0 {
+		given = svc.GetArgs()
+	}
+	args := slices.Concat(command, given)
 	if len(args) == 0 {
 		return nil, badSpec("Neither the manifest nor the image names a command.")
 	}
@@ -198,6 +212,10 @@ func environment(in specInput) ([]string, error) {
 		set("GPUAAS_CONFIG_FILE", configMount+"/"+configFile)
 	}
 	setDeviceVariables(env, in.spec.Devices, set)
+	setEnvironmentVariables(env, in.spec, set)
+	if len(in.spec.Secrets) > 0 {
+		set("GPUAAS_PARAMETERS_DIR", secretsMount)
+	}
 	total := 0
 	for _, e := range env {
 		total += len(e)
@@ -216,11 +234,11 @@ func mounts(in specInput) ([]specs.Mount, error) {
 		mountOf("proc", "/proc", "nosuid,noexec,nodev"),
 		mountOf("tmpfs", "/dev", "nosuid,strictatime,mode=755,size=65536k"),
 		mountOf("devpts", "/dev/pts", "nosuid,noexec,newinstance,ptmxmode=0666,mode=0620,gid=5"),
-		mountOf("tmpfs", "/dev/shm", fmt.Sprintf("nosuid,noexec,nodev,mode=1777,size=%d", shmBytes)),
+		shmMount(in.spec.Devices, shmBytes),
 		mountOf("mqueue", "/dev/mqueue", "nosuid,noexec,nodev"),
 		mountOf("sysfs", "/sys", "nosuid,noexec,nodev,ro"),
 		mountOf("cgroup", "/sys/fs/cgroup", "nosuid,noexec,nodev,relatime,ro"),
-		mountOf("tmpfs", "/run", fmt.Sprintf("nosuid,nodev,mode=755,size=%d", runTmpfsBytes)),
+		runMount(in),
 		bindFile("/etc/hosts", in.files.hosts),
 		bindFile("/etc/hostname", in.files.hostname),
 		bindFile("/etc/resolv.conf", in.files.resolvConf),
@@ -229,6 +247,9 @@ func mounts(in specInput) ([]specs.Mount, error) {
 		// The directory, not the file: a file that is replaced by a rename would not be seen.
 		all = append(all, bindFile(configMount, in.files.configDir))
 	}
+	if len(in.spec.Secrets) > 0 {
+		all = append(all, bindFile(secretsMount, in.files.secretsDir))
+	}
 	scratch := svc.GetScratch()
 	if len(scratch) > maxScratches {
 		return nil, badSpec(fmt.Sprintf("A service may have %d scratch directories.", maxScratches))
@@ -236,21 +257,59 @@ func mounts(in specInput) ([]specs.Mount, error) {
 	seen := map[string]bool{}
 	for _, one := range scratch {
 		dst := path.Clean(one.GetPath())
-		if !path.IsAbs(dst) || dst != one.GetPath() || forbiddenScratch(dst) || seen[dst] || one.GetSizeBytes() == 0 {
+		if !path.IsAbs(dst) || dst != one.GetPath() || dst != runDir && forbiddenMount(dst) || seen[dst] ||
+			one.GetSizeBytes() == 0 {
 			return nil, badSpec("A scratch directory needs a size and an absolute, clean path of its own that is not part of " +
 				"the system.")
 		}
 		seen[dst] = true
-		// The service's user owns it: where the image has this directory, runc gives the mount the directory's mode.
-		all = append(all, mountOf("tmpfs", dst, fmt.Sprintf("nosuid,nodev,mode=1777,uid=%d,gid=%d,size=%d", in.user.uid,
-			in.user.gid, one.GetSizeBytes())))
+		if dst != runDir {
+			all = append(all, scratchMount(in.user, one))
+		}
+	}
+	for _, one := range in.spec.Volumes {
+		if dst := path.Clean(one.Path); !path.IsAbs(dst) || dst != one.Path || forbiddenMount(dst) || seen[dst] {
+			return nil, badSpec("A volume needs an absolute, clean path of its own that is not part of the system.")
+		}
+		seen[one.Path] = true
+		all = append(all, one.mount())
+	}
+	for _, one := range in.imageMounts {
+		if seen[one.path] {
+			return nil, badSpec("An image needs a path of its own.")
+		}
+		seen[one.path] = true
+		all = append(all, one.mount())
+	}
+	for i, f := range svc.GetFiles() {
+		all = append(all, bindFile(f.GetPath(), in.files.publisherFile(i)))
+		if f.GetMode()&0o111 != 0 {
+			all[len(all)-1].Options = slices.DeleteFunc(all[len(all)-1].Options, func(o string) bool { return o == "noexec" })
+		}
 	}
 	return append(all, deviceMounts(in.spec.Devices, in.files.devices)...), nil
 }
 
-// forbiddenScratch keeps scratch from covering what the runtime itself mounts.
-func forbiddenScratch(dst string) bool {
-	return dst == "/" || dst == "/run" || dst == "/etc" || manifest.InKernelFiles(dst)
+// runMount is the file system in memory that each container has at /run, or the service's scratch directory of that
+// path. It comes before what the runtime mounts below it.
+func runMount(in specInput) specs.Mount {
+	for _, one := range in.spec.Service.GetScratch() {
+		if one.GetPath() == runDir {
+			return scratchMount(in.user, one)
+		}
+	}
+	return mountOf("tmpfs", runDir, fmt.Sprintf("nosuid,nodev,mode=755,size=%d", runTmpfsBytes))
+}
+
+// scratchMount belongs to the service's user: where the image has this directory, runc gives the mount its mode.
+func scratchMount(u user, one *protocol.Scratch) specs.Mount {
+	return mountOf("tmpfs", one.GetPath(), fmt.Sprintf("nosuid,nodev,mode=1777,uid=%d,gid=%d,size=%d", u.uid, u.gid,
+		one.GetSizeBytes()))
+}
+
+// forbiddenMount keeps mounts from covering what the runtime itself mounts. A scratch directory may replace /run.
+func forbiddenMount(dst string) bool {
+	return dst == "/" || dst == runDir || dst == "/etc" || manifest.InKernelFiles(dst)
 }
 
 // mountOf is a mount without a source of its own, with the options of mount(8).
@@ -316,10 +375,16 @@ type Spec struct {
 	ID         string
 	MemberID   string
 	InstanceID string
-	Revision   uint64
+	// OrgID is the member's; needed where the container has a part of an accelerator.
+	OrgID    string
+	Revision uint64
 	// SpecDigest is the caller's digest of the workload document; List returns it.
 	SpecDigest string
-	Service    *protocol.Service
+	// Copy is the caller's, of a service that has several; List returns it.
+	Copy    string
+	Service *protocol.Service
+	// Volumes are those of the service.
+	Volumes []Volume
 	// Devices are the edits for exactly the accelerators that the service names.
 	Devices cdi.Edits
 	// NetNSPath is the network namespace to join.
@@ -327,8 +392,16 @@ type Spec struct {
 	// UserNSPath is the user namespace to join, with the map of Config; required where user namespaces are available. It
 	// must own the network namespace: otherwise the container cannot mount sysfs, nor runc enter it for a probe.
 	UserNSPath string
+	// Secrets are files that the container reads, by name. Nothing of them is kept but in memory.
+	Secrets map[string][]byte
+	// Environment is the id of the environment that the container installs; empty for any other container.
+	Environment string
+	// Packages is the directory of the packages, below the path of the environment that the container uses.
+	Packages string
 	// IP is the container's own address for /etc/hosts; empty while the network is not complete.
 	IP string
+	// Peers are the member's other services, for /etc/hosts.
+	Peers []Peer
 }
 
 // idPattern is containerd's own rule for identifiers.
@@ -349,7 +422,8 @@ func (s Spec) check(host hostSupport) error {
 	case host.userNamespaces != filepath.IsAbs(s.UserNSPath):
 		return badSpec("The run needs a user namespace exactly where the host gives them.")
 	}
-	return s.checkDevices()
+	return cmp.Or(checkNames(s.Service), checkCapabilities(s.Service), checkFiles(s.Service),
+		checkImageMounts(s.Service), s.checkDevices())
 }
 
 // hostname is the start of the member's id: short, and the same in every run.
@@ -364,13 +438,19 @@ const (
 	labelMember     = labelPrefix + "member"
 	labelInstance   = labelPrefix + "instance"
 	labelService    = labelPrefix + "service"
+	labelCopy       = labelPrefix + "copy"
 	labelRevision   = labelPrefix + "revision"
 	labelSpecDigest = labelPrefix + "spec-digest"
 	labelUserNS     = labelPrefix + "user-namespace"
 	labelStopSignal = labelPrefix + "stop-signal"
 	labelDiskBytes  = labelPrefix + "disk-bytes"
-	// labelAccelerator, followed by an id, marks a container that holds this accelerator or partition alone.
-	labelAccelerator = labelPrefix + "accelerator."
+	labelDependsOn  = labelPrefix + "depends-on"
+	// labelImageMounts names the images that the container has beside its own.
+	labelImageMounts = labelPrefix + "image-mounts"
+	labelStopGrace   = labelPrefix + "stop-grace"
+	labelRestart     = labelPrefix + "restart"
+	// labelEnvironment has the id of the environment that the container installs.
+	labelEnvironment = labelPrefix + "environment"
 )
 
 func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal string,
@@ -388,11 +468,31 @@ func (s Spec) labels(host hostSupport, uidMap specs.LinuxIDMapping, stopSignal s
 	if host.userNamespaces {
 		l[labelUserNS] = fmt.Sprintf("%d:%d", uidMap.HostID, uidMap.Size)
 	}
+	if s.Copy != "" {
+		l[labelCopy] = s.Copy
+	}
 	if stopSignal != "" {
 		l[labelStopSignal] = stopSignal
 	}
-	for _, id := range s.Devices.Claims {
-		l[labelAccelerator+id] = "held"
+	if seconds := s.Service.GetStopGraceSeconds(); seconds > 0 {
+		l[labelStopGrace] = strconv.FormatUint(uint64(seconds), 10)
 	}
+	if policy := s.Service.GetRestartPolicy(); policy != 0 {
+		l[labelRestart] = strconv.Itoa(int(policy))
+	}
+	if s.Environment != "" {
+		l[labelEnvironment] = s.Environment
+	}
+	if names := dependenciesOf(s.Service); len(names) > 0 {
+		l[labelDependsOn] = strings.Join(names, " ")
+	}
+	var mounted []string
+	for _, m := range s.Service.GetImageMounts() {
+		mounted = append(mounted, m.GetImage())
+	}
+	if len(mounted) > 0 {
+		l[labelImageMounts] = strings.Join(mounted, " ")
+	}
+	s.addClaims(l)
 	return l
 }

@@ -19,6 +19,7 @@ import (
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/moby/sys/signal"
 
+	"github.com/gpuaas/gpuaas/agent/internal/mountpoint"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
@@ -170,6 +171,9 @@ func (r *Runtime) removeTraces(ctx context.Context, id string) error {
 	if err := os.RemoveAll(filepath.Join(r.runcStates(), id)); err != nil {
 		return err
 	}
+	if err := mountpoint.Unmount(r.files(id).secretsDir); err != nil {
+		return fmt.Errorf("remove secrets of container %s: %w", id, err)
+	}
 	for _, dir := range []string{r.files(id).dir, r.files(id).devices} {
 		if err := os.RemoveAll(dir); err != nil {
 			return fmt.Errorf("remove files of container %s: %w", id, err)
@@ -262,10 +266,11 @@ func (r *Runtime) tracesOnDisk(prefix string) ([]trace, error) {
 		{protocol.AbsentContainer, r.runcStates()},
 		{protocol.AbsentLog, r.cfg.LogDir},
 	}
-	for _, dir := range r.cgroupDirs(r.cfg.CgroupParent) {
-		dirs = append(dirs, trace{protocol.AbsentCgroup, dir})
-	}
 	var found []trace
+	for _, dir := range r.cgroupDirs(r.memberCgroup(strings.TrimSuffix(prefix, "."))) {
+		dirs = append(dirs, trace{protocol.AbsentCgroup, dir})
+		found = append(found, trace{protocol.AbsentCgroup, filepath.Base(dir)})
+	}
 	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir.id)
 		if err != nil && !errors.Is(err, os.ErrNotExist) {

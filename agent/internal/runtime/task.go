@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"syscall"
 	"time"
 
@@ -159,7 +160,8 @@ func (r *Runtime) Exec(ctx context.Context, id string, argv []string, timeout ti
 	}
 	process := spec.Process
 	process.Args, process.Terminal = argv, false
-	p, err := task.Exec(ctx, r.commandID(), process, cio.NullIO)
+	// With cio.NullIO the command could not write: the shim opens /dev/null for reading.
+	p, err := task.Exec(ctx, r.commandID(), process, cio.LogFile(os.DevNull))
 	if err != nil {
 		return 0, notRunning(err)
 	}

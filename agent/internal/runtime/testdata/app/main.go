@@ -40,6 +40,8 @@ func main() {
 		list(os.Args[2:])
 	case "touch":
 		check(os.WriteFile(os.Args[2], nil, 0o600))
+	case "complain": // and end at once
+		fmt.Fprintln(os.Stderr, "a last word")
 	case "lines":
 		lines(number(2), os.Args[3], os.Args[4])
 	case "lines-exit":

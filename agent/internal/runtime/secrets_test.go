@@ -1,0 +1,43 @@
+package runtime_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+)
+
+// A secret is a read-only file in memory that the container's user reads, and it is not in what containerd keeps.
+func TestLaw11SecretsAreFilesInMemoryThatGoWithTheContainer(t *testing.T) {
+	f := newFixture(t)
+	defer unix.Umask(unix.Umask(0o077)) // the agent's own
+	spec := f.spec(f.image(), "wait")
+	spec.Service.User = "1234:5678"
+	spec.Secrets = map[string][]byte{"token": []byte("correct-horse")}
+	root := fmt.Sprintf("/proc/%d/root", f.start(spec).PID)
+	for _, path := range []string{"/run/gpuaas-parameters/token", "/etc/hosts", "/etc/resolv.conf"} {
+		text, notes, code := f.copyOut(spec.ID, path)
+		require.Zero(t, code, "%s: %s", path, notes)
+		require.Equal(t, path == "/run/gpuaas-parameters/token", text == "correct-horse", path)
+	}
+	var s unix.Statfs_t
+	require.NoError(t, unix.Statfs(root+"/run/gpuaas-parameters", &s))
+	require.EqualValues(t, unix.TMPFS_MAGIC, s.Type)
+	require.ErrorIs(t, os.WriteFile(root+"/run/gpuaas-parameters/token", nil, 0o600), unix.EROFS)
+
+	container, err := f.daemon.Client(t).LoadContainer(f.ns(), spec.ID)
+	require.NoError(t, err)
+	info, err := container.Info(f.ns())
+	require.NoError(t, err)
+	require.Contains(t, string(info.Spec.GetValue()), "GPUAAS_PARAMETERS_DIR=/run/gpuaas-parameters")
+	require.NotContains(t, string(info.Spec.GetValue()), "correct-horse")
+
+	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
+	require.NoDirExists(t, filepath.Join(f.cfg.StateDir, spec.ID))
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	require.NoError(t, err)
+	require.NotContains(t, string(mounts), spec.ID)
+}
