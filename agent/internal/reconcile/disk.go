@@ -2,9 +2,11 @@ package reconcile
 
 import (
 	"context"
+	"errors"
 	"log/slog"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -17,13 +19,24 @@ func (r *Reconciler) collectImages(ctx context.Context) error {
 	for _, p := range r.store.Accepted().Parts {
 		for _, w := range []*protocol.Workload{p.Workload, p.Workload.GetFallback()} {
 			for _, s := range w.GetServices() {
-				if ref, err := runtime.ParseImage(s.GetImage()); err == nil {
-					keep = append(keep, ref)
+				for _, image := range agent.ImagesOf(s) {
+					if ref, err := runtime.ParseImage(image); err == nil {
+						keep = append(keep, ref)
+					}
 				}
 			}
 		}
 	}
-	return r.machine.Images.CollectImages(ctx, r.imageSpace.Swap(0), keep...)
+	return errors.Join(r.collectEnvironments(ctx), r.machine.Images.CollectImages(ctx, r.imageSpace.Swap(0), keep...))
+}
+
+// collectEnvironments removes what nothing uses. Every container has a run in the journal.
+func (r *Reconciler) collectEnvironments(ctx context.Context) error {
+	used := r.usedEnvironments()
+	return r.machine.Environments.Collect(ctx, used, func(runID string) bool {
+		_, exists := r.store.Runs()[runID]
+		return exists
+	})
 }
 
 // guardDisk stops containers that write more than they may. Their exits count as failures with the reason disk_limit,

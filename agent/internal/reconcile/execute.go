@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -22,9 +23,9 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		r.cancelPulls(id)
 		return
 	}
-	_, pulling := a.(agent.PullImage)
+	pull, pulling := a.(agent.PullImage)
 	acting, cancel := context.WithCancel(ctx)
-	w := &work{pulling: pulling, cancel: cancel}
+	w := &work{image: pull.Image, service: agent.ServiceOf(a), cancel: cancel}
 	r.markBusy(id, w)
 	r.running.Go(func() {
 		defer r.Wake()
@@ -74,14 +75,14 @@ func (r *Reconciler) cancelPulls(id string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for w := range r.busy[id] {
-		if w.pulling {
+		if w.image != "" {
 			w.cancel()
 		}
 	}
 }
 
-// failed stores why an action failed. An acquisition is retried after its member's backoff; a release is retried after
-// a pause, for ever.
+// failed stores why an action failed. An acquisition is retried after the backoff of its service or member; a release
+// is retried after a pause, for ever.
 func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 	id := agent.MemberOf(a)
 	r.log.WarnContext(ctx, "action failed", slog.String("action", fmt.Sprintf("%T", a)), slog.String("member_id", id),
@@ -93,7 +94,7 @@ func (r *Reconciler) failed(ctx context.Context, a agent.Action, err error) {
 		if pause := agent.PauseAfter(a, err); pause > 0 {
 			r.mu.Lock()
 			defer r.mu.Unlock()
-			r.retryAfter[id] = now.Add(pause)
+			r.retryAfter[heldWork{id, agent.ServiceOf(a)}] = now.Add(pause)
 			return nil
 		}
 		return r.store.UpdateMember(id, func(m *state.Member) { m.Member = m.FailedBy(a, err, now) })
@@ -132,7 +133,9 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 	case agent.SetupNetwork:
 		return r.launch(ctx, a)
 	case agent.StartContainer:
-		return r.startContainer(ctx, a, existingNetwork(r.store.Members()[a.MemberID]))
+		return r.startContainer(ctx, a, existingNetworks())
+	case agent.PublishPorts:
+		return r.publishPorts(ctx, a)
 	case agent.DeliverConfig:
 		return r.deliverConfig(ctx, a)
 	}
@@ -159,7 +162,16 @@ func (r *Reconciler) stop(ctx context.Context, a agent.StopContainer) error {
 			slog.Any("error", err))
 	}
 	failpoint.Hit("agent/stop/requested")
-	return r.machine.Containers.Stop(ctx, a.ContainerID, a.Grace)
+	grace := a.Grace
+	if a.Drain {
+		began := time.Now()
+		if err := r.machine.Network.Drain(ctx, network.ID(a.MemberID, a.Attachment()), grace/2); err != nil {
+			r.log.WarnContext(ctx, "cannot wait for a container's connections", slog.String("container_id", a.ContainerID),
+				slog.Any("error", err))
+		}
+		grace -= time.Since(began)
+	}
+	return r.machine.Containers.Stop(ctx, a.ContainerID, max(grace, 0))
 }
 
 // recordExit stores usage first, then the exit: after a crash in between the exit is only recorded again, while usage
@@ -176,6 +188,9 @@ func (r *Reconciler) recordExit(ctx context.Context, a agent.RecordExit) error {
 	l := containers[i]
 	if l.Status != agent.Exited || !r.store.Measured(l.ID) {
 		return nil
+	}
+	if err := r.finishInstallation(ctx, a, l); err != nil {
+		return err
 	}
 	failpoint.Hit("agent/exit/measured")
 	return r.withClock(func(now time.Time) error { return r.storeExit(a, l, now) })
@@ -194,22 +209,30 @@ func (r *Reconciler) storeExit(a agent.RecordExit, l agent.Listed, now time.Time
 }
 
 func (r *Reconciler) removeContainer(ctx context.Context, a agent.RemoveContainer) error {
-	if err := r.machine.Containers.Remove(ctx, a.ContainerID); err != nil {
+	if err := r.remove(ctx, a.ContainerID); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/remove/done")
 	return r.store.CloseRun(a.ContainerID)
 }
 
+// remove removes a container and the environment that it has not finished.
+func (r *Reconciler) remove(ctx context.Context, id string) error {
+	if err := r.machine.Containers.Remove(ctx, id); err != nil {
+		return err
+	}
+	return r.machine.Environments.Discard(ctx, id)
+}
+
 func (r *Reconciler) removeNetwork(ctx context.Context, a agent.RemoveNetwork) error {
-	if err := r.machine.Network.Remove(ctx, a.MemberID); err != nil {
+	if err := r.machine.Network.Remove(ctx, network.ID(a.MemberID, a.Attachment())); err != nil {
+		return err
+	}
+	if err := r.machine.Volumes.Detach(ctx, a.MemberID); err != nil {
 		return err
 	}
 	failpoint.Hit("agent/network/removed")
-	return r.store.UpdateMember(a.MemberID, func(m *state.Member) {
-		a.Record(&m.Member)
-		m.NetNSPath, m.UserNSPath, m.IP = "", "", ""
-	})
+	return r.store.UpdateMember(a.MemberID, func(m *state.Member) { a.Record(&m.Member) })
 }
 
 // retire checks the machine for anything that is left of the member, and only then stores the proof of removal.
@@ -226,14 +249,18 @@ func (r *Reconciler) retire(ctx context.Context, a agent.RetireMember) error {
 		return err
 	}
 	// In any case: the last member's removal also removes the shared network.
-	if err := r.machine.Network.Remove(ctx, a.MemberID); err != nil {
+	if err := r.machine.Network.RemoveMember(ctx, a.MemberID); err != nil {
 		return err
 	}
 	more, err := r.machine.Network.Leftovers(ctx, a.MemberID)
 	if err != nil {
 		return err
 	}
-	if left = append(left, more...); len(left) > 0 {
+	volumes, err := r.removeVolumes(ctx, a.MemberID)
+	if err != nil {
+		return err
+	}
+	if left = slices.Concat(left, more, volumes); len(left) > 0 {
 		return fmt.Errorf("still there of member %s: %v", a.MemberID, left)
 	}
 	failpoint.Hit("agent/retire/checked")

@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"log/slog"
+	"maps"
 	"slices"
 	"time"
 
@@ -70,6 +71,7 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	}
 	// Busy before the journal: a start that ends in between is in the journal then.
 	leases, busy := r.store.Leases(), r.busyMembers(stamp.At)
+	devices := r.devicesOf(containers, stamp.At)
 	journal := r.store.Runs()
 	var used map[string]runtime.Stats
 	if slices.ContainsFunc(containers, func(l agent.Listed) bool { return l.Status == agent.Running }) {
@@ -78,9 +80,12 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 		used, _ = r.machine.Stats.AllStats(ctx)
 	}
 	o := meter.Observation{At: stamp.At, CutEvery: r.cfg.UsageInterval}
+	beside := agent.CopiesBeside(containers)
 	for _, c := range containers {
 		run := c.MeterRun(before[c.ID], journal[c.ID], busy[c.MemberID], r.clock)
 		run.LeaseNo = leases[c.MemberID].GetLeaseNo()
+		run.NeedsDevice, run.NoDevice = devices.needed[c.MemberID], devices.lacking[c.MemberID]
+		run.WorkedAt, run.Beside = devices.workedAt, beside[c.ID]
 		if stats, sampled := used[c.ID]; sampled && c.Status == agent.Running {
 			run.CPUMicros, run.MemoryBytes, run.Sampled = int64(stats.CPUUsageMicros), int64(stats.MemoryBytes), true
 		}
@@ -91,4 +96,29 @@ func (r *Reconciler) measure(ctx context.Context) ([]agent.Listed, error) {
 	failpoint.Hit("agent/sample/saved")
 	r.setCondition(protocol.ConditionDiskFull, r.store.Full())
 	return containers, err
+}
+
+// devices is what the meter has to know of accelerators, by member.
+type devices struct {
+	needed, lacking map[string]bool
+	// workedAt is when the scan began that found all others working.
+	workedAt time.Time
+}
+
+// devicesOf asks for the last scan first: what a later one finds is then taken for older and not for working.
+func (r *Reconciler) devicesOf(containers []agent.Listed, now time.Time) devices {
+	d := devices{needed: map[string]bool{}, lacking: map[string]bool{}}
+	d.workedAt = now.Add(-time.Since(r.machine.Accelerators.ScannedAt()))
+	if found := r.withoutDevices.Load(); found != nil {
+		maps.Copy(d.lacking, *found)
+	}
+	for _, c := range containers {
+		for _, id := range c.AcceleratorIDs {
+			d.needed[c.MemberID] = true
+			if r.machine.Accelerators.State(id) >= agent.AcceleratorFaulty {
+				d.lacking[c.MemberID] = true
+			}
+		}
+	}
+	return d
 }

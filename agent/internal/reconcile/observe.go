@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 )
@@ -47,6 +48,8 @@ func (r *Reconciler) observe(ctx context.Context) (snapshot, error) {
 		s.observed.Members[id] = m.Member
 	}
 	s.observed.Unusable = r.unusable(s)
+	r.withoutDevices.Store(new(agent.WithoutDevices(s.desired, s.observed)))
+	s.observed.Environments = r.environments(s)
 	s.observed.Images, err = r.images(ctx, s)
 	if err != nil {
 		return snapshot{}, err
@@ -75,9 +78,14 @@ func listed(c runtime.Container) agent.Listed {
 		MemberID:       c.MemberID,
 		InstanceID:     c.InstanceID,
 		Service:        c.Service,
+		Copy:           c.Copy,
 		Revision:       c.Revision,
 		SpecDigest:     c.SpecDigest,
 		AcceleratorIDs: c.AcceleratorIDs,
+		DependsOn:      c.DependsOn,
+		StopGrace:      c.StopGrace,
+		Restart:        c.Restart,
+		Environment:    c.Environment,
 		Status:         statusOf(c.State),
 		Lost:           c.State == runtime.StateLost,
 		ExitedAt:       c.ExitedAt,
@@ -94,15 +102,20 @@ func (r *Reconciler) busyMembers(now time.Time) map[string]agent.Work {
 	for id, actions := range r.busy {
 		var w agent.Work
 		for a := range actions {
-			w.Pulling, w.Other = w.Pulling || a.pulling, w.Other || !a.pulling
+			if a.image != "" {
+				w.Pulling = append(w.Pulling, a.image)
+			} else {
+				w.Mark(a.service)
+			}
 		}
+		slices.Sort(w.Pulling)
 		busy[id] = w
 	}
-	for id, until := range r.retryAfter {
+	for held, until := range r.retryAfter {
 		if until.After(now) {
-			w := busy[id]
-			w.Other = true
-			busy[id] = w
+			w := busy[held.memberID]
+			w.Mark(held.service)
+			busy[held.memberID] = w
 		}
 	}
 	return busy
@@ -132,11 +145,14 @@ func (r *Reconciler) journalUnknown(containers []agent.Listed, attached []string
 		members = r.store.Members()
 	}
 	for _, id := range attached {
-		if _, known := members[id]; !known {
-			if err := r.store.UpdateMember(id, func(*state.Member) {}); err != nil {
-				return err
-			}
+		memberID, _ := network.ParseID(id)
+		if _, known := members[memberID]; known {
+			continue
 		}
+		if err := r.store.UpdateMember(memberID, func(*state.Member) {}); err != nil {
+			return err
+		}
+		members = r.store.Members()
 	}
 	return nil
 }
@@ -148,7 +164,7 @@ func (r *Reconciler) closeMeasuredRuns(containers []agent.Listed, busy map[strin
 		exists[c.ID] = true
 	}
 	for id, run := range r.store.Runs() {
-		if exists[id] || busy[run.MemberID].Other || !r.store.Measured(id) {
+		if exists[id] || busy[run.MemberID].With(run.Service) || !r.store.Measured(id) {
 			continue
 		}
 		if err := r.store.CloseRun(id); err != nil {
@@ -187,22 +203,20 @@ func statusOf(s runtime.State) agent.ContainerStatus {
 func networks(attached []string, members map[string]state.Member) []agent.Network {
 	out := make([]agent.Network, 0, len(attached))
 	for _, id := range attached {
-		out = append(out, members[id].Network())
+		memberID, service := network.ParseID(id)
+		m := members[memberID].Member
+		m.ID = memberID
+		out = append(out, m.Network(service))
 	}
 	return out
 }
 
 // images reports, for each image that a container may be started from next, whether it is ready. It skips busy members.
 func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool, error) {
-	type key struct {
-		memberID, service string
-		revision          uint64
-		specDigest        string
-	}
 	have := make(map[string]bool)
-	exists := make(map[key]bool)
+	containers := make(map[string][]agent.Container)
 	for _, c := range snap.observed.Containers {
-		exists[key{c.MemberID, c.Service, c.Revision, c.SpecDigest}] = true
+		containers[c.MemberID] = append(containers[c.MemberID], c)
 	}
 	for _, signed := range snap.desired.Workloads {
 		w := signed.Effective(snap.observed.Members[signed.MemberID])
@@ -210,21 +224,31 @@ func (r *Reconciler) images(ctx context.Context, snap snapshot) (map[string]bool
 			continue
 		}
 		for _, s := range w.Services {
-			if _, asked := have[s.Image]; asked || exists[key{w.MemberID, s.Name, w.Revision, s.SpecDigest}] {
+			if w.Keeps(s, containers[w.MemberID]) {
 				continue
 			}
-			ref, err := runtime.ParseImage(s.Image)
-			if err != nil {
-				continue // the pull reports the error
+			for _, image := range s.Images {
+				if err := r.hasImage(ctx, image, have); err != nil {
+					return nil, err
+				}
 			}
-			ok, err := r.machine.Images.HasImage(ctx, ref)
-			if err != nil {
-				return nil, fmt.Errorf("find image %s: %w", s.Image, err)
-			}
-			have[s.Image] = ok
 		}
 	}
 	return have, nil
+}
+
+func (r *Reconciler) hasImage(ctx context.Context, image string, have map[string]bool) error {
+	if _, asked := have[image]; asked {
+		return nil
+	}
+	ref, err := runtime.ParseImage(image)
+	if err != nil {
+		return nil //nolint:nilerr // the pull reports the error
+	}
+	if have[image], err = r.machine.Images.HasImage(ctx, ref); err != nil {
+		return fmt.Errorf("find image %s: %w", image, err)
+	}
+	return nil
 }
 
 // unusable has the accelerators that are named and cannot be used.
@@ -235,9 +259,14 @@ func (r *Reconciler) unusable(snap snapshot) map[string]agent.AcceleratorState {
 			named = append(named, s.AcceleratorIDs)
 		}
 	}
+	var used []string
 	for _, c := range snap.observed.Containers {
 		named = append(named, c.AcceleratorIDs)
+		if c.Status != agent.Exited {
+			used = append(used, c.AcceleratorIDs...)
+		}
 	}
+	r.machine.Accelerators.SetUsed(used)
 	var found map[string]agent.AcceleratorState
 	for _, id := range slices.Concat(named...) {
 		if state := r.machine.Accelerators.State(id); state != 0 {

@@ -21,7 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// Times of readiness probes.
+// Times of probes.
 const (
 	// Until a service is ready, the pause between two probes is 1/probeShare of its age, from firstProbe up to the probe's
 	// period: readiness is noticed late by at most that share. A slow probe is followed by twice its own duration.
@@ -35,6 +35,8 @@ const (
 	maxHealthyPeriod    = 5 * time.Second
 	defaultProbeTimeout = 2 * time.Second
 	failingAfter        = 3
+	// defaultLivenessPeriod lies between two liveness probes.
+	defaultLivenessPeriod = 5 * time.Second
 	// maxProbeBytes bounds an answer: it comes from the workload.
 	maxProbeBytes = 64 << 10
 )
@@ -56,11 +58,12 @@ func (r *Reconciler) failing(runID string) bool {
 func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	live := make(map[string]bool)
+	live, now := make(map[string]bool), r.clock.Now()
 	for _, signed := range snap.desired.Workloads {
-		w := signed.Effective(snap.observed.Members[signed.MemberID])
+		m := snap.observed.Members[signed.MemberID]
+		w := signed.Effective(m)
 		for _, c := range snap.observed.Containers {
-			service, probed := w.Probed(c)
+			service, probed := w.Probed(c, m, now)
 			if !probed {
 				continue
 			}
@@ -71,8 +74,14 @@ func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 			probing, cancel := context.WithCancel(ctx)
 			p := &prober{cancel: cancel}
 			r.probers[c.ID] = p
-			ports := snap.members[c.MemberID].Ports
-			r.running.Go(func() { r.probeLoop(probing, p, c, service.Spec, ports) })
+			at := addressesOf(snap.members[c.MemberID], service)
+			r.running.Go(func() { r.probeLoop(probing, p, c, service.Spec, at) })
+			if service.Spec.GetLiveness().GetKind() != "" {
+				r.running.Go(func() { r.livenessLoop(probing, c, service.Spec.GetLiveness(), at) })
+			}
+			if len(c.AcceleratorIDs) > 0 {
+				r.running.Go(func() { r.deviceLoop(probing, c) })
+			}
 		}
 	}
 	for id, p := range r.probers {
@@ -83,12 +92,125 @@ func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 	}
 }
 
+// addresses are where a service is probed: its published ports, and its own address.
+type addresses struct {
+	ports []state.HostPort
+	ip    string
+	// direct: its ports are probed at its own address, as they may be published for another copy of it.
+	direct bool
+}
+
+func addressesOf(m state.Member, s agent.Service) addresses {
+	at := addresses{ip: m.Services[s.Attachment()].IP, direct: s.Copy != ""}
+	if at.direct {
+		for _, p := range s.Spec.GetPorts() {
+			at.ports = append(at.ports, state.HostPort{Name: p.GetName(), Container: uint16(p.GetContainerPort())})
+		}
+		return at
+	}
+	at.ports = slices.DeleteFunc(slices.Clone(m.Ports), func(p state.HostPort) bool { return p.Service != s.Name })
+	return at
+}
+
+// of is the address of a port: the published endpoint, or the container's own for a port that is given as a number.
+func (a addresses) of(port string) (addr string, known bool) {
+	i := slices.IndexFunc(a.ports, func(p state.HostPort) bool { return p.Name == port })
+	switch {
+	case i >= 0 && a.direct:
+		port = strconv.Itoa(int(a.ports[i].Container))
+	case i >= 0:
+		return net.JoinHostPort(loopback, strconv.Itoa(int(a.ports[i].Host))), true
+	}
+	number, err := strconv.ParseUint(port, 10, 16)
+	if err != nil || a.ip == "" {
+		return "", false
+	}
+	return net.JoinHostPort(a.ip, strconv.FormatUint(number, 10)), true
+}
+
+// livenessLoop probes until the run ends, or until so many probes in a row have failed that the container is ended,
+// which counts as a failure of its service.
+func (r *Reconciler) livenessLoop(ctx context.Context, c agent.Container, probe *protocol.Probe, at addresses) {
+	check := r.checkOf(c, probe, at)
+	period := max(cmp.Or(time.Duration(probe.GetPeriodMillis())*time.Millisecond, defaultLivenessPeriod), slot)
+	timeout := cmp.Or(time.Duration(probe.GetTimeoutMillis())*time.Millisecond, defaultProbeTimeout)
+	threshold := cmp.Or(int(probe.GetFailureThreshold()), failingAfter)
+	counts := time.Now().Add(time.Duration(probe.GetStartPeriodMillis())*time.Millisecond - r.clock.Now().Sub(c.StartedAt))
+	for failures := 0; ; {
+		if !loop.Pause(ctx, untilSlot(time.Now(), period)) {
+			return
+		}
+		bounded, cancel := context.WithTimeout(ctx, timeout)
+		err := check(bounded)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err == nil:
+			failures = 0
+		case time.Now().After(counts):
+			failures++
+		}
+		if failures >= threshold && r.endUnalive(ctx, c, fmt.Errorf("the liveness probe failed: %w", err)) {
+			return
+		}
+	}
+}
+
+const (
+	// lostDevicesAfter is how often in a row a container cannot open its devices until it is ended.
+	lostDevicesAfter           = 2
+	defaultDeviceCheckInterval = 30 * time.Second
+	deviceCheckTimeout         = 30 * time.Second
+)
+
+// deviceLoop ends a container that cannot open the devices of its accelerators any more, though the driver finds no
+// fault: its cgroup may have lost their rules. A new container gets them again.
+func (r *Reconciler) deviceLoop(ctx context.Context, c agent.Container) {
+	for failures := 0; loop.Pause(ctx, untilSlot(time.Now(), r.cfg.DeviceCheckInterval)); {
+		bounded, cancel := context.WithTimeout(ctx, deviceCheckTimeout)
+		lost, err := r.machine.Devices.LostDevices(bounded, c.ID)
+		cancel()
+		switch {
+		case ctx.Err() != nil:
+			return
+		case err != nil:
+			r.log.DebugContext(ctx, "cannot open a container's devices", slog.String("run_id", c.ID), slog.Any("error", err))
+			continue
+		case lost == "":
+			failures = 0
+			continue
+		}
+		failures++
+		if failures >= lostDevicesAfter && r.endUnalive(ctx, c, fmt.Errorf("it cannot open its accelerator: %s", lost)) {
+			return
+		}
+	}
+}
+
+// maxProbeDetail bounds what is stored of a failed probe.
+const maxProbeDetail = 200
+
+// endUnalive stores that the container is to be ended; the next pass stops it.
+func (r *Reconciler) endUnalive(ctx context.Context, c agent.Container, why error) (stored bool) {
+	r.log.WarnContext(ctx, "a container is not alive", slog.String("member_id", c.MemberID), slog.String("run_id", c.ID),
+		slog.String("service", c.Service), slog.Any("error", why))
+	detail := why.Error()
+	err := r.store.UpdateRun(c.ID, func(run *state.Run) { run.NotAlive = detail[:min(len(detail), maxProbeDetail)] })
+	if err != nil {
+		r.log.ErrorContext(ctx, "cannot store that a container is not alive", slog.String("run_id", c.ID),
+			slog.Any("error", err))
+		return false
+	}
+	r.Wake()
+	return true
+}
+
 // probeLoop probes until the run ends. The first success makes the run ready, durably; later probes only tell healthy
 // from failing.
-func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container, s *protocol.Service,
-	ports []state.HostPort,
-) {
-	check := r.checkOf(c, s, ports)
+func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container, s *protocol.Service, at addresses) {
+	check := r.checkOf(c, readinessOf(s), at)
+	threshold := cmp.Or(int(s.GetReadiness().GetFailureThreshold()), failingAfter)
 	period := cmp.Or(time.Duration(s.GetReadiness().GetPeriodMillis())*time.Millisecond, defaultProbePeriod)
 	timeout := cmp.Or(time.Duration(s.GetReadiness().GetTimeoutMillis())*time.Millisecond, defaultProbeTimeout)
 	ready, bad, began := !c.ReadyAt.IsZero(), 0, time.Now()
@@ -107,7 +229,7 @@ func (r *Reconciler) probeLoop(ctx context.Context, p *prober, c agent.Container
 			bad = 0
 			r.setFailing(p, false)
 		case ready:
-			if bad++; bad == failingAfter {
+			if bad++; bad == threshold {
 				r.log.WarnContext(ctx, "readiness probe fails", slog.String("member_id", c.MemberID),
 					slog.String("run_id", c.ID), slog.Any("error", err))
 				r.setFailing(p, true)
@@ -165,31 +287,28 @@ func (r *Reconciler) setFailing(p *prober, failing bool) {
 	}
 }
 
-// checkOf is the probe of a service, through its published endpoint. A service without a probe is ready when its first
-// port answers, and one without ports when it runs.
-func (r *Reconciler) checkOf(c agent.Container, s *protocol.Service,
-	ports []state.HostPort,
-) func(context.Context) error {
-	probe := s.GetReadiness()
-	kind, port := probe.GetKind(), probe.GetPort()
-	if kind == "" && len(s.GetPorts()) > 0 {
-		kind, port = "tcp", s.GetPorts()[0].GetName()
+// readinessOf is the readiness probe of a service. One without a probe is ready when its first port answers, and one
+// without ports when it runs.
+func readinessOf(s *protocol.Service) *protocol.Probe {
+	if s.GetReadiness().GetKind() == "" && len(s.GetPorts()) > 0 {
+		return &protocol.Probe{Kind: "tcp", Port: s.GetPorts()[0].GetName()}
 	}
-	i := slices.IndexFunc(ports, func(p state.HostPort) bool { return p.Name == port })
-	var addr string
-	if i >= 0 {
-		addr = net.JoinHostPort(loopback, strconv.Itoa(int(ports[i].Host)))
-	}
+	return s.GetReadiness()
+}
+
+// checkOf is one try of a probe.
+func (r *Reconciler) checkOf(c agent.Container, probe *protocol.Probe, at addresses) func(context.Context) error {
+	addr, known := at.of(probe.GetPort())
 	switch {
-	case kind == "":
+	case probe.GetKind() == "":
 		return func(context.Context) error { return nil }
-	case kind == "exec":
+	case probe.GetKind() == "exec":
 		return func(ctx context.Context) error { return r.probeExec(ctx, c.ID, probe.GetCommand()) }
-	case addr == "":
+	case !known:
 		return func(context.Context) error {
-			return fmt.Errorf("the probe names port %q, which is not published", port)
+			return fmt.Errorf("the probe names port %q, which is not published", probe.GetPort())
 		}
-	case kind == "http":
+	case probe.GetKind() == "http":
 		return func(ctx context.Context) error { return probeHTTP(ctx, addr, probe.GetPath()) }
 	default:
 		return func(ctx context.Context) error { return probeTCP(ctx, addr) }

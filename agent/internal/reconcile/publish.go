@@ -92,7 +92,7 @@ func (r *Reconciler) currentConditions() []string {
 		found[c] = true
 	}
 	for _, c := range slices.Concat(r.machine.Host.Conditions(), r.machine.Network.Conditions(),
-		r.machine.Accelerators.Conditions(), r.cfg.WeakIsolation) {
+		r.machine.Accelerators.Conditions(), r.machine.Volumes.Conditions(), r.cfg.WeakIsolation) {
 		found[c] = true
 	}
 	if owner, _ := r.cfg.Policy(); owner.ShareWeakIsolation && len(r.cfg.WeakIsolation) > 0 {

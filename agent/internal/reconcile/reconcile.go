@@ -44,12 +44,16 @@ type Config struct {
 	Resync           time.Duration
 	// CollectEvery is how often the store gives disk space of overwritten values back, and is measured.
 	CollectEvery time.Duration
+	// DeviceCheckInterval lies between two checks whether a container can open the devices of its accelerators.
+	DeviceCheckInterval time.Duration
 	// PortFrom and PortTo bound the host ports that this node publishes on.
 	PortFrom, PortTo uint16
 	// AllowUnbilled is the owner's permission for leases that end with run_unbilled.
 	AllowUnbilled bool
 	// Policy returns what the owner allows now; with an error, what was allowed before. Nil allows everything.
 	Policy func() (policy.Policy, error)
+	// Unseal opens a secret parameter of a member.
+	Unseal func(memberID, name string, sealed []byte) ([]byte, error)
 	// WeakIsolation names what this machine lacks to keep containers from each other; empty where it lacks nothing.
 	WeakIsolation []string
 	Log           *slog.Logger
@@ -65,6 +69,9 @@ type Reconciler struct {
 	log     *slog.Logger
 
 	loop *loop.Loop
+	// volumeLoop applies the state's volumes of projects; volumeWork is held while one is worked on.
+	volumeLoop *loop.Loop
+	volumeWork chan struct{}
 	// imageGC collects images that nothing uses; imageSpace is how many bytes the last failed pull lacked.
 	imageGC    *loop.Loop
 	imageSpace atomic.Int64
@@ -81,9 +88,11 @@ type Reconciler struct {
 	clockLock sync.RWMutex
 	// pendingClock is the hub's time that the next sample sets; proposing guards the exchange.
 	pendingClock atomic.Pointer[clockProposal]
-	proposing    sync.Mutex
-	clockDue     notify.Signal
-	running      sync.WaitGroup
+	// withoutDevices are the members whose accelerators did not work at the last pass: their time is not counted.
+	withoutDevices atomic.Pointer[map[string]bool]
+	proposing      sync.Mutex
+	clockDue       notify.Signal
+	running        sync.WaitGroup
 	// passed is closed when the first pass has ended.
 	passed    chan struct{}
 	firstPass sync.Once
@@ -95,22 +104,27 @@ type Reconciler struct {
 	mu sync.Mutex
 	// busy holds the running actions of each member.
 	busy map[string]map[*work]bool
-	// retryAfter holds members back after an action that failed through no fault of the workload.
-	retryAfter map[string]time.Time
+	// retryAfter holds services and members back after an action that failed through no fault of the workload.
+	retryAfter map[heldWork]time.Time
 	probers    map[string]*prober
 	report     agent.Report
 	// debounced notifies the subscribers of changes that are not urgent.
 	debounced  *time.Timer
 	conditions map[string]string
+	volumes    projectVolumes
 	// pulling has the image that a member waits for, by member id.
 	pulling map[string]string
 }
 
-// work is a running action: an image pull, which can be cancelled, or another one.
+// work is a running action: the pull of an image, which can be cancelled, or another one, of a service or of the whole
+// member.
 type work struct {
-	pulling bool
-	cancel  context.CancelFunc
+	image, service string
+	cancel         context.CancelFunc
 }
+
+// heldWork is what may be done again after a pause; without a service it is the whole member.
+type heldWork struct{ memberID, service string }
 
 // New makes a reconciler.
 func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hub Hub) *Reconciler {
@@ -118,6 +132,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 	cfg.UsageInterval = cmp.Or(max(cfg.UsageInterval, 0), meter.DefaultCutEvery)
 	cfg.Resync = cmp.Or(max(cfg.Resync, 0), agent.DefaultResync)
 	cfg.CollectEvery = cmp.Or(max(cfg.CollectEvery, 0), DefaultCollectEvery)
+	cfg.DeviceCheckInterval = cmp.Or(max(cfg.DeviceCheckInterval, 0), defaultDeviceCheckInterval)
 	cfg.Log = cmp.Or(cfg.Log, slog.New(slog.DiscardHandler))
 	if cfg.Policy == nil {
 		cfg.Policy = func() (policy.Policy, error) { return policy.Policy{}, nil }
@@ -131,16 +146,19 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		log:        cfg.Log,
 		pulls:      make(chan struct{}, maxPulls),
 		actions:    make(chan struct{}, maxActions),
+		volumeWork: make(chan struct{}, maxVolumeWork),
 		diskCheck:  notify.NewSignal(),
 		clockDue:   notify.NewSignal(),
 		passed:     make(chan struct{}),
 		busy:       map[string]map[*work]bool{},
-		retryAfter: map[string]time.Time{},
+		retryAfter: map[heldWork]time.Time{},
 		probers:    map[string]*prober{},
 		conditions: map[string]string{},
 		newRunID:   newRunID,
 		pulling:    map[string]string{},
+		volumes:    projectVolumes{map[string]bool{}, map[string]*protocol.VolumeStatus{}},
 	}
+	r.volumeLoop = loop.New("volumes", cfg.Resync, r.applyVolumes, cfg.Log)
 	r.imageGC = loop.New("images", imagesEvery, r.collectImages, cfg.Log)
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)
 	return r
@@ -149,12 +167,15 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 // Subscribe returns a channel that is signalled when the report has changed.
 func (r *Reconciler) Subscribe() <-chan struct{} { return r.subscribers.Subscribe() }
 
-// Report returns the report of the last pass, with the accelerators as they are now. Callers do not change it.
+// Report returns the report of the last pass, with the accelerators and environments as they are now. Callers do not
+// change it.
 func (r *Reconciler) Report() agent.Report {
+	environments := r.installedEnvironments()
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	report := r.report
-	report.Accelerators = r.machine.Accelerators.List()
+	report.Accelerators, report.Environments = r.machine.Accelerators.List(), environments
+	report.Volumes = r.volumeStatuses()
 	return report
 }
 
@@ -168,6 +189,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 			case <-ctx.Done():
 				return
 			case <-changed:
+				r.volumeLoop.Wake()
 			case <-events:
 			case <-inventory:
 				r.publishInventory()
@@ -178,6 +200,7 @@ func (r *Reconciler) Run(ctx context.Context) error {
 	r.running.Go(func() { r.meteringLoop(ctx) })
 	r.afterFirstPass(ctx, func() { r.guardDisk(ctx) })
 	r.afterFirstPass(ctx, func() { _ = r.imageGC.Run(ctx) })
+	r.afterFirstPass(ctx, func() { _ = r.volumeLoop.Run(ctx) })
 	r.afterFirstPass(ctx, func() { _ = loop.New("isolation", r.cfg.Resync, r.guardIsolation, r.log).Run(ctx) })
 	err := r.loop.Run(ctx)
 	r.running.Wait()
@@ -285,9 +308,9 @@ func (r *Reconciler) nextRetry(now time.Time) time.Time {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var next time.Time
-	for id, at := range r.retryAfter {
+	for held, at := range r.retryAfter {
 		if !at.After(now) {
-			delete(r.retryAfter, id)
+			delete(r.retryAfter, held)
 			continue
 		}
 		next = earliest(next, at)

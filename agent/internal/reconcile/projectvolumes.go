@@ -1,0 +1,72 @@
+package reconcile
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// maxVolumeWork bounds how many volumes of projects are made, copied or deleted at the same time.
+const maxVolumeWork = 2
+
+// projectVolumes is the work on the volumes of projects. The reconciler's mu guards it.
+type projectVolumes struct {
+	busy     map[string]bool
+	statuses map[string]*protocol.VolumeStatus
+}
+
+// applyVolumes starts the work on each volume that the state names, but for those on which it goes on already: a copy
+// of a large one delays no other.
+func (r *Reconciler) applyVolumes(ctx context.Context) error {
+	desired := r.store.Volumes()
+	named := map[string]bool{}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, v := range desired {
+		named[v.GetId()] = true
+		if r.volumes.busy[v.GetId()] {
+			continue
+		}
+		r.volumes.busy[v.GetId()] = true
+		r.running.Go(func() { r.applyVolume(ctx, v) })
+	}
+	maps.DeleteFunc(r.volumes.statuses, func(id string, _ *protocol.VolumeStatus) bool { return !named[id] })
+	return nil
+}
+
+func (r *Reconciler) applyVolume(ctx context.Context, v *protocol.ProjectVolume) {
+	var status *protocol.VolumeStatus
+	select {
+	case <-ctx.Done():
+	case r.volumeWork <- struct{}{}:
+		status = r.machine.Volumes.Apply(ctx, v)
+		<-r.volumeWork
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.volumes.busy, v.GetId())
+	if ctx.Err() != nil {
+		return
+	}
+	if !proto.Equal(status, r.volumes.statuses[v.GetId()]) {
+		r.volumes.statuses[v.GetId()] = status
+		r.notifySubscribers()
+		r.loop.Wake() // a container may wait for the volume
+	}
+	// The state may describe the volume otherwise by now.
+	if !slices.ContainsFunc(r.store.Volumes(), func(now *protocol.ProjectVolume) bool { return proto.Equal(now, v) }) {
+		r.volumeLoop.Wake()
+	}
+}
+
+// volumeStatuses are sorted by id. The caller holds mu.
+func (r *Reconciler) volumeStatuses() []*protocol.VolumeStatus {
+	return slices.SortedFunc(maps.Values(r.volumes.statuses), func(a, b *protocol.VolumeStatus) int {
+		return cmp.Compare(a.GetId(), b.GetId())
+	})
+}

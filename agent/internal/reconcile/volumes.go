@@ -1,0 +1,47 @@
+package reconcile
+
+import (
+	"context"
+
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/volume"
+)
+
+// prepareVolumes makes the volumes of a service ready for its container.
+func (r *Reconciler) prepareVolumes(ctx context.Context, a agent.StartContainer) ([]runtime.Volume, error) {
+	var ready []runtime.Volume
+	for _, m := range a.Service.Spec.GetVolumes() {
+		dir, err := r.machine.Volumes.Prepare(ctx, volume.Use{
+			MemberID:  a.MemberID,
+			Name:      m.GetName(),
+			VolumeID:  m.GetVolumeId(),
+			ProjectID: a.Workload.ProjectID,
+			SizeBytes: m.GetSizeBytes(),
+			ReadOnly:  m.GetReadOnly(),
+			Revision: volume.Revision{
+				No:         a.Revision,
+				AppVersion: a.Workload.AppVersion,
+				Upgrades:   a.Workload.Fallback != nil,
+				RollsBack:  a.Workload.RollsBack,
+				Snapshot:   m.GetSnapshotOnUpgrade(),
+			},
+		})
+		if err != nil {
+			return nil, err
+		}
+		ready = append(ready, runtime.Volume{Dir: dir, Path: m.GetPath(), ReadOnly: m.GetReadOnly()})
+	}
+	return ready, nil
+}
+
+// removeVolumes deletes a member's own volumes and unfinished environments, and lists what is left of them.
+func (r *Reconciler) removeVolumes(ctx context.Context, memberID string) (left []string, err error) {
+	if err := r.machine.Volumes.RemoveMember(ctx, memberID); err != nil {
+		return nil, err
+	}
+	if err := r.machine.Environments.RemoveMember(ctx, memberID); err != nil {
+		return nil, err
+	}
+	return r.machine.Volumes.Leftovers(memberID)
+}
