@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,7 +27,9 @@ func newFixtureWithGPUs(t *testing.T) (f *fixture, device string) {
 	f.stop()
 	archive, err := txtar.ParseFile("../accelerator/testdata/radeon.txtar")
 	require.NoError(t, err)
-	f.inventory = accelerator.Config{Root: filepath.Join(f.dir, "machine"), Interval: 20 * time.Millisecond}
+	f.inventory = accelerator.Config{
+		Root: filepath.Join(f.dir, "machine"), Interval: 20 * time.Millisecond, TestFor: 200 * time.Millisecond,
+	}
 	require.NoError(t, txtar.Write(archive, f.inventory.Root))
 	f.start()
 	return f, filepath.Join(f.inventory.Root, "sys/bus/pci/drivers/amdgpu/0000:03:00.0")
@@ -65,8 +68,96 @@ func TestALostAcceleratorStopsItsContainerUntilItIsBack(t *testing.T) {
 	require.NoError(t, os.Rename(memory, memory+".gone"))
 	faulty := f.untilStatus(w.GetId(), protocol.WorkloadStatus_DEGRADED)
 	require.Equal(t, protocol.WorkloadStatus_DEVICE_FAULT, faulty.GetReason())
+	f.awaitSamples()
+	billed, _ := f.measured(w.GetId())
+	f.awaitSamples()
+	later, _ := f.measured(w.GetId())
+	require.Equal(t, billed, later, "it runs, and is not billed")
 	require.NoError(t, os.Rename(memory+".gone", memory))
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.Eventually(t, func() bool { now, _ := f.measured(w.GetId()); return now > billed }, 30*time.Second,
+		10*time.Millisecond)
+}
+
+// awaitSamples waits until a second has passed between two samples of the meter.
+func (f *fixture) awaitSamples() {
+	f.t.Helper()
+	from := f.store.LastStamp().At
+	require.Eventually(f.t, func() bool { return f.store.LastStamp().At.Sub(from) > time.Second }, 30*time.Second,
+		10*time.Millisecond)
+}
+
+// The driver resets an accelerator: its container is stopped and not billed, and runs again once the test is over.
+func TestAnAcceleratorWithAFaultIsNotBilledUntilItReturns(t *testing.T) {
+	f, _ := newFixtureWithGPUs(t)
+	f.hub.accelerators = []string{radeonID}
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	before := f.container(w.GetId())
+	require.Eventually(t, func() bool { now, _ := f.measured(w.GetId()); return now > 0 }, 30*time.Second,
+		10*time.Millisecond)
+	f.kernelWrites(0, "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!")
+	fault := f.untilStatus(w.GetId(), protocol.WorkloadStatus_FAILED)
+	require.Equal(t, protocol.WorkloadStatus_DEVICE_FAULT, fault.GetReason())
+	require.Contains(t, fault.GetDetail(), "waits for a reset")
+	require.Eventually(t, func() bool { return len(f.containersOf(w.GetId())) == 0 }, 30*time.Second, 10*time.Millisecond)
+	require.Eventually(t, func() bool { return !f.store.Metering(w.GetId()) }, 30*time.Second, 10*time.Millisecond,
+		"what ran until then is sealed")
+	billed, _ := f.measured(w.GetId())
+	f.awaitSamples()
+	later, _ := f.measured(w.GetId())
+	require.Equal(t, billed, later, "without its accelerator it is not billed")
+
+	f.kernelWrites(1, "amdgpu 0000:03:00.0: amdgpu: GPU reset(1) succeeded!")
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.NotEqual(t, before.ID, f.container(w.GetId()).ID)
+	require.Eventually(t, func() bool { now, _ := f.measured(w.GetId()); return now > billed }, 30*time.Second,
+		10*time.Millisecond)
+
+	f.kernelWrites(2, "amdgpu 0000:03:00.0: amdgpu: device lost from bus!")
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetStatus() == protocol.WorkloadStatus_FAILED && strings.Contains(s.GetDetail(), "quarantined")
+	})
+}
+
+// The driver finds no fault, and the container cannot open its device: it starts anew, with the rule.
+func TestAContainerThatCannotOpenItsAcceleratorStartsAgain(t *testing.T) {
+	f, _ := newFixtureWithGPUs(t)
+	f.hub.accelerators = []string{radeonID}
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	before := f.container(w.GetId())
+	found, err := filepath.Glob("/sys/fs/cgroup/devices/*/" + w.GetId() + "/" + before.ID + "/devices.deny")
+	require.NoError(t, err)
+	if len(found) == 0 {
+		t.Skip("cgroup version 2: the rules of a device are a program in the kernel, which no file takes away")
+	}
+	rules, err := os.ReadFile(filepath.Join(filepath.Dir(found[0]), "devices.list"))
+	require.NoError(t, err)
+	for line := range strings.Lines(string(rules)) {
+		if strings.HasPrefix(line, "c 226:") {
+			require.NoError(t, os.WriteFile(found[0], []byte(line), 0))
+		}
+	}
+	s := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetRestarts() > 0 })
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.NotEqual(t, before.ID, f.container(w.GetId()).ID)
+	require.Regexp(t, `it cannot open its accelerator: /dev/dri/renderD\d+: operation not permitted`,
+		f.store.Members()[w.GetId()].Services[manifest.ServiceName].Detail+s.GetDetail())
+}
+
+// kernelWrites appends a record to the machine's kernel log.
+func (f *fixture) kernelWrites(number int, text string) {
+	f.t.Helper()
+	path := filepath.Join(f.inventory.Root, "dev/kmsg")
+	require.NoError(f.t, os.MkdirAll(filepath.Dir(path), 0o755))
+	file, err := os.OpenFile(path, os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o600)
+	require.NoError(f.t, err)
+	_, err = fmt.Fprintf(file, "3,%d,5140900,-;%s\n", number, text)
+	require.NoError(f.t, err)
+	require.NoError(f.t, file.Close())
 }
 
 func TestAnAcceleratorMovesToAnotherMemberOnceItIsFree(t *testing.T) {

@@ -79,5 +79,5 @@ func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T
 	f.push(w)
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	require.True(t, killed.died.Load())
-	require.Zero(t, f.store.Members()[w.GetId()].Failures)
+	require.Zero(t, f.store.Members()[w.GetId()].Services["main"].Failures)
 }

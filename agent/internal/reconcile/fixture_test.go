@@ -20,10 +20,12 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/internal/containerfiles"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/volume"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
@@ -36,6 +38,9 @@ const nodeID = "node-1"
 var appBinary string
 
 func TestMain(m *testing.M) {
+	if len(os.Args) > 1 && os.Args[1] == containerfiles.Name {
+		os.Exit(containerfiles.Run(os.Args[2:]))
+	}
 	dir, err := os.MkdirTemp("", "gpuaas-reconcile-app-")
 	if err != nil {
 		log.Fatal(err)
@@ -64,6 +69,7 @@ type fixture struct {
 	hub    *hub
 	rtCfg  runtime.Config
 	nwCfg  network.Config
+	volCfg volume.Config
 	// collectEvery is the reconciler's default when zero.
 	collectEvery time.Duration
 	disk         state.Options
@@ -111,6 +117,7 @@ func newFixture(t testing.TB) *fixture {
 		Bridge: f.word[:min(len(f.word), 15)], CIDR: fmt.Sprintf("10.%d.%d.0/24", 100+os.Getpid()%100, n), StateDir: f.dir +
 			"/network", SharedDir: f.dir + "/shared",
 	}
+	f.volCfg = volume.Config{Dir: f.dir + "/volumes", MountDir: f.dir + "/mounts", ReserveBytes: 1}
 	f.disk.MinFreeBytes = 1
 	f.inventory.Root = f.dir + "/machine" // with no accelerators, whatever the machine of the test has
 	f.owner.Store(&policy.Policy{})
@@ -144,7 +151,10 @@ func (f *fixture) start() {
 	}
 	f.nw, err = network.Open(f.ctx(), f.nwCfg)
 	require.NoError(f.t, err)
+	volumes, err := volume.Open(f.volCfg)
+	require.NoError(f.t, err)
 	machine := reconcile.Machine{
+		Volumes: volumes, Environments: f.environments(volumes), Devices: f.rt,
 		Containers: f.rt, Images: f.rt, Stats: f.rt, Logs: f.rt, Disk: f.rt, Exec: f.rt, Host: f.rt, Network: f.nw,
 	}
 	inventory := accelerator.New(f.inventory)
@@ -157,8 +167,8 @@ func (f *fixture) start() {
 	}
 	config := reconcile.Config{
 		MeteringInterval: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second,
-		CollectEvery: f.collectEvery,
-		PortFrom:     f.from, PortTo: f.from + 9,
+		CollectEvery: f.collectEvery, DeviceCheckInterval: 500 * time.Millisecond,
+		PortFrom: f.from, PortTo: f.from + 9,
 		Policy: func() (policy.Policy, error) { return *f.owner.Load(), nil }, WeakIsolation: f.weak,
 		Log: slog.New(slog.NewTextHandler(f.t.Output(), &slog.HandlerOptions{Level: slog.LevelDebug})),
 	}
@@ -197,6 +207,17 @@ func (f *fixture) purge() {
 	nw, err := network.Open(f.ctx(), f.nwCfg)
 	require.NoError(f.t, err)
 	require.NoError(f.t, nw.Purge(f.ctx()))
+	volumes, err := volume.Open(f.volCfg)
+	require.NoError(f.t, err)
+	require.NoError(f.t, f.environments(volumes).Purge(f.ctx()))
+	require.NoError(f.t, volumes.Purge(f.ctx()))
+}
+
+func (f *fixture) environments(volumes *volume.Volumes) *volume.Environments {
+	f.t.Helper()
+	e, err := volume.OpenEnvironments(volume.Config{Dir: f.dir + "/environments", MountDir: f.dir + "/mounted"}, volumes)
+	require.NoError(f.t, err)
+	return e
 }
 
 // push accepts the next state with these workloads, and a lease for each.

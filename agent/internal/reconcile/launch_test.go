@@ -24,21 +24,21 @@ type heldNetwork struct {
 	stands chan error
 }
 
-func (h heldNetwork) Setup(ctx context.Context, memberID string, ports []network.PortMapping,
+func (h heldNetwork) Setup(ctx context.Context, id string, ports []network.PortMapping,
 	namespaces func(),
 ) (network.Attachment, error) {
-	a, err := h.Network.Setup(ctx, memberID, ports, namespaces)
+	a, err := h.Network.Setup(ctx, id, ports, namespaces)
 	if err != nil {
 		return a, err
 	}
 	select {
-	case h.made <- memberID:
+	case h.made <- id:
 		err = <-h.stands
 	case <-ctx.Done():
 		err = ctx.Err()
 	}
 	if err != nil {
-		return network.Attachment{}, errors.Join(err, h.Remove(context.WithoutCancel(ctx), memberID))
+		return network.Attachment{}, errors.Join(err, h.Remove(context.WithoutCancel(ctx), id))
 	}
 	return a, nil
 }
@@ -58,7 +58,7 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 	t.Cleanup(func() { close(h.stands) })
 	w := f.hub.workload(`{}`)
 	f.push(warm, w)
-	require.Equal(t, w.GetId(), <-h.made)
+	require.Equal(t, network.ID(w.GetId(), "main"), <-h.made)
 	require.Eventually(t, func() bool {
 		all, err := f.rt.List(f.ctx())
 		require.NoError(t, err)
@@ -73,7 +73,7 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 	cut := f.container(w.GetId()).ID
 
 	h.stands <- errors.New("the plugin has failed")
-	require.Equal(t, w.GetId(), <-h.made, "it is tried again")
+	require.Equal(t, network.ID(w.GetId(), "main"), <-h.made, "it is tried again")
 	_, err := f.rt.Get(f.ctx(), cut)
 	require.True(t, fault.Is(err, fault.NotFound), "what was made for a network that never stood is gone: %v", err)
 	require.NotContains(t, f.store.Runs(), cut)
@@ -81,7 +81,8 @@ func TestLaw10ContainerIsMadeBesideItsNetworkAndRunsOnceItStands(t *testing.T) {
 	h.stands <- nil
 	ready := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 	get(t, url(ready, "/"))
-	require.Contains(t, f.hosts(w.GetId()), f.store.Members()[w.GetId()].IP, "the container knows its address")
+	ip := f.store.Members()[w.GetId()].Services["main"].IP
+	require.Contains(t, f.hosts(w.GetId()), ip, "the container knows its address")
 }
 
 // hosts is the container's /etc/hosts as the container itself sees it.

@@ -38,7 +38,7 @@ func (f *fixture) coldBoot(memberID string) {
 	require.NoError(f.t, err)
 	require.NoError(f.t, rt.RemoveMember(f.ctx(), memberID))
 	require.NoError(f.t, rt.Close())
-	require.NoError(f.t, f.nw.Remove(f.ctx(), memberID))
+	require.NoError(f.t, f.nw.RemoveMember(f.ctx(), memberID))
 }
 
 func TestLeaseEndsAndItsRenewalStartsAgain(t *testing.T) {

@@ -302,7 +302,7 @@ func TestWithoutAHubAPullWaitsAndIsNoFailure(t *testing.T) {
 	w := f.hub.workload(`{}`)
 	f.push(w)
 	require.Eventually(t, func() bool { return f.hub.pulls.Load() > 0 }, 30*time.Second, time.Millisecond)
-	require.Zero(t, f.store.Members()[w.GetId()].Failures)
+	require.Zero(t, f.store.Members()[w.GetId()].Services["main"].Failures)
 	f.hub.away.Store(false)
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 }
@@ -315,9 +315,12 @@ func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
 	until := func(condition func(*protocol.WorkloadStatus) bool) {
 		t.Helper()
 		require.Eventually(t, func() bool {
-			if m := f.store.Members()[w.GetId()]; !m.RetryAt.IsZero() {
+			if m := f.store.Members()[w.GetId()].Services["main"]; !m.RetryAt.IsZero() {
 				// The pause before the next try is over.
-				require.NoError(t, f.store.UpdateMember(w.GetId(), func(m *state.Member) { m.RetryAt = time.Time{} }))
+				m.RetryAt = time.Time{}
+				require.NoError(t, f.store.UpdateMember(w.GetId(), func(old *state.Member) {
+					old.Services = map[string]agent.ServiceRecord{"main": m}
+				}))
 			}
 			for _, s := range f.re.Report().Workloads {
 				require.NotEqual(t, protocol.WorkloadStatus_FAILED, s.GetStatus(), s.GetReason())
@@ -330,7 +333,7 @@ func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
 	}
 	until(func(s *protocol.WorkloadStatus) bool {
 		return s.GetReason() == protocol.WorkloadStatus_IMAGE_PULL_FAILED &&
-			f.store.Members()[w.GetId()].Failures > agent.GiveUpAfter+1
+			f.store.Members()[w.GetId()].Services["main"].Failures > agent.GiveUpAfter+1
 	})
 	f.hub.registryDown.Store(false)
 	until(func(s *protocol.WorkloadStatus) bool { return s.GetStatus() == protocol.WorkloadStatus_READY })

@@ -56,6 +56,12 @@ type hub struct {
 	accelerators []string
 	// configJSON is the config, onChange replaces what the manifest says about a change of it.
 	configJSON, onChange string
+	// volumes is added to the manifest.
+	volumes string
+	// requirements are those of the environment.
+	requirements []string
+	// withSecret gives the manifest a secret parameter "token".
+	withSecret bool
 }
 
 // newSigner is a hub without a registry.
@@ -100,17 +106,22 @@ func newHub(t testing.TB, word string) *hub {
 	h.registry.Config.ErrorLog = log.New(io.Discard, "", 0)
 	h.registry.StartTLS()
 	t.Cleanup(h.registry.Close)
-	img, err := appkit.ImageFromFiles([]appkit.File{{Path: "/app", Source: appBinary, Mode: 0o755}},
-		appkit.ImageConfig{Entrypoint: []string{"/app"}})
-	require.NoError(t, err)
-	digest, err := img.Digest()
-	require.NoError(t, err)
-	repository := "apps/hello/" + word
-	ref, err := name.ParseReference(h.registry.Listener.Addr().String() + "/" + repository + ":latest")
-	require.NoError(t, err)
-	require.NoError(t, remote.Write(ref, img, remote.WithTransport(h.registry.Client().Transport)))
-	h.image = repository + "@" + digest.String()
+	h.image = h.push("apps/hello/"+word, "/app")
 	return h
+}
+
+// push pushes an image with the app's program at a path, and returns its reference.
+func (h *hub) push(repository, path string) string {
+	h.t.Helper()
+	img, err := appkit.ImageFromFiles([]appkit.File{{Path: path, Source: appBinary, Mode: 0o755}},
+		appkit.ImageConfig{Entrypoint: []string{path}})
+	require.NoError(h.t, err)
+	digest, err := img.Digest()
+	require.NoError(h.t, err)
+	ref, err := name.ParseReference(h.registry.Listener.Addr().String() + "/" + repository + ":latest")
+	require.NoError(h.t, err)
+	require.NoError(h.t, remote.Write(ref, img, remote.WithTransport(h.registry.Client().Transport)))
+	return repository + "@" + digest.String()
 }
 
 // workload is a workload as the hub makes one from the demo's manifest.
@@ -126,7 +137,16 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 		template = bytes.Replace(template, []byte("{on_change: signal, signal: SIGHUP}"), []byte("{on_change: "+h.onChange+
 			"}"), 1)
 	}
+	template = bytes.Replace(template, []byte("    resources:"), []byte(h.volumes+"    resources:"), 1)
+	if h.withSecret {
+		template = bytes.Replace(template, []byte("      greeting: {type"),
+			[]byte("      token: {type: string, writeOnly: true}\n      greeting: {type"), 1)
+	}
 	template, shape := h.withAccelerators(template)
+	if shape.Environment = h.requirements; h.requirements != nil {
+		template = bytes.Replace(template, []byte("    resources:"), []byte("    environment: {path: /opt/environment, "+
+			"python: /app, max_size_mib: 32, build_timeout_seconds: 60}\n    resources:"), 1)
+	}
 	doc, err := appkit.FillTemplate(template, map[string]string{"version": "1.0.0", "image": h.image})
 	require.NoError(h.t, err)
 	env, err := manifest.Sign(doc, protocol.NewEd25519Signer(h.cat))

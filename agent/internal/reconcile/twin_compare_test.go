@@ -120,14 +120,17 @@ func (w *twin) tally(v view) {
 		count("failed", s.GetStatus() == protocol.WorkloadStatus_FAILED)
 		count("lease ended", s.GetReason() == protocol.WorkloadStatus_LEASE_ENDED)
 	}
+	count("ports moved", w.machine.moved.Load() > 0)
 	for _, m := range v.Members {
 		count("restarted", m.Restarts > 0)
-		count("gave up", m.GaveUp)
+		for _, r := range m.Services {
+			count("gave up", r.GaveUp)
+		}
 		count("fell back", m.FellBackFrom > 0)
 		count("confirmed", m.ConfirmedRevision > 0)
 	}
 	for _, b := range w.node.Busy() {
-		count("pulling", b.Pulling)
+		count("pulling", len(b.Pulling) > 0)
 	}
 	count("waits for a document", len(w.node.Store().Desired().Missing) > 0)
 }

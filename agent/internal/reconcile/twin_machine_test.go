@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"io"
 	"maps"
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/containerd/errdefs"
@@ -18,7 +20,9 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/volume"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/notify"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -55,6 +59,8 @@ type machine struct {
 	script *script
 	rtc    func() time.Time
 	events notify.Signal
+	// moved counts how often ports were published for another copy.
+	moved atomic.Int64
 
 	mu         sync.Mutex
 	containers map[string]*box
@@ -153,15 +159,18 @@ func (h agentHandle) Prepare(ctx context.Context, spec runtime.Spec) (*runtime.P
 	defer h.mu.Unlock()
 	h.containers[spec.ID] = &box{spec: spec.Service, failure: failure, Container: runtime.Container{
 		ID: spec.ID, MemberID: spec.MemberID, InstanceID: spec.InstanceID, Service: spec.Service.GetName(),
-		Revision: spec.Revision, SpecDigest: spec.SpecDigest, State: runtime.StateCreated,
-		AcceleratorIDs: spec.Service.GetResources().GetAcceleratorIds(),
+		Revision: spec.Revision, SpecDigest: spec.SpecDigest, Copy: spec.Copy, State: runtime.StateCreated,
+		AcceleratorIDs: spec.Service.GetResources().GetAcceleratorIds(), Restart: spec.Service.GetRestartPolicy(),
+		StopGrace: time.Duration(spec.Service.GetStopGraceSeconds()) * time.Second, DependsOn: dependsOn(spec.Service),
 	}}
 	return &runtime.Pending{Spec: spec}, nil
 }
 
 func (h agentHandle) CreateTask(context.Context, *runtime.Pending) error { return nil }
 
-func (h agentHandle) StartTask(ctx context.Context, p *runtime.Pending, _ string) (runtime.Run, error) {
+func (h agentHandle) StartTask(ctx context.Context, p *runtime.Pending, _ string,
+	_ []runtime.Peer,
+) (runtime.Run, error) {
 	if err := h.wait(ctx, "start", p.Spec.MemberID); err != nil {
 		return runtime.Run{}, err
 	}
@@ -177,6 +186,8 @@ func (h agentHandle) StartTask(ctx context.Context, p *runtime.Pending, _ string
 	h.mu.Unlock()
 	return run, h.wait(ctx, "answer", b.MemberID)
 }
+
+func (h agentHandle) UpdateHosts(runtime.Spec) error { return nil }
 
 func (h agentHandle) DeliverConfig(context.Context, string, *protocol.Config) error {
 	return errors.New("no container of the simulation takes a config")
@@ -301,13 +312,14 @@ func (h agentHandle) hubAway() error {
 // netHandle is the network of a handle.
 type netHandle struct{ agentHandle }
 
-func (h netHandle) Setup(ctx context.Context, memberID string, _ []network.PortMapping,
+func (h netHandle) Setup(ctx context.Context, id string, _ []network.PortMapping,
 	namespaces func(),
 ) (network.Attachment, error) {
 	h.mu.Lock()
-	h.networks[memberID] = true
+	h.networks[id] = true
 	h.mu.Unlock()
 	namespaces()
+	memberID, _ := network.ParseID(id)
 	return network.Attachment{}, h.wait(ctx, "network", memberID)
 }
 
@@ -315,20 +327,34 @@ func (h netHandle) Conditions() []string { return nil }
 
 func (h netHandle) Namespaces(string) network.Attachment { return network.Attachment{} }
 
-func (h netHandle) Remove(ctx context.Context, memberID string) error {
-	h.mu.Lock()
-	attached := h.networks[memberID]
-	h.mu.Unlock()
-	if !attached {
-		return nil
-	}
+func (h netHandle) Publish(ctx context.Context, id string, _ []network.PortMapping) error {
+	memberID, _ := network.ParseID(id)
+	h.moved.Add(1)
+	return h.wait(ctx, "publish", memberID)
+}
+
+func (h netHandle) Drain(context.Context, string, time.Duration) error { return nil }
+
+func (h netHandle) Remove(ctx context.Context, id string) error {
+	memberID, _ := network.ParseID(id)
 	if err := h.wait(ctx, "remove network", memberID); err != nil {
 		return err
 	}
 	h.mu.Lock()
-	delete(h.networks, memberID)
+	delete(h.networks, id)
 	h.mu.Unlock()
 	return h.wait(ctx, "answer", memberID)
+}
+
+func (h netHandle) RemoveMember(context.Context, string) error { return nil }
+
+// dependsOn are the services that the service depends on.
+func dependsOn(s *protocol.Service) []string {
+	var names []string
+	for _, d := range s.GetDependsOn() {
+		names = append(names, d.GetService())
+	}
+	return names
 }
 
 func (h netHandle) List() ([]string, error) {
@@ -345,6 +371,10 @@ func (h netHandle) PortFree(string, uint16) bool                        { return
 type idle struct{}
 
 func (idle) RotateLogs(context.Context) error { return nil }
+func (idle) Logs(context.Context, string, int, bool) (io.ReadCloser, error) {
+	return io.NopCloser(strings.NewReader("")), nil
+}
+
 func (idle) OverLimit(context.Context) ([]runtime.Excess, time.Duration) {
 	return nil, 24 * time.Hour
 }
@@ -352,6 +382,29 @@ func (idle) Conditions() []string          { return nil }
 func (idle) List() []*protocol.Accelerator { return nil }
 func (idle) Subscribe() <-chan struct{}    { return nil }
 
+func (idle) ScannedAt() time.Time { return time.Now() }
+
 func (idle) State(string) agent.AcceleratorState { return 0 }
 
-func (idle) Edits(context.Context, []string) (cdi.Edits, error) { return cdi.Edits{}, nil }
+func (idle) SetUsed([]string) {}
+
+func (idle) LostDevices(context.Context, string) (string, error) { return "", nil }
+
+func (idle) Edits(context.Context, []string, string) (cdi.Edits, error) { return cdi.Edits{}, nil }
+
+// noVolumes is a machine on which no member has a volume.
+type noVolumes struct{ reconcile.Volumes }
+
+func (noVolumes) Detach(context.Context, string) error       { return nil }
+func (noVolumes) RemoveMember(context.Context, string) error { return nil }
+func (noVolumes) Leftovers(string) ([]string, error)         { return nil, nil }
+func (noVolumes) Conditions() []string                       { return nil }
+
+// noEnvironments is a machine on which nothing is installed.
+type noEnvironments struct{ reconcile.Environments }
+
+func (noEnvironments) List() ([]volume.Environment, error)        { return nil, nil }
+func (noEnvironments) Discard(context.Context, string) error      { return nil }
+func (noEnvironments) RemoveMember(context.Context, string) error { return nil }
+
+func (noEnvironments) Collect(context.Context, map[string]bool, func(string) bool) error { return nil }

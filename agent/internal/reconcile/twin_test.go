@@ -53,17 +53,30 @@ type twin struct {
 	claimed  string
 	revision uint64
 	images   int
-	log      []string
-	seen     map[string]int
+	// beside makes each revision another image that starts first.
+	beside bool
+	log    []string
+	seen   map[string]int
 }
 
 // TestTheSimulationExecutesAsTheNode drives the loop and the simulation's executor with the same states, leases,
 // failures, exits, kills and power cuts at random. After each step both have recorded the same of members and runs,
 // list the same containers, report the same, and have sealed the same usage, all at the same times.
 func TestTheSimulationExecutesAsTheNode(t *testing.T) {
-	sequences := uint64(60)
+	eachTwin(t, 60, func(w *twin) {
+		for range 40 {
+			w.step()
+		}
+	}, "ready", "restarted", "failed", "gave up", "fell back", "confirmed", "removed", "lease ended", "lost", "pulling",
+		"killed at work", "power cut", "clock set", "waits for a document")
+}
+
+// eachTwin drives so many sequences to their end, a fifth of them in short tests, and checks that they came by each of
+// these events.
+func eachTwin(t *testing.T, sequences uint64, drive func(w *twin), events ...string) {
+	t.Helper()
 	if testing.Short() {
-		sequences = 12
+		sequences /= 5
 	}
 	seen := map[string]int{}
 	for seed := range sequences {
@@ -75,9 +88,7 @@ func TestTheSimulationExecutesAsTheNode(t *testing.T) {
 						w.kill()
 					}
 				}()
-				for range 40 {
-					w.step()
-				}
+				drive(w)
 				w.end()
 				for what, n := range w.seen {
 					seen[what] += n
@@ -86,10 +97,7 @@ func TestTheSimulationExecutesAsTheNode(t *testing.T) {
 		})
 	}
 	t.Log(seen)
-	for _, what := range []string{
-		"ready", "restarted", "failed", "gave up", "fell back", "confirmed", "removed", "lease ended", "lost", "pulling",
-		"killed at work", "power cut", "clock set", "waits for a document",
-	} {
+	for _, what := range events {
 		require.NotZero(t, seen[what], "no sequence: %s", what)
 	}
 }
@@ -112,6 +120,7 @@ func newTwin(t *testing.T, seed uint64) *twin {
 		{"remove", time.Second},
 		{"network", 300 * time.Millisecond},
 		{"remove network", 500 * time.Millisecond},
+		{"publish", 100 * time.Millisecond},
 		{"retire", 500 * time.Millisecond},
 		{"pull", 40 * time.Second},
 		{"fetch", time.Second},
@@ -182,7 +191,7 @@ func (w *twin) startAgent() {
 	cfg := reconcile.Config{Resync: never, CollectEvery: never, PortFrom: 1, PortTo: 9}
 	w.loop = reconcile.New(cfg, w.store, w.clock, reconcile.Machine{
 		Containers: h, Images: h, Stats: h, Logs: idle{}, Disk: idle{}, Exec: h, Host: idle{}, Network: netHandle{h},
-		Accelerators: idle{},
+		Accelerators: idle{}, Devices: idle{}, Volumes: noVolumes{}, Environments: noEnvironments{},
 	}, h)
 	w.loop.SetRunIDs(func(memberID string) string {
 		w.machine.mu.Lock()
@@ -386,16 +395,19 @@ version:
     readiness: {kind: exec, command: [/ready], period_millis: 60000, timeout_millis: 60000}
     readiness_timeout_seconds: 10
   metering: {kind: session_seconds}
+  upgrade: {strategy: ${strategy}}
 `
 
 // workload is the next revision of a member, whose fallback may be the one before.
 func (w *twin) workload(id string, before *protocol.Workload) *protocol.Workload {
-	if w.images == 0 || w.rng.IntN(2) == 0 {
+	if w.images == 0 || w.beside || w.rng.IntN(2) == 0 {
 		w.images++
 	}
 	w.revision++
 	image := fmt.Sprintf("apps/hello/%s@sha256:%x", id, sha256.Sum256([]byte{byte(w.images)}))
-	doc, err := appkit.FillTemplate([]byte(twinManifest), map[string]string{"version": "1.0.0", "image": image})
+	doc, err := appkit.FillTemplate([]byte(twinManifest), map[string]string{
+		"version": "1.0.0", "image": image, "strategy": map[bool]string{true: "start_first", false: "recreate"}[w.beside],
+	})
 	require.NoError(w.t, err)
 	env, err := manifest.Sign(doc, protocol.NewEd25519Signer(w.hub.cat))
 	require.NoError(w.t, err)
@@ -404,7 +416,7 @@ func (w *twin) workload(id string, before *protocol.Workload) *protocol.Workload
 	params, err := m.CheckParameters([]byte(`{}`))
 	require.NoError(w.t, err)
 	shape := manifest.Shape{}
-	if w.rng.IntN(2) == 0 && w.claims(id) {
+	if !w.beside && w.rng.IntN(2) == 0 && w.claims(id) {
 		shape = manifest.Shape{AcceleratorVendor: manifest.AcceleratorNVIDIA, AcceleratorIDs: []string{"gpu-1"}}
 	}
 	services, err := manifest.Lower(m, manifest.Inputs{Parameters: params}, shape)
@@ -415,7 +427,7 @@ func (w *twin) workload(id string, before *protocol.Workload) *protocol.Workload
 		Features:                m.Features(),
 		ReadinessTimeoutSeconds: m.Version.RuntimeProfile.ReadinessTimeoutSeconds,
 	}
-	if before != nil && !before.GetStopped() && w.rng.IntN(3) > 0 {
+	if before != nil && !before.GetStopped() && (w.beside || w.rng.IntN(3) > 0) {
 		next.Fallback = before
 		before.Fallback = nil
 	}
