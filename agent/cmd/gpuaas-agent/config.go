@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/internal/volume"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -48,6 +49,8 @@ type config struct {
 	reconcile reconcile.Config
 	uplink    uplink.Config
 	inventory accelerator.Config
+	// sharing is what accelerator.ParseSharing reads.
+	sharing string
 }
 
 // machineFlags say where on the machine everything is; uninstall needs them too.
@@ -113,8 +116,12 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 		"(default: gpuaas-nvml beside this program)")
 	f.StringVar(&c.inventory.DriverRoot, "nvidia-driver-root", "/", "directory in which NVIDIA's driver is installed; "+
 		"containers get its libraries from there")
-	f.StringVar(&c.inventory.Root, "accelerator-root", "/", "directory with the /sys, /proc and /opt in which the "+
-		"machine's accelerators are found")
+	f.StringVar(&c.inventory.TestProgram, "accelerator-test", "", "program that tests an accelerator before it returns "+
+		"from a reset or from quarantine; it gets vendor, id and PCI address, and ends with 0 where the accelerator works")
+	f.StringVar(&c.sharing, "accelerator-sharing", "", "which NVIDIA GPUs are shared within an org, as ID=MODE separated "+
+		"by commas: ID is a GPU's id or all, MODE is exclusive, mps:SLICES or time_slices:SLICES")
+	f.StringVar(&c.inventory.Root, "accelerator-root", "/", "directory with the /sys, /proc, /dev/kmsg and /opt in which "+
+		"the machine's accelerators are found")
 	f.BoolVar(&c.reconcile.AllowUnbilled, "allow-run-unbilled", false, "let workloads whose lease says so go on without "+
 		"pay when it ends")
 }
@@ -122,6 +129,8 @@ func (c *config) runFlags(f *pflag.FlagSet) {
 func (c *config) socket() string {
 	return cmp.Or(c.localSocket, filepath.Join(c.runDir, "agent.sock"))
 }
+
+func (c *config) mpsDir() string { return filepath.Join(c.runDir, "mps") }
 
 func (c *config) mode() (os.FileMode, error) {
 	m, err := strconv.ParseUint(c.socketMode, 8, 32)
@@ -164,6 +173,19 @@ func (c *config) networkConfig(rt *runtime.Runtime, egress func() policy.Egress,
 		n.UIDMapBase, n.UIDMapSize = base, size
 	}
 	return n
+}
+
+// openVolumes opens the volumes of this node and, of the same kind, its environments.
+func (c *config) openVolumes(log *slog.Logger) (*volume.Volumes, *volume.Environments, error) {
+	at := func(name string) volume.Config {
+		return volume.Config{Dir: filepath.Join(c.dataDir, name), MountDir: filepath.Join(c.runDir, name), Log: log}
+	}
+	volumes, err := volume.Open(at("volumes"))
+	if err != nil {
+		return nil, nil, err
+	}
+	environments, err := volume.OpenEnvironments(at("environments"), volumes)
+	return volumes, environments, err
 }
 
 // directories makes the two directories, with the modes that their contents need.

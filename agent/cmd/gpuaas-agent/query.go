@@ -118,6 +118,9 @@ func newWorkloads() *cobra.Command {
 				}
 				row(w, x.MemberID, cmp.Or(strings.TrimSpace(x.AppSlug+" "+x.AppVersion), "-"), x.Status, cmp.Or(x.Reason, "-"),
 					fmt.Sprint(x.Restarts), cmp.Or(strings.Join(urls, " "), "-"))
+				for _, s := range x.Services {
+					row(w, "  "+s.Name, "", s.Status, cmp.Or(s.Reason, "-"), fmt.Sprint(s.Restarts), "")
+				}
 			}
 		})
 	})
@@ -172,7 +175,7 @@ func newLogs() *cobra.Command {
 		}
 		return nil
 	})
-	cmd.Flags().StringVar(&service, "service", "", "one service of the workload (default: the newest container)")
+	cmd.Flags().StringVar(&service, "service", "", "one service of the workload (default: the first)")
 	cmd.Flags().IntVar(&tail, "tail", 100, "how many of the last lines")
 	cmd.Flags().BoolVarP(&follow, "follow", "f", false, "go on with what is written")
 	return cmd
@@ -198,6 +201,63 @@ func newApply() *cobra.Command {
 	cmd.Long = `Takes a desired state, leases or a trust bundle as a DSSE envelope in JSON. The parts of a
 desired state lie beside it, each in FILE.parts/<sha256 in hex>. The node checks it as if the hub
 had sent it, and tells the hub of a refusal.`
+	return cmd
+}
+
+func newImages() *cobra.Command {
+	q := &query{}
+	return q.command("images", "Show the images that the node has", func(ctx context.Context, c *local.Client, _ []string,
+		out io.Writer,
+	) error {
+		list, err := c.Images(ctx)
+		if err != nil {
+			return err
+		}
+		return q.show(out, list, func(w io.Writer) {
+			row(w, "IMAGE", "COMPRESSED", "IN USE", "PINNED")
+			for _, i := range list {
+				row(w, i.Name, fmt.Sprintf("%d MiB", i.SizeBytes>>20), yesNo(i.InUse), yesNo(i.Pinned))
+			}
+		})
+	})
+}
+
+func yesNo(is bool) string {
+	if is {
+		return "yes"
+	}
+	return "no"
+}
+
+func newPinImage(pinned bool) *cobra.Command {
+	use, short, done := "pin-image IMAGE", "Keep an image on the node where space is short", "is pinned"
+	if !pinned {
+		use, short, done = "unpin-image IMAGE", "Let an unused image go where space is short", "is no longer pinned"
+	}
+	q := &query{}
+	return q.command(use, short, func(ctx context.Context, c *local.Client, args []string, out io.Writer) error {
+		p := local.Pin{Name: args[0], Pinned: pinned}
+		if err := c.PinImage(ctx, p); err != nil {
+			return err
+		}
+		return q.show(out, p, func(w io.Writer) { row(w, p.Name, done) })
+	})
+}
+
+func newReleaseAccelerator() *cobra.Command {
+	q := &query{}
+	cmd := q.command("release-accelerator ID", "Take a repaired accelerator out of quarantine", func(ctx context.Context,
+		c *local.Client, args []string, out io.Writer,
+	) error {
+		if err := c.ReleaseAccelerator(ctx, args[0]); err != nil {
+			return err
+		}
+		return q.show(out, map[string]string{"accelerator": args[0], "health": protocol.HealthTesting}, func(w io.Writer) {
+			row(w, args[0], "is tested, and is given to containers again where it works")
+		})
+	})
+	cmd.Long = `Says that an accelerator was repaired, or reset by hand. It is watched and tested as after a reset by
+the agent (run --accelerator-test), and its past resets no longer count. No container may have it.`
 	return cmd
 }
 

@@ -26,10 +26,12 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/internal/volume"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -182,6 +184,9 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
+	if c.inventory.Sharing, err = accelerator.ParseSharing(c.sharing); err != nil {
+		return err
+	}
 	oldRunc := make(chan bool, 1)
 	go func() { // while the store is opened
 		version, err := runtime.RuncVersion(ctx)
@@ -245,19 +250,40 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 	if self, err := os.Executable(); c.inventory.NVML == "" && err == nil {
 		c.inventory.NVML = filepath.Join(filepath.Dir(self), "gpuaas-nvml")
 	}
-	c.inventory.Log = n.log
+	c.inventory.Log, c.inventory.LadderFile = n.log, filepath.Join(c.runDir, "accelerators.json")
+	c.inventory.MPSDir = c.mpsDir()
 	inventory := accelerator.New(c.inventory)
+	volumes, environments, err := c.openVolumes(n.log)
+	if err != nil {
+		return err
+	}
 	c.uplink.AgentVersion, c.uplink.Logs, c.uplink.Log = daemon.Version(), rt.LogsSince, n.log
-	c.uplink.Facts = facts(rt, inventory, c.reconcile.Policy, n.log)
+	c.uplink.Facts = facts(rt, inventory, volumes, c.reconcile.Policy, n)
+	if err := volumes.Supported(); err != nil {
+		n.log.WarnContext(ctx, fault.As(err).Public)
+		c.uplink.LacksFeatures = []string{
+			manifest.FeatureVolumes, manifest.FeatureProjectVolumes, manifest.FeatureEnvironments,
+		}
+	}
 	c.uplink.Exec, c.uplink.Copy = rt.RunCommand, rt.CopyFiles
+	var re *reconcile.Reconciler
+	c.uplink.RemoveEnvironment = func(ctx context.Context, projectID, digest string) error {
+		return re.RemoveEnvironment(ctx, projectID, digest)
+	}
 	up = uplink.New(c.uplink, n.creds, n.store, n.clock, acceptor)
 	machine := reconcile.Machine{
 		Containers: rt, Images: rt, Stats: rt, Logs: rt, Disk: rt, Exec: rt, Host: rt, Network: nw, Accelerators: inventory,
+		Devices: rt, Volumes: volumes, Environments: environments,
 	}
-	re := reconcile.New(c.reconcile, n.store, n.clock, machine, up)
+	key, err := n.creds.SealingKey()
+	if err != nil {
+		return err
+	}
+	c.reconcile.Unseal = key.Open
+	re = reconcile.New(c.reconcile, n.store, n.clock, machine, up)
 	server := &local.Server{
 		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Session: up,
-		Acceptor: acceptor, Logs: rt.Logs, Node: n.creds.Node, Log: n.log,
+		Acceptor: acceptor, Accelerators: inventory, Images: rt, Logs: rt.Logs, Node: n.creds.Node, Log: n.log,
 	}
 	if err := ready(out, n.creds.Identity().NodeID, c.socket()); err != nil {
 		return err
@@ -304,13 +330,13 @@ func weakIsolation(oldRunc bool, conditions []string) []string {
 }
 
 // facts returns the function that describes the machine for each hello: it may change while the agent runs.
-func facts(rt *runtime.Runtime, inventory *accelerator.Inventory, owner func() (policy.Policy, error),
-	log *slog.Logger,
+func facts(rt *runtime.Runtime, inventory *accelerator.Inventory, volumes *volume.Volumes,
+	owner func() (policy.Policy, error), n *node,
 ) func(context.Context) *protocol.NodeFacts {
 	return func(ctx context.Context) *protocol.NodeFacts {
 		facts, err := host.Facts(ctx, host.Config{})
 		if err != nil {
-			log.WarnContext(ctx, "cannot gather all facts of this machine", slog.Any("error", err))
+			n.log.WarnContext(ctx, "cannot gather all facts of this machine", slog.Any("error", err))
 		}
 		if facts == nil {
 			facts = &protocol.NodeFacts{}
@@ -320,9 +346,12 @@ func facts(rt *runtime.Runtime, inventory *accelerator.Inventory, owner func() (
 			facts.Conditions = append(facts.Conditions, host.RuncConditions(v.Runc)...)
 		}
 		facts.Conditions = slices.Concat(facts.Conditions, rt.Conditions(), inventory.Conditions())
-		facts.Accelerators = inventory.List()
+		facts.Accelerators, facts.VolumeBytes = inventory.List(), volumes.CapacityBytes()
 		rules, _ := owner() // the reconciler reports an error in the file
 		facts.HostPorts = rules.HostPorts.Protocol()
+		if key, err := n.creds.SealingKey(); err == nil {
+			facts.SealingKey, _ = key.Sign(n.creds.Signer()) // a key in memory always signs
+		}
 		return facts
 	}
 }

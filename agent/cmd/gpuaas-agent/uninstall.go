@@ -10,6 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/network"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -18,9 +19,10 @@ import (
 func newUninstall() *cobra.Command {
 	var c config
 	cmd := &cobra.Command{
-		Use:   "uninstall",
-		Short: "Remove everything that this agent made on the machine: containers, images, networks, rules, files, keys",
-		Long: `Removes every container, snapshot, image, network, rule, changed sysctl and file of this agent,
+		Use: "uninstall",
+		Short: "Remove everything that this agent made on the machine: containers, images, networks, volumes, rules, " +
+			"files, keys",
+		Long: `Removes every container, snapshot, image, network, volume, rule, changed sysctl and file of this agent,
 its key and usage too. Give it the flags that the agent ran with. Usage that no hub has yet is lost,
 so decommission the node first.`,
 		Args: cobra.NoArgs,
@@ -58,7 +60,12 @@ func (c *config) uninstall(ctx context.Context) error {
 	if err == nil {
 		err = nw.Purge(ctx)
 	}
-	if err := errors.Join(purgeErr, err, rt.Close()); err != nil {
+	volumes, environments, volumesErr := c.openVolumes(log)
+	if volumesErr == nil {
+		volumesErr = errors.Join(environments.Purge(ctx), volumes.Purge(ctx))
+	}
+	mpsErr := accelerator.StopMPS(c.mpsDir())
+	if err := errors.Join(purgeErr, err, volumesErr, mpsErr, rt.Close()); err != nil {
 		return fault.New(fault.Internal, codeUninstallIncomplete, "Not everything could be removed; the data directory "+
 			"stays, so that uninstall can be run again.", err)
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -55,6 +56,29 @@ func (c *Client) Apply(ctx context.Context, d Document) (Applied, error) {
 	}
 	body, err := c.do(ctx, http.MethodPost, "/v1/apply", bytes.NewReader(raw))
 	return decode[Applied](body, err)
+}
+
+// ReleaseAccelerator takes a repaired accelerator out of quarantine.
+func (c *Client) ReleaseAccelerator(ctx context.Context, id string) error {
+	body, err := c.do(ctx, http.MethodPost, "/v1/accelerators/"+url.PathEscape(id)+"/release", nil)
+	_, err = decode[struct{}](body, err)
+	return err
+}
+
+// Images lists the images that the node has.
+func (c *Client) Images(ctx context.Context) ([]runtime.Image, error) {
+	return get[[]runtime.Image](ctx, c, "/v1/images")
+}
+
+// PinImage keeps an image where space is short, or ends that.
+func (c *Client) PinImage(ctx context.Context, p Pin) error {
+	raw, err := json.Marshal(p)
+	if err != nil {
+		return err
+	}
+	body, err := c.do(ctx, http.MethodPost, "/v1/images/pin", bytes.NewReader(raw))
+	_, err = decode[Pin](body, err)
+	return err
 }
 
 // LogsQuery says which log and how much of it.

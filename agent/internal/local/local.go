@@ -16,8 +16,11 @@ import (
 	"strconv"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -28,6 +31,8 @@ const (
 	readTimeout = 10 * time.Second
 	// maxDocumentBytes bounds what apply takes: an envelope and its parts in base64.
 	maxDocumentBytes = 16 << 20
+	// maxPinBytes bounds the name of an image.
+	maxPinBytes = 4 << 10
 	// maxTailLines bounds how much of a log is read back.
 	maxTailLines = 100_000
 	shutdownWait = 2 * time.Second
@@ -70,6 +75,40 @@ type Workload struct {
 	AppSlug     string     `json:"app_slug,omitempty"`
 	AppVersion  string     `json:"app_version,omitempty"`
 	ImageDigest []string   `json:"images,omitempty"`
+	// Services are those of a workload with several.
+	Services []Service `json:"services,omitempty"`
+}
+
+// Service is the current state of one service of a member.
+type Service struct {
+	Name      string    `json:"name"`
+	Status    string    `json:"status"`
+	Reason    string    `json:"reason,omitempty"`
+	Detail    string    `json:"detail,omitempty"`
+	Restarts  uint32    `json:"restarts"`
+	StartedAt time.Time `json:"started_at,omitzero"`
+	ReadyAt   time.Time `json:"ready_at,omitzero"`
+	ExitedAt  time.Time `json:"exited_at,omitzero"`
+	ExitCode  int32     `json:"exit_code,omitempty"`
+}
+
+func servicesOf(x *protocol.WorkloadStatus) []Service {
+	var out []Service
+	for _, s := range x.GetServices() {
+		out = append(out, Service{
+			Name: s.GetName(), Status: s.GetStatus().Text(), Reason: s.GetReason().Text(), Detail: s.GetDetail(),
+			Restarts: s.GetRestarts(), StartedAt: timeOf(s.GetStartedAt()), ReadyAt: timeOf(s.GetReadyAt()),
+			ExitedAt: timeOf(s.GetExitedAt()), ExitCode: s.GetExitCode(),
+		})
+	}
+	return out
+}
+
+func timeOf(t *timestamppb.Timestamp) time.Time {
+	if t == nil {
+		return time.Time{}
+	}
+	return t.AsTime()
 }
 
 // Endpoint is a published port on this machine.
@@ -115,6 +154,17 @@ type Acceptor interface {
 	RefuseUnread(err error)
 }
 
+// Accelerators are those of the machine; agent/internal/accelerator implements it.
+type Accelerators interface {
+	Release(ctx context.Context, id string) error
+}
+
+// Images are those of the node; agent/internal/runtime implements it.
+type Images interface {
+	Images(ctx context.Context) ([]runtime.Image, error)
+	PinImage(ctx context.Context, name string, pinned bool) error
+}
+
 // Server answers on the socket.
 type Server struct {
 	AgentVersion string
@@ -123,6 +173,8 @@ type Server struct {
 	Reconciler   Reconciler
 	Session      Session
 	Acceptor     Acceptor
+	Accelerators Accelerators
+	Images       Images
 	// Logs reads the log of one container run.
 	Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
 	// Node is this node's identity in signed documents.
@@ -192,7 +244,30 @@ func (s *Server) handler() http.Handler {
 	})
 	mux.HandleFunc("GET /v1/logs/{member}", s.logs)
 	mux.HandleFunc("POST /v1/apply", s.apply)
+	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, req *http.Request) {
+		list, err := s.Images.Images(req.Context())
+		s.answer(w, list, err)
+	})
+	mux.HandleFunc("POST /v1/images/pin", s.pin)
+	mux.HandleFunc("POST /v1/accelerators/{id}/release", func(w http.ResponseWriter, req *http.Request) {
+		s.answer(w, struct{}{}, s.Accelerators.Release(req.Context(), req.PathValue("id")))
+	})
 	return mux
+}
+
+// Pin names an image, and whether it stays where space is short.
+type Pin struct {
+	Name   string `json:"name"`
+	Pinned bool   `json:"pinned"`
+}
+
+func (s *Server) pin(w http.ResponseWriter, req *http.Request) {
+	var p Pin
+	if err := json.NewDecoder(io.LimitReader(req.Body, maxPinBytes)).Decode(&p); err != nil {
+		s.answer(w, nil, fault.New(fault.Malformed, codeUnreadable, "The request could not be read.", err))
+		return
+	}
+	s.answer(w, p, s.Images.PinImage(req.Context(), p.Name, p.Pinned))
 }
 
 func (s *Server) answer(w http.ResponseWriter, body any, err error) {
@@ -223,6 +298,8 @@ func statusOf(err error) int {
 		return http.StatusNotFound
 	case fault.Malformed:
 		return http.StatusBadRequest
+	case fault.Conflict:
+		return http.StatusConflict
 	case fault.TooLarge:
 		return http.StatusRequestEntityTooLarge
 	case fault.Unavailable:
@@ -257,12 +334,7 @@ func (s *Server) workloads() []Workload {
 			Reason: x.GetReason().Text(), Detail: x.GetDetail(), Restarts: x.GetRestarts(),
 			LeaseNo: leases[x.GetMemberId()].GetLeaseNo(),
 			AppSlug: documents[x.GetMemberId()].GetAppSlug(), AppVersion: documents[x.GetMemberId()].GetAppVersion(),
-		}
-		if t := x.GetStartedAt(); t != nil {
-			w.StartedAt = t.AsTime()
-		}
-		if t := x.GetReadyAt(); t != nil {
-			w.ReadyAt = t.AsTime()
+			StartedAt: timeOf(x.GetStartedAt()), ReadyAt: timeOf(x.GetReadyAt()), Services: servicesOf(x),
 		}
 		if l := leases[x.GetMemberId()]; l != nil {
 			w.LeaseEnds = l.GetExpiresAt().AsTime()

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/local"
+	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -33,14 +34,15 @@ func (o *observer) Report() agent.Report { return o.report }
 
 // fixture is a server on a real socket over a real store, and a client of it.
 type fixture struct {
-	t      *testing.T
-	client *local.Client
-	store  *state.Store
-	creds  *uplink.Credentials
-	seen   *observer
-	socket string
-	root   ed25519.PrivateKey
-	signer ed25519.PrivateKey
+	t       *testing.T
+	client  *local.Client
+	store   *state.Store
+	creds   *uplink.Credentials
+	seen    *observer
+	machine *machine
+	socket  string
+	root    ed25519.PrivateKey
+	signer  ed25519.PrivateKey
 }
 
 func newFixture(t *testing.T,
@@ -48,7 +50,7 @@ func newFixture(t *testing.T,
 ) *fixture {
 	t.Helper()
 	dir := t.TempDir()
-	f := &fixture{t: t, seen: &observer{}, socket: filepath.Join(dir, "run", "agent.sock")}
+	f := &fixture{t: t, seen: &observer{}, machine: &machine{}, socket: filepath.Join(dir, "run", "agent.sock")}
 	var err error
 	f.creds, err = uplink.OpenCredentials(dir)
 	require.NoError(t, err)
@@ -72,6 +74,8 @@ func newFixture(t *testing.T,
 		Session:      uplink.New(uplink.Config{}, f.creds, f.store, clock, acceptor),
 		Acceptor:     acceptor,
 		Logs:         logs,
+		Images:       f.machine,
+		Accelerators: f.machine,
 		Node:         f.creds.Node,
 		Log:          slog.New(slog.DiscardHandler),
 	}
@@ -141,6 +145,10 @@ func TestStatusAndWorkloadsShowWhatIsKnown(t *testing.T) {
 			Name: "http", Protocol: "http",
 			Host: "127.0.0.1", Port: 20000,
 		}},
+		Services: []*protocol.ServiceStatus{
+			{Name: "migrate", Status: protocol.ServiceStatus_COMPLETED, ExitedAt: timestamppb.New(time.Unix(1, 0))},
+			{Name: "db", Status: protocol.ServiceStatus_FAILED, Reason: protocol.WorkloadStatus_CRASH_LOOP, Restarts: 3},
+		},
 	}}}
 	s, err := f.client.Status(t.Context())
 	require.NoError(t, err)
@@ -153,6 +161,10 @@ func TestStatusAndWorkloadsShowWhatIsKnown(t *testing.T) {
 	require.Equal(t, []local.Endpoint{{Name: "http", URL: "http://127.0.0.1:20000"}}, list[0].Endpoints)
 	require.Equal(t, []string{"m1.1"}, list[0].RunIDs)
 	require.Equal(t, "hello", list[0].AppSlug)
+	require.Equal(t, []local.Service{
+		{Name: "migrate", Status: "completed", ExitedAt: time.Unix(1, 0).UTC()},
+		{Name: "db", Status: "failed", Reason: "crash_loop", Restarts: 3},
+	}, list[0].Services)
 }
 
 func TestApplyGoesTheSameWayAsAHubsPush(t *testing.T) {
@@ -189,6 +201,45 @@ func TestApplyGoesTheSameWayAsAHubsPush(t *testing.T) {
 		require.NoError(t, err)
 		require.Contains(t, s.Hub.LastRefusal, c.code, name)
 	}
+}
+
+// machine is what the socket's commands change on the node.
+type machine struct{ pinned, released string }
+
+func (m *machine) Images(context.Context) ([]runtime.Image, error) {
+	return []runtime.Image{{Name: "apps/hello/app@sha256:1", SizeBytes: 7, InUse: true, Pinned: m.pinned != ""}}, nil
+}
+
+func (m *machine) PinImage(_ context.Context, name string, pinned bool) error {
+	if name == "" {
+		return fault.New(fault.NotFound, "image_missing", "There is no such image.", nil)
+	}
+	if m.pinned = ""; pinned {
+		m.pinned = name
+	}
+	return nil
+}
+
+func (m *machine) Release(_ context.Context, id string) error {
+	if id != "GPU-a" {
+		return fault.New(fault.Conflict, "accelerator_in_use", "A container has it.", nil)
+	}
+	m.released = id
+	return nil
+}
+
+func TestImagesArePinnedAndAcceleratorsReleased(t *testing.T) {
+	f := newFixture(t, nil)
+	require.NoError(t, f.client.PinImage(t.Context(), local.Pin{Name: "apps/hello/app@sha256:1", Pinned: true}))
+	list, err := f.client.Images(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []runtime.Image{{Name: "apps/hello/app@sha256:1", SizeBytes: 7, InUse: true, Pinned: true}}, list)
+	require.True(t, fault.Is(f.client.PinImage(t.Context(), local.Pin{}), fault.NotFound))
+	require.NoError(t, f.client.ReleaseAccelerator(t.Context(), "GPU-a"))
+	require.Equal(t, "GPU-a", f.machine.released)
+	err = f.client.ReleaseAccelerator(t.Context(), "GPU/b")
+	require.True(t, fault.Is(err, fault.Conflict))
+	require.EqualValues(t, "accelerator_in_use", fault.As(err).Code)
 }
 
 func TestVerifyNamesWhatWouldNotBeAcceptedAgain(t *testing.T) {

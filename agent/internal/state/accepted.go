@@ -65,6 +65,11 @@ func (s *Store) Accepted() Accepted {
 	return view(s, (*data).accepted)
 }
 
+// Volumes are the volumes of projects that the accepted state names. Callers do not change them.
+func (s *Store) Volumes() []*protocol.ProjectVolume {
+	return view(s, func(d *data) []*protocol.ProjectVolume { return d.state.GetVolumes() })
+}
+
 func (d *data) accepted() Accepted {
 	if d.state == nil {
 		return Accepted{}

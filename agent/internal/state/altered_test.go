@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -24,6 +25,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/internal/volume"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -62,7 +64,7 @@ func (m *machine) Prepare(_ context.Context, spec runtime.Spec) (*runtime.Pendin
 
 func (m *machine) CreateTask(context.Context, *runtime.Pending) error { return nil }
 
-func (m *machine) StartTask(_ context.Context, p *runtime.Pending, _ string) (runtime.Run, error) {
+func (m *machine) StartTask(_ context.Context, p *runtime.Pending, _ string, _ []runtime.Peer) (runtime.Run, error) {
 	spec := p.Spec
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -94,6 +96,10 @@ func (m networks) List() ([]string, error) {
 }
 
 func (networks) PortFree(string, uint16) bool { return true }
+
+func (networks) Publish(context.Context, string, []network.PortMapping) error { return nil }
+
+func (networks) Drain(context.Context, string, time.Duration) error { return nil }
 
 func (networks) Conditions() []string { return nil }
 
@@ -152,9 +158,14 @@ func (m *machine) Remove(_ context.Context, id string) error           { return 
 func (m networks) Remove(_ context.Context, id string) error           { return m.detach(id) }
 func (m *machine) RemoveMember(context.Context, string) error          { return nil }
 func (m *machine) Leftovers(context.Context, string) ([]string, error) { return nil, nil }
+func (m *machine) UpdateHosts(runtime.Spec) error                      { return nil }
+func (m networks) RemoveMember(context.Context, string) error          { return nil }
 func (m *machine) RotateLogs(context.Context) error                    { return nil }
 func (m *machine) Conditions() []string                                { return nil }
-func (m *machine) EnsureRules(context.Context) (bool, error)           { return false, nil }
+func (m *machine) Logs(context.Context, string, int, bool) (io.ReadCloser, error) {
+	return nil, away()
+}
+func (m *machine) EnsureRules(context.Context) (bool, error) { return false, nil }
 func (m *machine) OverLimit(context.Context) ([]runtime.Excess, time.Duration) {
 	return nil, time.Hour
 }
@@ -262,7 +273,7 @@ func (n *usedNode) run(t testing.TB, s *state.Store, m *machine) agent.Report {
 		PortTo:   40099,
 	}, s, state.NewClock(s, source, time.Time{}), reconcile.Machine{
 		Containers: m, Images: m, Stats: m, Logs: m, Disk: m, Exec: m, Host: m, Network: networks{m},
-		Accelerators: accelerator.New(accelerator.Config{}),
+		Accelerators: accelerator.New(accelerator.Config{}), Volumes: noVolumes{}, Environments: noEnvironments{},
 	}, m)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -469,3 +480,20 @@ func TestLaw03WhatRunsGoesOnWhenItsStoredStateDoesNotVerify(t *testing.T) {
 		require.NoError(t, s.Close())
 	}
 }
+
+// noVolumes is a machine on which no member has a volume.
+type noVolumes struct{ reconcile.Volumes }
+
+func (noVolumes) Detach(context.Context, string) error       { return nil }
+func (noVolumes) RemoveMember(context.Context, string) error { return nil }
+func (noVolumes) Leftovers(string) ([]string, error)         { return nil, nil }
+func (noVolumes) Conditions() []string                       { return nil }
+
+// noEnvironments is a machine on which nothing is installed.
+type noEnvironments struct{ reconcile.Environments }
+
+func (noEnvironments) List() ([]volume.Environment, error)        { return nil, nil }
+func (noEnvironments) Discard(context.Context, string) error      { return nil }
+func (noEnvironments) RemoveMember(context.Context, string) error { return nil }
+
+func (noEnvironments) Collect(context.Context, map[string]bool, func(string) bool) error { return nil }

@@ -54,7 +54,7 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	}
 	for id, m := range s.d.members {
 		// The times in a proof of removal stay; there may be thousands of proofs.
-		if m.Removal == nil && meter.MoveTimes(leap, &m.RetryAt, &m.ExitedAt) {
+		if m.Removal == nil && m.MoveTimes(leap) {
 			members[id] = m
 		}
 	}

@@ -6,6 +6,8 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 const (
 	// codeNoContainer: the node has no container of the workload.
 	codeNoContainer fault.Code = "no_container"
+	// codeNoService: the workload has no service of this name.
+	codeNoService fault.Code = "no_service"
 	// codePortsExhausted: no port of the agent's range is free.
 	codePortsExhausted fault.Code = "ports_exhausted"
 	// codeStateFormat: another release wrote the state in a form that this one does not read.

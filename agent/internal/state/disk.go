@@ -33,6 +33,10 @@ const (
 // files, and a disk that is full to the last block would kill the process.
 const releaseShare = 2
 
+// minFreeFiles is how many inodes must be free for an acquiring change: containers, logs and the store's own files need
+// some.
+const minFreeFiles = 1024
+
 // spareName is a file that only occupies space: Close removes it on a full disk, so that Badger can write its last
 // table.
 const (
@@ -60,6 +64,11 @@ func (s *Store) checkSpace(kind need, bytes uint64) error {
 		least /= releaseShare
 	}
 	free := fs.Bavail * uint64(fs.Bsize)
+	// A file system that does not count files says 0 of 0.
+	if kind == acquiring && fs.Files > 0 && fs.Ffree < minFreeFiles {
+		return fault.New(fault.Unavailable, fault.CodeDiskFull, fmt.Sprintf("The disk under %s has %d free inodes, %d are "+
+			"needed. Remove some files; what runs goes on.", s.dir, fs.Ffree, minFreeFiles), nil)
+	}
 	if free >= least+bytes {
 		return nil
 	}

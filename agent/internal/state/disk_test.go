@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -105,6 +106,28 @@ func TestFullDiskTakesNothingNewAndLosesNothing(t *testing.T) {
 	s = d.open()
 	seconds, _ = sealedSeconds(t, s, d.m)
 	require.InDelta(t, 180, seconds, 0, "what was measured on the full disk is durable")
+}
+
+// A disk without inodes takes nothing new, either; what runs is measured and may end.
+func TestDiskWithoutInodesTakesNothingNewAndLosesNothing(t *testing.T) {
+	d := newSmallDisk(t)
+	require.NoError(t, unix.Mount("tmpfs", d.dir, "tmpfs", unix.MS_REMOUNT, "size=256m,nr_inodes=2048"))
+	s := d.open()
+	use(t, s, "a", "r1", 60)
+	require.NoError(t, s.Full())
+	many := filepath.Join(d.dir, "many")
+	require.NoError(t, os.Mkdir(many, 0o700))
+	for i := range 1200 {
+		require.NoError(t, os.WriteFile(filepath.Join(many, strconv.Itoa(i)), nil, 0o600))
+	}
+	require.ErrorContains(t, s.Full(), "free inodes")
+	require.ErrorContains(t, s.OpenRun(state.Run{ID: "r2", MemberID: "a", OpenedAt: noon}), "disk_full")
+	sample(t, s, noon.Add(2*time.Minute), meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true})
+	require.NoError(t, s.UpdateRun("r1", func(r *state.Run) { r.StopRequested = true }))
+	require.NoError(t, os.RemoveAll(many))
+	require.NoError(t, s.OpenRun(state.Run{ID: "r2", MemberID: "a", OpenedAt: noon}))
+	seconds, _ := sealedSeconds(t, s, d.m)
+	require.InDelta(t, 120, seconds, 0)
 }
 
 // One state stops a member and starts another. Neither a full disk nor the other one's launch keeps the stop

@@ -1,8 +1,10 @@
 package state
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -17,17 +19,16 @@ import (
 type Member struct {
 	agent.Member
 	// Ports are the host ports that the node or the tenant chose; kept from the first start until the member is retired.
-	Ports      []HostPort `json:",omitempty"`
-	NetNSPath  string     `json:",omitempty"`
-	UserNSPath string     `json:",omitempty"`
-	IP         string     `json:",omitempty"`
+	Ports []HostPort `json:",omitempty"`
 	// Reported says that the hub has acknowledged a report that held Removal.
 	Reported bool `json:",omitempty"`
 }
 
 // HostPort is a published port: Host on the node's 127.0.0.1 leads to Container inside.
 type HostPort struct {
-	Name      string
+	Name string
+	// Service is the one that listens.
+	Service   string
 	Protocol  string
 	Host      uint16
 	Container uint16
@@ -54,20 +55,43 @@ func (s *Store) Runs() map[string]Run {
 	return view(s, func(d *data) map[string]Run { return maps.Clone(d.runs) })
 }
 
-// NewestRun is the last run of a member, or of one of its services; the fault NotFound when there is none.
+// NewestRun is the last run of one of a member's services, of the first where none is named; the fault NotFound when
+// there is none.
 func (s *Store) NewestRun(memberID, service string) (Run, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	services := s.d.servicesOf(memberID)
+	if service == "" && len(services) > 0 {
+		service = services[0]
+	}
 	var newest Run
 	for _, run := range s.d.runs {
 		if run.MemberID == memberID && (service == "" || run.Service == service) && !run.OpenedAt.Before(newest.OpenedAt) {
 			newest = run
 		}
 	}
-	if newest.ID == "" {
-		return Run{}, fault.New(fault.NotFound, codeNoContainer, "This node has no container of the workload.", nil)
+	if newest.ID != "" {
+		return newest, nil
 	}
-	return newest, nil
+	if service != "" && len(services) > 0 && !slices.Contains(services, service) {
+		return Run{}, fault.New(fault.NotFound, codeNoService, fmt.Sprintf("The workload has no service %q; it has %s.",
+			service, strings.Join(services, ", ")), nil)
+	}
+	return Run{}, fault.New(fault.NotFound, codeNoContainer, "This node has no container of the workload.", nil)
+}
+
+// servicesOf names the services of a member in the accepted state, in the workload's order.
+func (d *data) servicesOf(memberID string) []string {
+	var names []string
+	for _, p := range d.accepted().Parts {
+		if p.MemberID != memberID {
+			continue
+		}
+		for _, s := range p.Workload.GetServices() {
+			names = append(names, s.GetName())
+		}
+	}
+	return names
 }
 
 // Leases returns the newest lease of each member. Callers do not change them.

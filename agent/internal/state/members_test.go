@@ -16,6 +16,15 @@ import (
 
 func anyPort(uint16) bool { return true }
 
+// of are the ports of a service.
+func of(service string, ports ...*protocol.Port) []state.ServicePort {
+	var out []state.ServicePort
+	for _, p := range ports {
+		out = append(out, state.ServicePort{Service: service, Port: p})
+	}
+	return out
+}
+
 // pool lets tenants choose the ports from 30000.
 func pool(from, to uint16, free func(uint16) bool) state.PortPool {
 	return state.PortPool{From: from, To: to, Free: free, Tenants: func(port uint16) bool { return port >= 30000 }}
@@ -26,7 +35,7 @@ func TestAChosenPortIsTheMembersOrNobodys(t *testing.T) {
 	s := open(t, t.TempDir(), newMesh(t))
 	free := func(p uint16) bool { return p != 30003 }
 	assign := func(member string, ports ...*protocol.Port) ([]uint16, error) {
-		got, err := s.AssignPorts(member, ports, pool(29999, 30001, free), func(*state.Member) {})
+		got, err := s.AssignPorts(member, of("main", ports...), pool(29999, 30001, free), func(*state.Member) {})
 		var hosts []uint16
 		for _, p := range got {
 			hosts = append(hosts, p.Host)
@@ -71,26 +80,26 @@ func TestPortsStayWithTheirMember(t *testing.T) {
 		Protocol: "tcp",
 	}}
 	free := func(p uint16) bool { return p != 20001 }
-	a, err := s.AssignPorts("a", web, pool(20000, 20004, free), func(*state.Member) {})
+	a, err := s.AssignPorts("a", of("main", web...), pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, []uint16{20000, 20002}, []uint16{a[0].Host, a[1].Host})
-	b, err := s.AssignPorts("b", web[:1], pool(20000, 20004, free), func(*state.Member) {})
+	b, err := s.AssignPorts("b", of("main", web[:1]...), pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.EqualValues(t, 20003, b[0].Host)
 	require.NoError(t, s.Close())
 
 	s = open(t, dir, m)
-	again, err := s.AssignPorts("a", web, pool(20000, 20004, free), func(*state.Member) {})
+	again, err := s.AssignPorts("a", of("main", web...), pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, a, again)
-	_, err = s.AssignPorts("c", web, pool(20000, 20004, free), func(*state.Member) {})
+	_, err = s.AssignPorts("c", of("main", web...), pool(20000, 20004, free), func(*state.Member) {})
 	require.True(t, fault.Is(err, fault.Unavailable))
 	require.NoError(t, s.Retire("a", nil, noon))
-	c, err := s.AssignPorts("c", web, pool(20000, 20004, free), func(*state.Member) {})
+	c, err := s.AssignPorts("c", of("main", web...), pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, []uint16{20004, 20000}, []uint16{c[0].Host, c[1].Host}, "what the retired member had is free again")
 	free = func(p uint16) bool { return p != 20000 }
-	c, err = s.AssignPorts("c", web, pool(20000, 20004, free), func(*state.Member) {})
+	c, err = s.AssignPorts("c", of("main", web...), pool(20000, 20004, free), func(*state.Member) {})
 	require.NoError(t, err)
 	require.Equal(t, []uint16{20004, 20001}, []uint16{c[0].Host, c[1].Host}, "another program has taken one meanwhile")
 }
@@ -101,7 +110,7 @@ func TestAPortThatWasGivenBackIsGivenAgainAfterAllOthers(t *testing.T) {
 	s := open(t, dir, m)
 	web := []*protocol.Port{{Name: "http", ContainerPort: 8080, Protocol: "http"}}
 	assign := func(member string) uint16 {
-		ports, err := s.AssignPorts(member, web, pool(20000, 20003, anyPort), func(*state.Member) {})
+		ports, err := s.AssignPorts(member, of("main", web...), pool(20000, 20003, anyPort), func(*state.Member) {})
 		require.NoError(t, err)
 		return ports[0].Host
 	}
@@ -187,4 +196,26 @@ func TestLaw05AMemberThatTheStateNamesIsNotRetired(t *testing.T) {
 	require.NoError(t, s.AcceptState(v, parts))
 	require.NoError(t, s.Retire("a", protocol.RemovalKinds(), noon))
 	require.True(t, s.Members()["a"].Removal.Complete())
+}
+
+// Logs, commands and copies are of the first service unless another one is named.
+func TestTheNewestRunIsOfTheNamedService(t *testing.T) {
+	m := newMesh(t)
+	s := open(t, t.TempDir(), m)
+	w := workload("a", 1)
+	w.Services = []*protocol.Service{{Name: "server"}, {Name: "db"}}
+	require.NoError(t, s.AcceptState(m.desired(1, w)))
+	for i, service := range []string{"server", "db", "server", "db"} {
+		require.NoError(t, s.OpenRun(state.Run{
+			ID: fmt.Sprint("a.", i), MemberID: "a", Service: service, OpenedAt: noon.Add(time.Duration(i) * time.Second),
+		}))
+	}
+	for service, want := range map[string]string{"": "a.2", "server": "a.2", "db": "a.3"} {
+		run, err := s.NewestRun("a", service)
+		require.NoError(t, err)
+		require.Equal(t, want, run.ID, service)
+	}
+	_, err := s.NewestRun("a", "cache")
+	require.ErrorContains(t, err, `has no service "cache"; it has server, db`)
+	require.True(t, fault.Is(err, fault.NotFound))
 }

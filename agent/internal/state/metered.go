@@ -43,12 +43,13 @@ func lasting(all []meter.Interval) []meter.Interval {
 	out := make([]meter.Interval, 0, len(all))
 	for _, iv := range all {
 		out = append(out, meter.Interval{
-			RunID:     iv.RunID,
-			MemberID:  iv.MemberID,
-			Revision:  iv.Revision,
-			LeaseNo:   iv.LeaseNo,
-			OpenedAt:  iv.OpenedAt,
-			StartedAt: iv.StartedAt,
+			RunID:        iv.RunID,
+			MemberID:     iv.MemberID,
+			Revision:     iv.Revision,
+			LeaseNo:      iv.LeaseNo,
+			OpenedAt:     iv.OpenedAt,
+			Accelerators: iv.Accelerators,
+			StartedAt:    iv.StartedAt,
 		})
 	}
 	return out

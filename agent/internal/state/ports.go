@@ -9,6 +9,12 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
+// ServicePort is a port of one of a member's services.
+type ServicePort struct {
+	Service string
+	Port    *protocol.Port
+}
+
 // PortPool says which ports of the node may be assigned.
 type PortPool struct {
 	// From and To bound the ports that the node itself chooses.
@@ -22,7 +28,7 @@ type PortPool struct {
 // AssignPorts assigns a host port to each port of a member and stores the assignment, together with change. A port that
 // the tenant chose gets that one or none. One that has a host port keeps it while that is free. The others are assigned
 // in rotation: a client of a removed member must not reach the next one.
-func (s *Store) AssignPorts(memberID string, want []*protocol.Port, pool PortPool,
+func (s *Store) AssignPorts(memberID string, want []ServicePort, pool PortPool,
 	change func(*Member),
 ) ([]HostPort, error) {
 	s.mu.Lock()
@@ -68,11 +74,14 @@ func (a *assignment) usable(port uint16) bool {
 	return port != 0 && !a.taken[port] && a.pool.Free(port)
 }
 
-func (a *assignment) assign(want []*protocol.Port, has []HostPort) ([]HostPort, error) {
+func (a *assignment) assign(want []ServicePort, has []HostPort) ([]HostPort, error) {
 	ports := make([]HostPort, len(want))
 	for i, w := range want {
-		ports[i] = HostPort{Name: w.GetName(), Protocol: w.GetProtocol(), Container: uint16(w.GetContainerPort())}
-		chosen := uint16(w.GetHostPort())
+		ports[i] = HostPort{
+			Name: w.Port.GetName(), Service: w.Service, Protocol: w.Port.GetProtocol(),
+			Container: uint16(w.Port.GetContainerPort()),
+		}
+		chosen := uint16(w.Port.GetHostPort())
 		if chosen == 0 {
 			continue
 		}

@@ -384,12 +384,12 @@ func (w *twin) sample() {
 func (w *twin) changeJournal() {
 	id, at := w.member(), w.now
 	require.NoError(w.t, w.disk.UpdateMember(id, func(m *state.Member) {
-		m.RetryAt, m.ExitedAt, m.NetworkReady = at, at, true
-		m.NetworkRevision++
+		m.RetryAt, m.ExitedAt = at, at
+		m.Services = map[string]agent.ServiceRecord{"db": {ExitedAt: at, NetworkReady: true}}
 	}))
 	w.model.UpdateMember(id, func(m *nodestore.Member) {
-		m.RetryAt, m.ExitedAt, m.NetworkReady = at, at, true
-		m.NetworkRevision++
+		m.RetryAt, m.ExitedAt = at, at
+		m.Services = map[string]agent.ServiceRecord{"db": {ExitedAt: at, NetworkReady: true}}
 	})
 	run := fmt.Sprintf("%s.%d", id, w.rng.IntN(w.runNo+1))
 	require.NoError(w.t, w.disk.UpdateRun(run, func(r *state.Run) {

@@ -81,7 +81,8 @@ type hubSession struct {
 	usage   chan *link.Stream
 }
 
-func newHub(t testing.TB) *testHub {
+// newMesh is a hub that signs, without an address.
+func newMesh(t testing.TB) *testHub {
 	t.Helper()
 	h := &testHub{
 		t: t, root: newKey(t), state: newKey(t), lease: newKey(t), hubCA: newKey(t), nodeCA: newKey(t),
@@ -91,6 +92,12 @@ func newHub(t testing.TB) *testHub {
 	b, err := protocol.VerifyBundle(h.bundleEnvelope(), protocol.Fingerprint(pub(h.root)))
 	require.NoError(t, err)
 	h.bundle = b
+	return h
+}
+
+func newHub(t testing.TB) *testHub {
+	t.Helper()
+	h := newMesh(t)
 	h.welcome = func(*protocol.Hello) *protocol.HubMessage {
 		return &protocol.HubMessage{Message: &protocol.HubMessage_Welcome{Welcome: &protocol.Welcome{
 			ProtocolVersion: 1, HubTime: timestamppb.Now(), SessionNo: 1,
@@ -108,6 +115,7 @@ func newHub(t testing.TB) *testHub {
 		Roots: func() *x509.CertPool { return h.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode,
 		Now: time.Now, Allow: h.allow,
 	}
+	var err error
 	h.listener, err = link.Listen("127.0.0.1:0", link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil },
 		peer), nil)
 	require.NoError(t, err)

@@ -171,6 +171,13 @@ func (c *Credentials) StoreKey() []byte {
 	return h.Sum(nil)
 }
 
+// SealingKey opens secret parameters; it derives from the node's key.
+func (c *Credentials) SealingKey() (protocol.SealingKeyPair, error) {
+	h := hmac.New(sha256.New, c.key.Seed())
+	h.Write([]byte("gpuaas parameter sealing v1"))
+	return protocol.DeriveSealingKey(c.Identity().NodeID, h.Sum(nil))
+}
+
 func (c *Credentials) public() ed25519.PublicKey {
 	pub, _ := c.key.Public().(ed25519.PublicKey)
 	return pub

@@ -8,6 +8,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/hubsession"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -40,16 +41,15 @@ func (s *session) report(ctx context.Context) error {
 	}
 }
 
-// awaitReportAck waits until the hub has acknowledged the last report, so that changes in quick succession become one
-// report. It returns false when ctx has ended.
+// awaitReportAck waits until the hub has acknowledged the last report. It returns false when ctx has ended.
 func (s *session) awaitReportAck(ctx context.Context) bool {
-	limit := time.NewTimer(ackPause)
+	limit := time.NewTimer(hubsession.ReportAckTimeout)
 	defer limit.Stop()
 	for {
 		s.mu.Lock()
-		acked := s.acked >= s.reports.Counter()
+		waiting := s.reports.Waiting()
 		s.mu.Unlock()
-		if acked {
+		if !waiting {
 			return true
 		}
 		select {
@@ -73,7 +73,7 @@ func (s *session) sendReport(r agent.Report) error {
 	s.mu.Unlock()
 	out := &protocol.Report{
 		Counter: counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation, Conditions: r.Conditions,
-		Workloads: workloads, Accelerators: r.Accelerators,
+		Workloads: workloads, Accelerators: r.Accelerators, Environments: r.Environments, Volumes: r.Volumes,
 	}
 	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
 	failpoint.Hit("agent/report/sent")
@@ -83,9 +83,8 @@ func (s *session) sendReport(r agent.Report) error {
 // acknowledged notes that the hub has stored a report: the proofs in it need no repeating.
 func (s *session) acknowledged(counter uint64) error {
 	s.mu.Lock()
-	s.acked = max(s.acked, counter)
-	s.acks.Send()
 	ids := s.reports.Acknowledge(counter)
+	s.acks.Send()
 	s.mu.Unlock()
 	if len(ids) == 0 {
 		return nil

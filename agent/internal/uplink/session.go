@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -79,9 +80,8 @@ type session struct {
 
 	mu      sync.Mutex
 	reports hubsession.Reports
-	// acked is the last report that the hub has acknowledged; acks wakes when it grows.
-	acked uint64
-	acks  notify.Signal
+	// acks wakes when the hub has acknowledged a report.
+	acks notify.Signal
 
 	pullsMu sync.Mutex
 	// pulls are those that the hub was told of last.
@@ -180,7 +180,7 @@ func (s *session) hello(ctx context.Context) *protocol.Hello {
 	h := &protocol.Hello{
 		ProtocolVersion: protocol.Version, AgentVersion: s.u.cfg.AgentVersion, Incarnation: usage.Incarnation,
 		Epoch: accepted.Epoch, Generation: accepted.Generation, StateSha256: accepted.SHA256,
-		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: accept.Features(),
+		BundleVersion: s.u.store.Bundle().Version(), LastSegment: usage.LastSegment, Features: s.u.features(),
 		LastSession: s.u.lastSession,
 	}
 	if s.u.cfg.Facts != nil {
@@ -259,4 +259,9 @@ func (s *session) sendRefusals() bool {
 		s.u.acceptor.RefusalSent(n)
 	}
 	return true
+}
+
+// features are what workloads on this node may need.
+func (u *Uplink) features() []string {
+	return slices.DeleteFunc(accept.Features(), func(f string) bool { return slices.Contains(u.cfg.LacksFeatures, f) })
 }

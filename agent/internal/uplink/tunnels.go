@@ -63,10 +63,28 @@ func (s *session) tunnel(ctx context.Context, stream *link.Stream) {
 		s.serveExec(ctx, stream, r.Exec)
 	case *protocol.TunnelRequest_Copy:
 		s.serveCopy(ctx, stream, r.Copy)
+	case *protocol.TunnelRequest_RemoveEnvironment:
+		s.removeEnvironment(ctx, stream, r.RemoveEnvironment)
 	default:
 		refuseTunnel(stream, protocol.Nack_FEATURE_MISSING)
 	}
 	stop() // what the stream still has to deliver is delivered
+}
+
+// removeEnvironment answers once the environment is gone.
+func (s *session) removeEnvironment(ctx context.Context, stream *link.Stream, r *protocol.RemoveEnvironmentRequest) {
+	if s.u.cfg.RemoveEnvironment == nil {
+		refuseTunnel(stream, protocol.Nack_FEATURE_MISSING)
+		return
+	}
+	switch err := s.u.cfg.RemoveEnvironment(ctx, r.GetProjectId(), r.GetDigest()); {
+	case fault.Is(err, fault.Conflict):
+		refuseTunnel(stream, protocol.Nack_IN_USE)
+	case err != nil:
+		refuseTunnel(stream, protocol.Nack_UNAVAILABLE)
+	case acceptTunnel(stream) == nil:
+		_ = stream.Close()
+	}
 }
 
 // serveLogs sends the log until its end, or until its reader has ended the stream.
@@ -163,7 +181,7 @@ func (u *Uplink) watchPort(ctx context.Context, end context.CancelCauseFunc, r *
 func (u *Uplink) hostPort(r *protocol.ConnectRequest) (uint16, error) {
 	m, ok := u.store.Member(r.GetMemberId())
 	i := slices.IndexFunc(m.Ports, func(p state.HostPort) bool { return p.Name == r.GetPort() })
-	if !ok || !m.NetworkReady || i < 0 {
+	if !ok || i < 0 || !m.IsPublished(m.Ports[i].Service) {
 		return 0, errPortUnknown()
 	}
 	return m.Ports[i].Host, nil

@@ -29,8 +29,6 @@ const (
 	// sendTimeout bounds one message, fetchTimeout one document.
 	sendTimeout  = 30 * time.Second
 	fetchTimeout = 30 * time.Second
-	// ackPause bounds how long a change waits for the acknowledgement of the report before it.
-	ackPause = time.Second
 	// lastRefusalWait is how long the last refusal may take to reach the hub before the connection is closed.
 	lastRefusalWait = 2 * time.Second
 )
@@ -58,13 +56,17 @@ type Config struct {
 	SessionAddr string
 	// Facts are gathered for each hello.
 	Facts func(ctx context.Context) *protocol.NodeFacts
+	// LacksFeatures are those of this build that the machine cannot have.
+	LacksFeatures []string
 	// Logs reads the log of one container run; the zero time means all of it.
 	Logs func(ctx context.Context, runID string, tailLines int, since time.Time, follow bool) (io.ReadCloser, error)
 	// Exec runs a command in the container of one run; the end of ctx kills it.
 	Exec func(ctx context.Context, runID string, c execstream.Command) (exitCode int, err error)
 	// Copy copies files into or out of the container of a run; see pkg/filecopy for the streams.
 	Copy func(ctx context.Context, runID, path string, into bool, c execstream.Command) (exitCode int, err error)
-	Log  *slog.Logger
+	// RemoveEnvironment removes an environment that no workload uses; the fault of one that is in use is a Conflict.
+	RemoveEnvironment func(ctx context.Context, projectID, digest string) error
+	Log               *slog.Logger
 }
 
 // Uplink holds at most one session. Make one with New, then call Run once.
@@ -76,6 +78,9 @@ type Uplink struct {
 	log      *slog.Logger
 	acceptor *accept.Acceptor
 	tokens   *link.Tokens
+	// connect is link.Dial, random a value in [0, 1); tests replace both.
+	connect func(ctx context.Context, addr string, tlsConf *tls.Config, tokens *link.Tokens) (*link.Conn, error)
+	random  func() float64
 
 	mu     sync.Mutex
 	conn   *link.Conn
@@ -101,6 +106,8 @@ func New(cfg Config, creds *Credentials, store *state.Store, clock *state.Clock,
 		log:      cfg.Log,
 		acceptor: acceptor,
 		tokens:   &link.Tokens{},
+		connect:  link.Dial,
+		random:   rand.Float64,
 	}
 }
 
@@ -125,7 +132,7 @@ func (u *Uplink) Run(ctx context.Context, observer Reconciler) error {
 			err = why.reason(ctx, shown, err)
 		}
 		u.disconnected(err)
-		wait := retry.Pause(lasted, err, rand.Float64()) //nolint:gosec // not a secret
+		wait := retry.Pause(lasted, err, u.random())
 		u.log.InfoContext(ctx, "no session", slog.String("hub", u.addr()), slog.Any("error", err),
 			slog.String("retry_in", wait.String()))
 		if !loop.Pause(ctx, wait) {
@@ -139,7 +146,7 @@ func (u *Uplink) apiURL() string { return cmp.Or(u.cfg.APIURL, u.creds.Identity(
 func (u *Uplink) addr() string   { return cmp.Or(u.cfg.SessionAddr, u.creds.Identity().SessionAddr) }
 
 func (u *Uplink) dial(ctx context.Context) (*link.Conn, error) {
-	return link.Dial(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)), u.tokens)
+	return u.connect(ctx, u.addr(), link.ClientTLS(u.creds.Certificate, hubPeer(u.store, u.clock)), u.tokens)
 }
 
 func (u *Uplink) connected(conn *link.Conn) {

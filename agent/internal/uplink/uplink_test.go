@@ -174,7 +174,7 @@ func TestLogsComeThroughATunnelAndEndWithTheirReader(t *testing.T) {
 func (n *testNode) portOf(member string, l *net.TCPListener) {
 	n.t.Helper()
 	require.NoError(n.t, n.store.UpdateMember(member, func(m *state.Member) {
-		m.NetworkReady = true
+		m.Services = map[string]agent.ServiceRecord{"": {NetworkReady: true}}
 		m.Ports = []state.HostPort{{Name: "http", Protocol: "http", Host: uint16(l.Addr().(*net.TCPAddr).Port)}}
 	}))
 }
@@ -223,7 +223,7 @@ func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
 	require.Empty(t, refused)
 	conn, err = app.AcceptTCP()
 	require.NoError(t, err)
-	require.NoError(t, n.store.UpdateMember("m1", func(m *state.Member) { m.NetworkReady = false }))
+	require.NoError(t, n.store.UpdateMember("m1", func(m *state.Member) { m.Services = nil }))
 	_, err = stream.Read(make([]byte, 1))
 	require.Error(t, err)
 	require.NotErrorIs(t, err, io.EOF)
