@@ -30,7 +30,9 @@ type Member struct {
 	// CPUMillis and MemoryBytes are its limits; zero means unknown.
 	CPUMillis   int64
 	MemoryBytes int64
-	OpenedAt    time.Time
+	// Accelerators are those it has to itself; a member without any is charged for none.
+	Accelerators int64
+	OpenedAt     time.Time
 	// ClosedAt is the end of its claim; zero while it is open.
 	ClosedAt time.Time
 	// Idle is when its node last reported that nothing of it runs, from the first such report to the last.
@@ -72,6 +74,9 @@ func (m Member) MaxUse(meter string, micros int64) (quantity int64, ok bool) {
 	switch meter {
 	case protocol.MeterSessionSeconds:
 		return micros, true
+	case protocol.MeterAcceleratorSeconds:
+		q, err := rating.ChargeUp(m.Accelerators, 1, micros)
+		return q, err == nil
 	case protocol.MeterCPUSeconds:
 		q, err := rating.ChargeUp(m.CPUMillis, 1000, micros)
 		return q, err == nil

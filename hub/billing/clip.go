@@ -54,9 +54,10 @@ type Record struct {
 // TimeKey names what a stretch of time is billed once for.
 type TimeKey struct{ MemberID, Meter, RunID string }
 
-// key: a member's running time counts once, over all its containers.
+// key: a member's running time counts once, over all its containers, and so does that of its accelerators: a container
+// has them to itself.
 func (r *Record) key() TimeKey {
-	if r.Meter == protocol.MeterSessionSeconds {
+	if r.Meter == protocol.MeterSessionSeconds || r.Meter == protocol.MeterAcceleratorSeconds {
 		return TimeKey{r.MemberID, r.Meter, ""}
 	}
 	return TimeKey{r.MemberID, r.Meter, r.RunID}
@@ -145,6 +146,7 @@ func ceiling(r *Record, m *Member) (int64, string) {
 	switch {
 	case r.Meter == protocol.MeterSessionSeconds:
 		return length, SuspenseBeyondElapsed
+	case r.Meter == protocol.MeterAcceleratorSeconds:
 	case r.Meter == protocol.MeterCPUSeconds && m.CPUMillis > 0:
 		length += cpuSlack.Microseconds()
 	case r.Meter == protocol.MeterMemoryByteSeconds && m.MemoryBytes > 0:
@@ -161,7 +163,7 @@ func ceiling(r *Record, m *Member) (int64, string) {
 // maxPerHour is the most of a meter that is accepted of one hour, over all runs; a record that begins in the hour may
 // end beyond it.
 func maxPerHour(r *Record, m *Member) int64 {
-	if r.Meter == protocol.MeterSessionSeconds {
+	if r.Meter == protocol.MeterSessionSeconds || r.Meter == protocol.MeterAcceleratorSeconds {
 		return math.MaxInt64 // its time counts once
 	}
 	most, ok := m.MaxUse(r.Meter, (time.Hour+hourSlack).Microseconds()+r.Span.Length())

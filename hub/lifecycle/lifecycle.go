@@ -33,8 +33,8 @@ const (
 	HealthUnhealthy Health = "unhealthy"
 )
 
-// knownReason keeps the list closed: an unknown reason of a newer agent becomes internal; its text stays in the detail.
-func knownReason(r protocol.WorkloadStatus_Reason) protocol.WorkloadStatus_Reason {
+// KnownReason keeps the list closed: an unknown reason of a newer agent becomes internal; its text stays in the detail.
+func KnownReason(r protocol.WorkloadStatus_Reason) protocol.WorkloadStatus_Reason {
 	if _, known := protocol.WorkloadStatus_Reason_name[int32(r)]; !known {
 		return protocol.WorkloadStatus_INTERNAL
 	}

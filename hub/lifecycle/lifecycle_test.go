@@ -201,9 +201,9 @@ func TestLifecycleStaysOnItsEdges(t *testing.T) {
 }
 
 func TestReasonsAreAClosedList(t *testing.T) {
-	require.Equal(t, protocol.WorkloadStatus_INTERNAL, knownReason(4711))
-	require.Equal(t, protocol.WorkloadStatus_CRASH_LOOP, knownReason(protocol.WorkloadStatus_CRASH_LOOP))
-	require.Empty(t, knownReason(0))
+	require.Equal(t, protocol.WorkloadStatus_INTERNAL, KnownReason(4711))
+	require.Equal(t, protocol.WorkloadStatus_CRASH_LOOP, KnownReason(protocol.WorkloadStatus_CRASH_LOOP))
+	require.Empty(t, KnownReason(0))
 }
 
 // A failure ends a deployment only when a later report repeats it and its reason lasts.
@@ -219,10 +219,10 @@ func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
 		require.False(t, first.State(3).GaveUp, r)
 		soon := failing(r)
 		soon.FailingSince = first.FailingSince
-		soon.updateFailure(first, at.Add(failureConfirmedAfter-1))
+		soon.updateFailure(first, at.Add(confirmedAfter(r)-1))
 		require.False(t, soon.State(3).GaveUp, r)
 		later := soon
-		later.updateFailure(soon, at.Add(failureConfirmedAfter))
+		later.updateFailure(soon, at.Add(confirmedAfter(r)))
 		require.Equal(t, !isTemporary(r), later.State(3).GaveUp, r)
 
 		for name, before := range map[string]Member{
@@ -240,6 +240,8 @@ func TestOnlyAReasonThatLastsAndIsRepeatedEndsADeployment(t *testing.T) {
 		require.Zero(t, ready.FailingSince)
 		require.False(t, ready.FailureConfirmed)
 	}
+	require.Greater(t, confirmedAfter(protocol.WorkloadStatus_DEVICE_FAULT), 5*failureConfirmedAfter,
+		"a node resets and tests an accelerator first")
 	require.True(t, isTemporary(protocol.WorkloadStatus_OWNER_REFUSED))
 	require.True(t, isTemporary(protocol.WorkloadStatus_FEATURE_MISSING))
 	require.False(t, isTemporary(protocol.WorkloadStatus_CRASH_LOOP))

@@ -99,7 +99,7 @@ func (p Placed) Apply(s *protocol.WorkloadStatus, r Report, now time.Time) (Memb
 	next.Status, next.ObservedIncarnation = knownStatus(s.GetStatus()), r.Incarnation
 	// A member that was stopped because it failed keeps the reason: the tenant still wants to read it.
 	if next.Status != protocol.WorkloadStatus_STOPPED || s.GetReason() != 0 {
-		next.Reason, next.Detail = knownReason(s.GetReason()), s.GetDetail()
+		next.Reason, next.Detail = KnownReason(s.GetReason()), s.GetDetail()
 	}
 	next.updateFailure(p.Member, now)
 	return next, Reported
@@ -152,6 +152,16 @@ func (m Member) Lost() bool { return m.Gone && m.Status == protocol.WorkloadStat
 // time between two reports of a node.
 const failureConfirmedAfter = 20 * time.Second
 
+// deviceRepairTime is how long a node may take to reset and test an accelerator before the failure counts.
+const deviceRepairTime = 15 * time.Minute
+
+func confirmedAfter(r protocol.WorkloadStatus_Reason) time.Duration {
+	if r == protocol.WorkloadStatus_DEVICE_FAULT {
+		return deviceRepairTime
+	}
+	return failureConfirmedAfter
+}
+
 // updateFailure keeps since when a member fails, and whether a later report has repeated it.
 func (m *Member) updateFailure(before Member, now time.Time) {
 	switch {
@@ -160,7 +170,7 @@ func (m *Member) updateFailure(before Member, now time.Time) {
 	case before.Status != protocol.WorkloadStatus_FAILED || before.Reason != m.Reason ||
 		before.ObservedRevision != m.ObservedRevision || before.FailingSince.IsZero():
 		m.FailingSince, m.FailureConfirmed = now, false
-	case now.Sub(before.FailingSince) >= failureConfirmedAfter:
+	case now.Sub(before.FailingSince) >= confirmedAfter(m.Reason):
 		m.FailureConfirmed = true
 	}
 }

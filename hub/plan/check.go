@@ -3,6 +3,7 @@ package plan
 import (
 	"crypto/sha256"
 	"fmt"
+	"slices"
 	"strings"
 
 	"google.golang.org/protobuf/proto"
@@ -37,8 +38,12 @@ const (
 	RuleAcceleratorUnknown   Rule = "accelerator_unknown"
 	RuleAcceleratorClaims    Rule = "accelerator_claimed_twice"
 	RuleAcceleratorShared    Rule = "accelerator_given_twice"
+	RuleAcceleratorOrgs      Rule = "accelerator_of_two_orgs"
 	RuleAcceleratorUnclaimed Rule = "accelerator_not_in_allocation"
 	RuleHostPortShared       Rule = "host_port_given_twice"
+	RuleVolumeUnknown        Rule = "volume_unknown"
+	RuleVolumeForeign        Rule = "volume_of_another_project"
+	RuleVolumes              Rule = "volumes_differ"
 	RuleTooMany              Rule = "too_many"
 	RuleTooLarge             Rule = "too_large"
 )
@@ -73,6 +78,7 @@ func Check(snap Snapshot, state NodeState) error {
 	c.parts()
 	c.capacity()
 	c.hostPorts()
+	c.volumes()
 	return c.err()
 }
 
@@ -147,13 +153,14 @@ func (c *checker) wholeState() {
 	}
 }
 
-// claims checks that every allocation is on this node and that its accelerators exist and are its alone.
+// claims checks that every allocation is on this node and that its accelerators exist and are its alone, and that one
+// org has all slices of a GPU that no hardware keeps apart.
 func (c *checker) claims() {
 	exists := map[string]bool{}
 	for _, id := range c.snap.Node.AcceleratorIDs {
 		exists[id] = true
 	}
-	claimed := map[string]bool{}
+	claimed, orgs := map[string]bool{}, map[string]string{}
 	for _, a := range c.snap.Allocations {
 		if a.NodeID != c.snap.Node.ID {
 			c.add(RuleWrongNode, a.ID)
@@ -166,6 +173,14 @@ func (c *checker) claims() {
 				c.add(RuleAcceleratorClaims, id)
 			}
 			claimed[id] = true
+			gpu := c.snap.Node.OneOrg[id]
+			if gpu == "" {
+				continue
+			}
+			if org := orgs[gpu]; org != "" && org != a.OrgID {
+				c.add(RuleAcceleratorOrgs, id)
+			}
+			orgs[gpu] = a.OrgID
 		}
 	}
 }
@@ -230,6 +245,13 @@ func (c *checker) services(memberID string, services []*protocol.Service) {
 			c.add(RuleServices, memberID)
 		}
 	}
+	for _, s := range services {
+		for _, d := range s.GetDependsOn() {
+			if !names[d.GetService()] || d.GetService() == s.GetName() {
+				c.add(RuleServices, memberID)
+			}
+		}
+	}
 }
 
 func bytesMatch(p Part) bool {
@@ -289,6 +311,39 @@ func (c *checker) hostPorts() {
 	}
 }
 
+// volumes checks that the state names the node's volumes, and that each mount is of one that its project has.
+func (c *checker) volumes() {
+	known := map[string]*protocol.ProjectVolume{}
+	for _, v := range c.snap.Volumes {
+		known[v.GetId()] = v
+	}
+	if !c.snap.Node.Banned && len(known) != len(c.state.Volumes) {
+		c.add(RuleVolumes, c.state.NodeID)
+	}
+	if len(c.state.Volumes) > protocol.MaxVolumes {
+		c.add(RuleTooMany, c.state.NodeID)
+	}
+	for _, v := range c.state.Volumes {
+		if !proto.Equal(v, known[v.GetId()]) {
+			c.add(RuleVolumes, v.GetId())
+		}
+	}
+	for _, p := range c.state.Parts {
+		for _, s := range slices.Concat(p.Workload.GetServices(), p.Workload.GetFallback().GetServices()) {
+			for _, mount := range s.GetVolumes() {
+				v := known[mount.GetVolumeId()]
+				switch {
+				case mount.GetVolumeId() == "":
+				case v == nil || v.GetDeleted():
+					c.add(RuleVolumeUnknown, p.ID)
+				case v.GetProjectId() != p.Workload.GetProjectId():
+					c.add(RuleVolumeForeign, p.ID)
+				}
+			}
+		}
+	}
+}
+
 // accelerators checks that those of a member are its allocation's, and of no other service. A revision is released
 // before the other is acquired: both may have the same, and together they take what the larger takes.
 func (c *checker) accelerators(w *protocol.Workload, u *allocationUse, given map[string]bool) {
@@ -339,6 +394,9 @@ func (u *allocationUse) addLarger(a, b []*protocol.Service) {
 
 func (u *allocationUse) sum(services []*protocol.Service) (cpuMillis, memoryBytes uint64) {
 	for _, s := range services {
+		if s.GetEnvironment().GetBuilds() {
+			continue // it runs before the service that it builds for
+		}
 		cpuMillis += uint64(s.GetResources().GetCpuMillis())
 		before := memoryBytes
 		memoryBytes += s.GetResources().GetMemoryBytes()

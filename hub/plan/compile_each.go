@@ -50,7 +50,7 @@ func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, e
 		}
 		left = append(left, out)
 	}
-	state := NodeState{NodeID: snap.Node.ID, Parts: f.parts}
+	state := NodeState{NodeID: snap.Node.ID, Parts: f.parts, Volumes: sortedVolumes(snap)}
 	if err := Check(f.used(), state); err != nil {
 		return NodeState{}, nil, err
 	}
@@ -85,12 +85,14 @@ func (f *partialState) admit(m Member, p Part) error {
 	if len(f.parts) == protocol.MaxParts {
 		return Violations{{RuleTooMany, f.snap.Node.ID}}
 	}
-	alone := Snapshot{Node: f.snap.Node, Members: []Member{m}}
+	alone := Snapshot{Node: f.snap.Node, Members: []Member{m}, Volumes: f.snap.Volumes}
 	u := f.allocations[p.Workload.GetAllocationId()]
 	if u != nil {
 		alone.Allocations = []Allocation{withAccelerators(u.allocation, acceleratorsOf(p.Workload))}
 	}
-	if err := Check(alone, NodeState{NodeID: f.snap.Node.ID, Parts: []Part{p}}); err != nil {
+	if err := Check(alone, NodeState{
+		NodeID: f.snap.Node.ID, Parts: []Part{p}, Volumes: sortedVolumes(f.snap),
+	}); err != nil {
 		return err
 	}
 	next := *u
@@ -136,7 +138,7 @@ func (f *partialState) admitLast(m Member, data []byte) error {
 
 // used returns the part of the snapshot that the parts use.
 func (f *partialState) used() Snapshot {
-	out := Snapshot{Node: f.snap.Node, Members: f.members}
+	out := Snapshot{Node: f.snap.Node, Members: f.members, Volumes: f.snap.Volumes}
 	mine := map[string]map[string]bool{}
 	for _, p := range f.parts {
 		id := p.Workload.GetAllocationId()

@@ -16,6 +16,8 @@ type Need struct {
 	Accelerators int
 	// AcceleratorModel narrows the choice; empty: any.
 	AcceleratorModel string
+	// Sharing is how an instance shares its accelerator, one of protocol's; empty: it has its accelerators to itself.
+	Sharing string
 	// Variant is the image that the accelerators must suit; the zero value is no image and suits all.
 	Variant manifest.Variant
 	// Whole asks for everything on an otherwise empty node (baremetal); the quantities are then lower bounds.
@@ -77,6 +79,10 @@ type Accelerator struct {
 	// NUMANode is nil where the node does not say.
 	NUMANode *int
 	Links    []Link
+	// PartOf is the id of the accelerator that this is a partition of; empty for a whole one.
+	PartOf string
+	// Sharing is how this slice of a GPU is shared; empty where hardware keeps it apart.
+	Sharing string
 	// Healthy is false for one that must not be assigned.
 	Healthy bool
 	// Mine is true for one that the member has whose need it is; it is chosen before others.
@@ -95,15 +101,16 @@ type Choice struct {
 // manifest.CheckChoice has accepted the rest. A need for more accelerators than maxAccelerators is left out; 0 is no
 // limit.
 func Needs(m manifest.Manifest, chosen manifest.Choice, maxAccelerators int) []Need {
-	c, r := m.Version.Compatibility, m.Version.RuntimeProfile.Resources
+	c := m.Version.Compatibility
+	cpuMillis, memoryMiB := m.Demand(chosen)
 	base := Need{
-		CPUMillis:   int64(cmp.Or(chosen.CPUMillis, r.CPUMillis.Default)),
-		MemoryBytes: int64(cmp.Or(chosen.MemoryMiB, r.MemoryMiB.Default)) << 20,
+		CPUMillis:   int64(cpuMillis),
+		MemoryBytes: int64(memoryMiB) << 20,
 		Shapes:      c.RequiresCapacityShape,
 		Features:    m.FeaturesFor(chosen),
 		HostPorts:   chosen.HostPorts(),
 	}
-	count, none := int(m.AcceleratorBounds().Default), chosen.AcceleratorModel == ""
+	count, none := int(m.AcceleratorBounds().Default), chosen.AcceleratorModel+chosen.AcceleratorSharing == ""
 	if chosen.Accelerators != nil {
 		count, none = *chosen.Accelerators, *chosen.Accelerators == 0
 	}
@@ -116,7 +123,7 @@ func Needs(m manifest.Manifest, chosen manifest.Choice, maxAccelerators int) []N
 			continue
 		}
 		need := base
-		need.AcceleratorModel, need.Accelerators = chosen.AcceleratorModel, count
+		need.AcceleratorModel, need.Accelerators, need.Sharing = chosen.AcceleratorModel, count, chosen.AcceleratorSharing
 		needs = append(needs, need.withEachVariant(m, vendor)...)
 	}
 	if none && c.MinGPUCount == 0 && slices.Contains(c.SupportedAccelerators, manifest.AcceleratorNone) {
@@ -127,7 +134,7 @@ func Needs(m manifest.Manifest, chosen manifest.Choice, maxAccelerators int) []N
 
 // withEachVariant returns the need once for each image that the version has for the vendor.
 func (n Need) withEachVariant(m manifest.Manifest, vendor string) (needs []Need) {
-	for _, v := range m.Version.RuntimeProfile.ImageVariants {
+	for _, v := range m.Version.RuntimeProfile.MainService().ImageVariants {
 		if v.Accelerator == vendor {
 			n.Variant = v
 			needs = append(needs, n)
@@ -162,6 +169,10 @@ const (
 	// LacksPort: a port of the node is in use, or its owner lets nobody choose it.
 	LacksPort         Misfit = "port_unavailable"
 	LacksAccelerators Misfit = "insufficient_accelerators"
+	// NotEntitled: the version needs more accelerators than the project may use.
+	NotEntitled Misfit = "not_entitled"
+	// VolumeElsewhere: another node keeps a volume that the instance is to have.
+	VolumeElsewhere Misfit = "volume_on_another_node"
 )
 
 // FirstFit returns the choice for the first need that fits the candidate; where none does, why the last one does not.
@@ -193,13 +204,13 @@ func Fit(need Need, candidate Candidate) (Choice, Misfit) {
 		return Choice{}, LacksPort
 	}
 	if need.Whole {
-		if len(matching(need, candidate.Accelerators)) < need.Accelerators {
+		if len(matching(need, candidate)) < need.Accelerators {
 			return Choice{}, LacksAccelerators
 		}
 		// With the unhealthy accelerators: no one else may use them, and they may recover.
 		return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: allIDs(candidate.Accelerators)}, Fits
 	}
-	suitable := matching(need, candidate.Accelerators)
+	suitable := matching(need, candidate)
 	ids := chooseAccelerators(suitable, need.Accelerators)
 	if ids == nil && need.Variant.Name == "" {
 		// An allocation may hold several instances: only those need accelerators of one model.
@@ -211,16 +222,26 @@ func Fit(need Need, candidate Candidate) (Choice, Misfit) {
 	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids}, Fits
 }
 
-// matching returns the accelerators that the need may use.
-func matching(need Need, accelerators []Accelerator) (out []Accelerator) {
-	for _, a := range accelerators {
+// matching returns the accelerators that the need may use. A partition of a node's accelerator is given only by the
+// name of its model: who asks for an accelerator expects a whole one. An instance gets a slice of a shared GPU only
+// where it asks for that.
+func matching(need Need, candidate Candidate) (out []Accelerator) {
+	for _, a := range candidate.Accelerators {
 		v := need.Variant
 		if a.Healthy && matches(need.AcceleratorModel, a.Model) &&
+			(a.PartOf == "" || need.AcceleratorModel != "" || candidate.Shape != "") && !need.wantsTooManyOf(a) &&
+			(v.Name == "" || need.Sharing == a.Sharing) &&
 			(v.Name == "" || v.Accelerator == a.Vendor && v.Suits(a.Model, a.MemoryBytes, a.DriverVersion)) {
 			out = append(out, a)
 		}
 	}
 	return out
+}
+
+// wantsTooManyOf reports whether an instance could not use as many accelerators like this one: of several MIG instances
+// CUDA sees only the first (NVIDIA Multi-Instance GPU User Guide, CUDA device enumeration).
+func (n Need) wantsTooManyOf(a Accelerator) bool {
+	return n.Variant.Name != "" && n.Accelerators > 1 && a.PartOf != "" && a.Vendor == manifest.AcceleratorNVIDIA
 }
 
 // MissingFeatures returns which of the features an agent lacks.

@@ -23,6 +23,8 @@ type Snapshot struct {
 	Allocations []Allocation
 	// Members that are to be on the node; one that is being decommissioned is not among them.
 	Members []Member
+	// Volumes of projects on the node.
+	Volumes []*protocol.ProjectVolume
 }
 
 // Node is what the hub knows of the node itself.
@@ -31,6 +33,8 @@ type Node struct {
 	// AcceleratorIDs of every accelerator that was ever reported and not retired, healthy or not: a device that fell off
 	// the bus must not freeze the state of the whole node.
 	AcceleratorIDs []string
+	// OneOrg has the GPU of each of its partitions that no hardware keeps apart: one org has them all.
+	OneOrg map[string]string
 	// Banned nodes get an empty state.
 	Banned bool
 }
@@ -69,6 +73,8 @@ type Member struct {
 	// Services keep their order, which is the manifest's.
 	Services []*protocol.Service
 	Features []string
+	// RollsBack says that the tenant returned to AppVersion.
+	RollsBack bool
 	// Stopped keeps ports, volumes and leases, and no container.
 	Stopped          bool
 	ReadinessTimeout time.Duration
@@ -81,6 +87,8 @@ type NodeState struct {
 	NodeID string
 	// Parts are sorted by ID.
 	Parts []Part
+	// Volumes are sorted by id.
+	Volumes []*protocol.ProjectVolume
 }
 
 // Part is one workload with the very bytes that are hashed, stored and sent.
@@ -116,7 +124,17 @@ func Compile(snap Snapshot) (NodeState, error) {
 		}
 		state.Parts = append(state.Parts, part)
 	}
+	state.Volumes = sortedVolumes(snap)
 	return state, nil
+}
+
+func sortedVolumes(snap Snapshot) []*protocol.ProjectVolume {
+	if snap.Node.Banned {
+		return nil
+	}
+	return slices.SortedFunc(slices.Values(snap.Volumes), func(a, b *protocol.ProjectVolume) int {
+		return cmp.Compare(a.GetId(), b.GetId())
+	})
 }
 
 func compileMember(m Member) (Part, error) {
@@ -161,6 +179,7 @@ func compileWorkload(m Member) (*protocol.Workload, error) {
 		Services:                m.Services,
 		Features:                sortedUnique(m.Features),
 		Stopped:                 m.Stopped,
+		RollsBack:               m.RollsBack,
 		ReadinessTimeoutSeconds: wholeSeconds(m.ReadinessTimeout),
 		ParametersJson:          m.ParametersJSON,
 		FirstNamedAt:            timestamp(m.NamedAt),

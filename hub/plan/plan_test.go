@@ -95,9 +95,22 @@ func TestLaw14OneAcceleratorOneClaimOneMemberOneCopy(t *testing.T) {
 			r := s.Members[1].Services[0].GetResources()
 			r.AcceleratorIds = append(r.AcceleratorIds, s.Members[0].Services[0].GetResources().GetAcceleratorIds()[0])
 		},
+		plan.RuleAcceleratorOrgs: func(s *plan.Snapshot) {
+			s.Allocations[1].OrgID = "another"
+			s.Node.OneOrg = map[string]string{
+				s.Allocations[0].AcceleratorIDs[0]: "GPU", s.Allocations[1].AcceleratorIDs[0]: "GPU",
+			}
+		},
 		plan.RuleAcceleratorUnknown: func(s *plan.Snapshot) { s.Node.AcceleratorIDs = s.Node.AcceleratorIDs[1:] },
 		plan.RuleAcceleratorUnclaimed: func(s *plan.Snapshot) {
 			s.Members[0].Services[0].Resources.AcceleratorIds = []string{"GPU-03"}
+		},
+		plan.RuleVolumeUnknown: func(s *plan.Snapshot) {
+			s.Members[0].Services[0].Volumes = []*protocol.VolumeMount{{Name: "data", Path: "/data", VolumeId: "v1"}}
+		},
+		plan.RuleVolumeForeign: func(s *plan.Snapshot) {
+			s.Members[0].Services[0].Volumes = []*protocol.VolumeMount{{Name: "data", Path: "/data", VolumeId: "v1"}}
+			s.Volumes = []*protocol.ProjectVolume{{Id: "v1", ProjectId: "another", SizeBytes: 1 << 30}}
 		},
 		plan.RuleAllocationFull:    func(s *plan.Snapshot) { s.Members[0].Services[0].Resources.CpuMillis = 8001 },
 		plan.RuleAllocationUnknown: func(s *plan.Snapshot) { s.Members[0].AllocationID = "gone" },
@@ -272,4 +285,15 @@ func goldenSnapshot() plan.Snapshot {
 		svc[0], svc[1] = svc[1], svc[0]
 	}
 	return s
+}
+
+func TestAServiceMayWaitForAnotherOneOfItsMemberOnly(t *testing.T) {
+	for name, on := range map[string]string{"itself": "main", "none that there is": "gone"} {
+		s := goldenSnapshot()
+		s.Members[0].Services[0].Name = "main"
+		s.Members[0].Services[0].DependsOn = []*protocol.Dependency{{Service: on}}
+		state, err := plan.Compile(s)
+		require.NoError(t, err)
+		require.ErrorContains(t, plan.Check(s, state), string(plan.RuleServices), name)
+	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // gpus are n healthy accelerators GPU-0, GPU-1, …, half of them on each of two NUMA nodes.
@@ -150,4 +151,52 @@ func TestAcceleratorsSuitTheImage(t *testing.T) {
 	need.Accelerators = 3
 	_, misfit = plan.Fit(need, plan.Candidate{Usable: true, Accelerators: free})
 	require.Equal(t, plan.LacksAccelerators, misfit)
+}
+
+func TestSlicesOfSharedGPUsAreGivenToWhoAsksForThem(t *testing.T) {
+	free := gpus(4)
+	for i, sharing := range []string{protocol.SharingMPS, protocol.SharingTimeSlices, ""} {
+		free[i].PartOf, free[i].Sharing = "GPU-9", sharing
+	}
+	nvidia := manifest.Variant{Name: "n", Accelerator: manifest.AcceleratorNVIDIA}
+	fit := func(n plan.Need) []string {
+		n.Variant = nvidia
+		got, _ := plan.Fit(n, plan.Candidate{ID: "x", Usable: true, Shape: plan.ShapeGPUSlice, Accelerators: free})
+		return got.AcceleratorIDs
+	}
+	require.Equal(t, []string{"GPU-0"}, fit(plan.Need{Accelerators: 1, Sharing: protocol.SharingMPS}))
+	require.Equal(t, []string{"GPU-1"}, fit(plan.Need{Accelerators: 1, Sharing: protocol.SharingTimeSlices}))
+	require.Nil(t, fit(plan.Need{Accelerators: 2, Sharing: protocol.SharingTimeSlices}))
+	free = free[:2]
+	require.Nil(t, fit(plan.Need{Accelerators: 1}), "who does not ask has accelerators alone")
+}
+
+func TestPartitionsAreGivenByNameAndToOneInstance(t *testing.T) {
+	parts := gpus(3)
+	for i := range parts[:2] {
+		parts[i].PartOf, parts[i].Model = "GPU-9", "H200 MIG 1g.18gb"
+	}
+	fit := func(n plan.Need, shape string) ([]string, plan.Misfit) {
+		got, misfit := plan.Fit(n, plan.Candidate{ID: "x", Usable: true, Shape: shape, Accelerators: parts})
+		return got.AcceleratorIDs, misfit
+	}
+	nvidia := manifest.Variant{Name: "n", Accelerator: manifest.AcceleratorNVIDIA}
+
+	ids, _ := fit(plan.Need{Accelerators: 1}, "")
+	require.Equal(t, []string{"GPU-2"}, ids, "of a node, without a name")
+	ids, _ = fit(plan.Need{Accelerators: 2, AcceleratorModel: "H200 MIG 1g.18gb"}, "")
+	require.Equal(t, []string{"GPU-0", "GPU-1"}, ids, "an allocation may have several")
+	_, misfit := fit(plan.Need{Accelerators: 2}, "")
+	require.Equal(t, plan.LacksAccelerators, misfit)
+	_, misfit = fit(plan.Need{Accelerators: 2, Variant: nvidia}, plan.ShapeGPUSlice)
+	require.Equal(t, plan.LacksAccelerators, misfit, "CUDA would see one of two MIG instances")
+	parts = parts[:2]
+	ids, _ = fit(plan.Need{Accelerators: 1, Variant: nvidia}, plan.ShapeGPUSlice)
+	require.Len(t, ids, 1, "of an allocation, whatever it is")
+	for i := range parts {
+		parts[i].Vendor = manifest.AcceleratorAMD
+	}
+	amd := manifest.Variant{Name: "a", Accelerator: manifest.AcceleratorAMD}
+	ids, _ = fit(plan.Need{Accelerators: 2, Variant: amd}, plan.ShapeGPUSlice)
+	require.Len(t, ids, 2, "ROCm sees each")
 }
