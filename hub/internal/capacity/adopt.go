@@ -8,6 +8,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Adopted is what a member uses according to its signed document.
@@ -23,6 +24,8 @@ type Adopted struct {
 	AcceleratorIDs []string
 	// HostPorts are the ports of the node that were chosen.
 	HostPorts []uint32
+	// Volumes are those of the project.
+	Volumes []VolumeUse
 }
 
 // Adopt records what a member uses that a restored hub does not know. An unknown allocation is created and grows with
@@ -52,6 +55,9 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (made bool, 
 	}
 	if err := insertClaims(ctx, tx, at, a.AcceleratorIDs, now); err != nil && !fault.Is(err, fault.Conflict) {
 		return false, at, err // a conflict: the allocation has claimed some already
+	}
+	if err := reserveVolumes(ctx, tx, a.MemberID, a.AllocationID, a.Volumes); err != nil {
+		return false, at, err
 	}
 	return made, at, Reserve(ctx, tx, Reservation{
 		MemberID: a.MemberID, AllocationID: a.AllocationID, NodeID: a.NodeID,
@@ -115,4 +121,38 @@ func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.RecordedClai
 		}
 	}
 	return out, nil
+}
+
+// AdoptVolumes records the volumes of a node that a restored hub does not know, and returns them. Their names are lost.
+func AdoptVolumes(ctx context.Context, tx db.Tx, nodeID string, named []*protocol.ProjectVolume,
+	correlationID string, now time.Time,
+) (adopted []Volume, err error) {
+	for _, p := range named {
+		known, err := selectVolumes(ctx, tx, `WHERE v.id::TEXT = $1`, p.GetId())
+		if err != nil {
+			return nil, err
+		}
+		if len(known) > 0 || p.GetDeleted() || !db.IsID(p.GetId()) {
+			continue
+		}
+		v := Volume{
+			ID: p.GetId(), OrgID: p.GetOrgId(), ProjectID: p.GetProjectId(), NodeID: nodeID, Name: "recovered-" + p.GetId(),
+			SizeBytes: int64(p.GetSizeBytes()), Status: VolumePending, RestoreNo: int64(p.GetRestoreNo()),
+			RestoreSnapshotID: p.GetRestoreSnapshotId(), RequestedBy: principal.Actor{Type: principal.Recovery},
+			CorrelationID: correlationID, ResourceVersion: 1, CreatedAt: now, UpdatedAt: now,
+		}
+		if p.GetMade() {
+			v.Status, v.ReadyAt = VolumeReady, now
+		}
+		if err := insertVolume(ctx, tx, v); err != nil {
+			return nil, err
+		}
+		if v.Status == VolumeReady {
+			if err := updateVolume(ctx, tx, v); err != nil {
+				return nil, err
+			}
+		}
+		adopted = append(adopted, v)
+	}
+	return adopted, nil
 }

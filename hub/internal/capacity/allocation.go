@@ -95,17 +95,12 @@ type Filter struct {
 
 // List returns a page of a project's allocations, newest first.
 func List(ctx context.Context, tx db.Tx, f Filter) ([]Allocation, error) {
-	where, args := `WHERE a.project_id = $1`, []any{f.ProjectID}
-	if f.Status != "" {
-		args = append(args, string(f.Status))
-		where += fmt.Sprintf(` AND a.status = $%d`, len(args))
-	}
-	if f.After != "" {
-		args = append(args, f.After)
-		where += fmt.Sprintf(` AND a.id < $%d`, len(args))
-	}
-	args = append(args, f.Limit)
-	return selectAllocations(ctx, tx, where+fmt.Sprintf(` ORDER BY a.id DESC LIMIT $%d`, len(args)), args...)
+	var w db.Where
+	w.And("a.project_id = " + w.Arg(f.ProjectID))
+	w.Compare("a.status =", string(f.Status))
+	w.Compare("a.id <", f.After)
+	newest := " ORDER BY a.id DESC LIMIT " + w.Arg(f.Limit)
+	return selectAllocations(ctx, tx, w.SQL()+newest, w.Args...)
 }
 
 // Release releases an allocation. While members still use it, it is releasing; Free of the last one releases it. live

@@ -51,7 +51,8 @@ func gpus(n int) (out []*protocol.Accelerator) {
 func (w *world) inventory(list ...*protocol.Accelerator) {
 	w.t.Helper()
 	require.NoError(w.t, w.try(func(ctx context.Context, tx db.Tx) error {
-		return capacity.ApplyInventory(ctx, tx, w.gpu.ID, list, w.now)
+		_, err := capacity.ApplyInventory(ctx, tx, w.gpu.ID, list, w.now)
+		return err
 	}))
 }
 

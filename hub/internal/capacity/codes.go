@@ -34,6 +34,16 @@ const (
 	codeSKUMismatch fault.Code = "sku_mismatch"
 	// codeSKURetired: the SKU is not sold any more.
 	codeSKURetired fault.Code = "sku_retired"
+	// codeSnapshotsTooMany: the volume has as many snapshots as a volume may have.
+	codeSnapshotsTooMany fault.Code = "volume_snapshots_too_many"
+	// CodeVolumeElsewhere: the volume is kept by another node.
+	CodeVolumeElsewhere fault.Code = "volume_on_another_node"
+	// codeVolumeExists: the project has a volume of this name.
+	codeVolumeExists fault.Code = "volume_exists"
+	// codeVolumeInUse: app instances have the volume.
+	codeVolumeInUse fault.Code = "volume_in_use"
+	// codeVolumeStatus: the status of the volume or the snapshot does not allow it.
+	codeVolumeStatus fault.Code = "volume_status"
 	// codeSKUUnknown: the SKU does not exist.
 	codeSKUUnknown fault.Code = "sku_unknown"
 )

@@ -18,60 +18,91 @@ type Use struct {
 	AcceleratorIDs         []string
 	// HostPorts are the ports of the node that were chosen.
 	HostPorts []uint32
+	// Volumes are those of the project.
+	Volumes []VolumeUse
 }
 
-// UseOf is what a member uses that runs the services.
+// UseOf is what a member uses that runs the services. One that builds an environment runs in place of another.
 func UseOf(services []*protocol.Service) (u Use) {
 	for _, s := range services {
+		if s.GetEnvironment().GetBuilds() {
+			continue
+		}
 		r := s.GetResources()
 		u.CPUMillis += int64(r.GetCpuMillis())
 		u.MemoryBytes += int64(r.GetMemoryBytes())
 		u.AcceleratorIDs = append(u.AcceleratorIDs, r.GetAcceleratorIds()...)
 	}
-	u.HostPorts = manifest.ChoiceOf(services).HostPorts()
+	u.HostPorts, u.Volumes = manifest.HostPortsOf(services), volumeUses(services)
 	return u
 }
 
 // Resize chooses what a member uses next of its allocation, its own accelerators first, and reserves it beside what it
-// uses now: a node runs one or the other, and may go back. Settle ends that. Whether the node's owner lets a tenant
-// choose the ports of the node is the caller's question.
-func Resize(ctx context.Context, tx db.Tx, memberID string, needs []plan.Need) (plan.Choice, error) {
-	at, err := inPlace(ctx, tx, memberID)
+// uses now: a node runs one or the other, and may go back. Where beside has no reason against it, the node runs what
+// beside returns along with what it runs now, and both are reserved if the allocation has room; why says what keeps it
+// from that. Settle ends that. Whether the node's owner lets a tenant choose the ports of the node is the caller's
+// question.
+func Resize(ctx context.Context, tx db.Tx, memberID string, needs []plan.Need,
+	beside func(plan.Choice) (Use, string, error),
+) (choice plan.Choice, why string, err error) {
+	at, now, err := inPlace(ctx, tx, memberID)
 	if err != nil {
-		return plan.Choice{}, err
+		return plan.Choice{}, "", err
 	}
 	choice, misfit := plan.FirstFit(needs, at.Candidate)
 	switch misfit {
 	case plan.Fits:
 	case plan.LacksPort:
-		return plan.Choice{}, PortUnavailable(needs[0].HostPorts, at.HostPorts)
+		return plan.Choice{}, "", PortUnavailable(needs[0].HostPorts, at.HostPorts)
 	default:
-		return plan.Choice{}, misfitInPlace(misfit)
+		return plan.Choice{}, "", misfitInPlace(misfit)
 	}
-	return choice, at.reserve(ctx, tx, memberID, Use{
+	next := Use{
 		CPUMillis:      choice.Need.CPUMillis,
 		MemoryBytes:    choice.Need.MemoryBytes,
 		AcceleratorIDs: choice.AcceleratorIDs,
 		HostPorts:      choice.Need.HostPorts,
-	})
+	}
+	more, why, err := beside(choice)
+	if err != nil {
+		return plan.Choice{}, "", err
+	}
+	next, why = at.with(next, now, more, why)
+	return choice, why, at.reserve(ctx, tx, memberID, next)
 }
 
-// Regain reserves what a member used once, beside what it uses now.
-func Regain(ctx context.Context, tx db.Tx, memberID string, use Use) error {
-	at, err := inPlace(ctx, tx, memberID)
+// with adds to what a member uses next what runs along with what it uses now, where there is room and nothing against
+// it.
+func (c Candidate) with(next, now, more Use, against string) (use Use, why string) {
+	cpu, memory := now.CPUMillis+more.CPUMillis, now.MemoryBytes+more.MemoryBytes
+	switch {
+	case against != "":
+		return next, against
+	case cpu > c.CPUMillis || memory > c.MemoryBytes:
+		return next, "the allocation has no room for both"
+	}
+	next.CPUMillis, next.MemoryBytes = max(next.CPUMillis, cpu), max(next.MemoryBytes, memory)
+	return next, ""
+}
+
+// Regain reserves what a member used once, beside what it uses now. Where nothing is against it, the node runs more
+// along with what it runs now; why is as Resize returns it.
+func Regain(ctx context.Context, tx db.Tx, memberID string, use, more Use, against string) (why string, err error) {
+	at, now, err := inPlace(ctx, tx, memberID)
 	if err != nil {
-		return err
+		return "", err
 	}
 	for _, id := range use.AcceleratorIDs {
 		if !slices.ContainsFunc(at.Accelerators, func(a plan.Accelerator) bool { return a.ID == id }) {
-			return misfitInPlace(plan.LacksAccelerators)
+			return "", misfitInPlace(plan.LacksAccelerators)
 		}
 	}
 	need := plan.Need{CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes, HostPorts: use.HostPorts}
 	if _, misfit := plan.Fit(need, at.Candidate); misfit != plan.Fits {
-		return misfitInPlace(misfit)
+		return "", misfitInPlace(misfit)
 	}
-	return at.reserve(ctx, tx, memberID, use)
+	use, why = at.with(use, now, more, against)
+	return why, at.reserve(ctx, tx, memberID, use)
 }
 
 // Settle leaves a member with what it uses; what was reserved beside that is free.
@@ -84,26 +115,35 @@ func Settle(ctx context.Context, tx db.Tx, memberID string, use Use) error {
 		portNumbers(use.HostPorts)); err != nil {
 		return err
 	}
+	if err := keepVolumes(ctx, tx, memberID, use.Volumes); err != nil {
+		return err
+	}
 	return tx.Queue(ctx, `DELETE FROM reserved_accelerators WHERE member_id = $1 AND accelerator_id <> ALL($2::TEXT[])`,
 		memberID, append([]string{}, use.AcceleratorIDs...))
 }
 
-// inPlace returns the allocation of a member, with the capacity that is free or the member's own.
-func inPlace(ctx context.Context, tx db.Tx, memberID string) (Candidate, error) {
-	var (
-		allocationID string
-		use          Use
-	)
+// SettleEither leaves a member with the larger of two sizes: it runs one or the other. Accelerators, ports and volumes
+// of both stay its own.
+func SettleEither(ctx context.Context, tx db.Tx, memberID string, a, b Use) error {
+	return tx.Queue(ctx, `UPDATE reservations SET cpu_millis = least(cpu_millis, $2),
+		memory_bytes = least(memory_bytes, $3) WHERE member_id = $1 AND freed_at IS NULL`, memberID,
+		max(a.CPUMillis, b.CPUMillis), max(a.MemoryBytes, b.MemoryBytes))
+}
+
+// inPlace returns the allocation of a member, with the capacity that is free or the member's own,
+// and what of that is its own.
+func inPlace(ctx context.Context, tx db.Tx, memberID string) (c Candidate, use Use, err error) {
+	var allocationID string
 	if err := tx.QueryRow(ctx, `SELECT allocation_id, cpu_millis, memory_bytes FROM reservations
 		WHERE member_id = $1 AND freed_at IS NULL`, memberID).Scan(&allocationID, &use.CPUMillis,
 		&use.MemoryBytes); err != nil {
-		return Candidate{}, err
+		return Candidate{}, Use{}, err
 	}
 	a, err := GetAny(ctx, tx, allocationID)
 	if err != nil {
-		return Candidate{}, err
+		return Candidate{}, Use{}, err
 	}
-	c := Candidate{NodeID: a.NodeID, Allocation: a, Candidate: plan.Candidate{
+	c = Candidate{NodeID: a.NodeID, Allocation: a, Candidate: plan.Candidate{
 		ID: a.ID, Usable: true, Shape: string(a.Shape), CPUMillis: a.FreeCPUMillis + use.CPUMillis,
 		MemoryBytes: a.FreeMemoryBytes + use.MemoryBytes,
 	}}
@@ -120,14 +160,14 @@ func inPlace(ctx context.Context, tx db.Tx, memberID string) (Candidate, error) 
 		WHERE c.allocation_id = $1 AND c.released_at IS NULL AND (r.member_id IS NULL OR r.member_id = $2)
 		ORDER BY g.id`, allocationID, memberID)
 	if err != nil {
-		return Candidate{}, err
+		return Candidate{}, Use{}, err
 	}
 	taken, err := takenPorts(ctx, tx, []string{a.NodeID}, memberID)
 	c.HostPorts = plan.HostPorts{
 		Allowed: &protocol.PortRange{First: 1, Last: math.MaxUint16},
 		Taken:   taken[a.NodeID],
 	}
-	return c, err
+	return c, use, err
 }
 
 func (c Candidate) reserve(ctx context.Context, tx db.Tx, memberID string, use Use) error {
@@ -148,6 +188,9 @@ func (c Candidate) reserve(ctx context.Context, tx db.Tx, memberID string, use U
 	if err := insertReservedPorts(ctx, tx, r); err != nil {
 		return err
 	}
+	if err := reserveVolumes(ctx, tx, memberID, c.ID, use.Volumes); err != nil {
+		return err
+	}
 	return insertReservedAccelerators(ctx, tx, r)
 }
 
@@ -166,7 +209,8 @@ func misfitInPlace(misfit plan.Misfit) error {
 		return fault.New(fault.Conflict, codePortUnavailable, "Another instance has a port of the node that this revision "+
 			"was published on; upgrade to its version with another port.", nil).
 			WithField("/version", "was published on a port that is in use")
-	case plan.Fits, plan.NotUsable, plan.NotEmpty, plan.WrongShape, plan.LacksFeature:
+	case plan.Fits, plan.NotUsable, plan.NotEmpty, plan.WrongShape, plan.LacksFeature, plan.NotEntitled,
+		plan.VolumeElsewhere:
 	}
 	return f.WithField("/version", "does not run in this allocation: "+string(misfit))
 }

@@ -157,8 +157,8 @@ func (n NewAllocation) asSKU(s SKU) error {
 
 // SuggestSKUs derives SKUs for the accelerators of nodes, without those that are sold already, in the order of their
 // slugs. For each model it offers slices of 1, 2, 4 … accelerators, each with the share of cores and memory that every
-// node of the model can give, and each whole node. A node with several models is left out: what of its cores belongs to
-// which is for the admin to say.
+// node of the model can give, and each whole node; of partitions it offers one at a time. A node with several models is
+// left out: what of its cores belongs to which is for the admin to say.
 func SuggestSKUs(ctx context.Context, tx db.Tx, nodes []Node) ([]SKU, error) {
 	byID := map[string]Node{}
 	for _, n := range nodes {
@@ -170,11 +170,12 @@ func SuggestSKUs(ctx context.Context, tx db.Tx, nodes []Node) ([]SKU, error) {
 	}
 	hosts, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (h host, err error) {
 		var id string
-		err = row.Scan(&id, &h.model, &h.count)
+		err = row.Scan(&id, &h.model, &h.count, &h.partitions)
 		h.cpuCores, h.memoryMiB = byID[id].CPUCores, byID[id].MemoryBytes/mebibyte
 		return h, err
-	}, `SELECT node_id, min(model), count(*) FROM accelerators WHERE node_id = ANY($1::uuid[]) AND health <> $2
-		GROUP BY node_id HAVING min(model) = max(model) AND min(model) <> ''`,
+	}, `SELECT node_id, min(model), count(*), bool_or(part_of <> '') FROM accelerators
+		WHERE node_id = ANY($1::uuid[]) AND health <> $2 AND NOT partitioned GROUP BY node_id HAVING min(model) = max(model)
+		AND min(model) <> ''`,
 		slices.Collect(maps.Keys(byID)), protocol.HealthMissing)
 	if err != nil {
 		return nil, err
@@ -187,6 +188,8 @@ type host struct {
 	model               string
 	count               int
 	cpuCores, memoryMiB int64
+	// partitions says that its accelerators are partitions.
+	partitions bool
 }
 
 func suggest(hosts []host) []SKU {
@@ -202,8 +205,12 @@ func suggest(hosts []host) []SKU {
 		name, largest := slugOf(model), 0
 		cores, memory := int64(1)<<62, int64(1)<<62
 		for _, h := range of {
-			largest = max(largest, h.count)
 			cores, memory = min(cores, h.cpuCores/int64(h.count)), min(memory, h.memoryMiB/int64(h.count))
+			if h.partitions {
+				largest = max(largest, 1)
+				continue
+			}
+			largest = max(largest, h.count)
 			out = append(out, SKU{
 				Slug: fmt.Sprintf("%s-node-x%d-%dc-%dg", name, h.count, h.cpuCores, h.memoryMiB>>10), Shape: Baremetal,
 				AcceleratorModel: model, AcceleratorCount: h.count, CPUCores: h.cpuCores, MemoryMiB: h.memoryMiB,

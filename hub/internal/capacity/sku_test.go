@@ -86,7 +86,8 @@ func TestSKUsAreSuggestedForWhatNodesReport(t *testing.T) {
 	mixed := capacity.Node{ID: db.NewID(), CPUCores: 8, MemoryBytes: 48 << 30}
 	report := func(n capacity.Node, list ...*protocol.Accelerator) {
 		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
-			return capacity.ApplyInventory(ctx, tx, n.ID, list, w.now)
+			_, err := capacity.ApplyInventory(ctx, tx, n.ID, list, w.now)
+			return err
 		}))
 	}
 	report(small, gpus(2)...)

@@ -88,6 +88,9 @@ func endReservation(ctx context.Context, tx db.Tx, memberID string) (allocationI
 	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE member_id = $1`, memberID); err != nil {
 		return "", false, err
 	}
+	if err := tx.Queue(ctx, `DELETE FROM reserved_volumes WHERE member_id = $1`, memberID); err != nil {
+		return "", false, err
+	}
 	_, err = tx.Exec(ctx, `DELETE FROM reserved_accelerators WHERE member_id = $1`, memberID)
 	return allocationID, true, err
 }
@@ -99,6 +102,9 @@ func endReservations(ctx context.Context, tx db.Tx, allocationID string) error {
 		return err
 	}
 	if err := tx.Queue(ctx, `DELETE FROM reserved_ports WHERE allocation_id = $1`, allocationID); err != nil {
+		return err
+	}
+	if err := tx.Queue(ctx, `DELETE FROM reserved_volumes WHERE allocation_id = $1`, allocationID); err != nil {
 		return err
 	}
 	_, err := tx.Exec(ctx, `DELETE FROM reserved_accelerators WHERE allocation_id = $1`, allocationID)
@@ -140,7 +146,7 @@ func scanAllocation(row pgx.CollectableRow) (Allocation, error) {
 
 // held sums up the allocations on a node.
 type held struct {
-	// foreign is how many of the allocations belong to other orgs.
+	// foreign is how many of the allocations, and of the volumes that stay without one, belong to other orgs.
 	allocations, foreign int
 	cores, memoryMiB     int64
 }
@@ -153,9 +159,11 @@ func heldByNode(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (
 	out := map[string]held{}
 	return out, db.ForEach(ctx, tx, []any{&nodeID, &h.allocations, &h.foreign, &h.cores, &h.memoryMiB},
 		func() { out[nodeID] = h },
-		`SELECT node_id, count(*), count(*) FILTER (WHERE org_id <> $2), sum(cpu_cores)::INT8, sum(memory_mib)::INT8
-			FROM allocations
-		WHERE node_id = ANY($1) AND released_at IS NULL GROUP BY node_id`, nodeIDs, orgID)
+		`SELECT node_id, sum(held)::INT8, count(*) FILTER (WHERE org_id <> $2), sum(cores)::INT8, sum(memory)::INT8
+		FROM (SELECT node_id, org_id, 1 AS held, cpu_cores AS cores, memory_mib AS memory FROM allocations
+				WHERE node_id = ANY($1) AND released_at IS NULL
+			UNION ALL SELECT node_id, org_id, 0, 0, 0 FROM volumes WHERE node_id = ANY($1) AND deleted_at IS NULL) AS h
+		GROUP BY node_id`, nodeIDs, orgID)
 }
 
 // selectAccelerators returns the accelerators of nodes, by node and id, with what detects a change.
@@ -166,13 +174,22 @@ func selectAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[st
 		digest []byte
 	)
 	out := map[string]map[string]accelerator{}
-	return out, db.ForEach(ctx, tx, []any{&node, &a.ID, &a.Health, &digest}, func() {
+	return out, db.ForEach(ctx, tx, []any{&node, &a.ID, &a.Health, &a.PartOf, &a.cause, &digest}, func() {
 		if out[node] == nil {
 			out[node] = map[string]accelerator{}
 		}
 		a.digest = string(digest)
 		out[node][a.ID] = a
-	}, `SELECT node_id, id, health, description_sha256 FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+	}, `SELECT node_id, id, health, part_of, coalesce(description->>'healthReason', ''), description_sha256
+		FROM accelerators WHERE node_id = ANY($1::uuid[])`, nodeIDs)
+}
+
+// MembersWith returns the members that have an accelerator of a node.
+func MembersWith(ctx context.Context, tx db.Tx, nodeID, acceleratorID string) (memberIDs []string, err error) {
+	var id string
+	return memberIDs, db.ForEach(ctx, tx, []any{&id}, func() { memberIDs = append(memberIDs, id) },
+		`SELECT member_id FROM reserved_accelerators WHERE node_id = $1 AND accelerator_id = $2 AND freed_at IS NULL`,
+		nodeID, acceleratorID)
 }
 
 func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerator) error {
@@ -182,13 +199,15 @@ func upsertAccelerator(ctx context.Context, tx db.Tx, nodeID string, a accelerat
 	}
 	_, err = tx.Exec(ctx,
 		`INSERT INTO accelerators (node_id, id, vendor, model, memory_bytes, health, first_seen_at, updated_at, description,
-			description_sha256)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9)
+			description_sha256, part_of, partitioned, sharing)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $7, $8, $9, $10, $11, $12)
 		ON CONFLICT (node_id, id) DO UPDATE SET vendor = excluded.vendor, model = excluded.model, memory_bytes =
 		excluded.memory_bytes,
 			health = excluded.health, updated_at = excluded.updated_at, description = excluded.description,
-			description_sha256 = excluded.description_sha256`,
-		nodeID, a.ID, a.Vendor, a.Model, a.MemoryBytes, a.Health, a.at, description, []byte(a.digest))
+			description_sha256 = excluded.description_sha256, part_of = excluded.part_of, partitioned = excluded.partitioned,
+			sharing = excluded.sharing`,
+		nodeID, a.ID, a.Vendor, a.Model, a.MemoryBytes, a.Health, a.at, description, []byte(a.digest), a.PartOf,
+		len(a.description.GetPartitions()) > 0, a.Sharing)
 	return err
 }
 
@@ -199,11 +218,33 @@ func setMissing(ctx context.Context, tx db.Tx, nodeID, id string, now time.Time)
 	return err
 }
 
-func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]plan.Accelerator, error) {
+// unclaimedAccelerators returns the accelerators of nodes that an org may claim. A GPU may be partitioned, or made
+// whole, while it is claimed: neither it nor its partitions can be claimed again before that claim ends. Of the
+// partitions of one GPU, only MIG instances may belong to different orgs: their memory and their paths to it are apart
+// in hardware. A GPU may also have slices that are claimed and gone.
+func unclaimedAccelerators(ctx context.Context, tx db.Tx, nodeIDs []string, orgID string) (
+	map[string][]plan.Accelerator, error,
+) {
 	return collectAccelerators(ctx, tx, `SELECT g.node_id, `+acceleratorColumns+` FROM accelerators g
-		WHERE g.node_id = ANY($1) AND NOT EXISTS (
-			SELECT 1 FROM claims c WHERE c.node_id = g.node_id AND c.accelerator_id = g.id AND c.released_at IS NULL)
-		ORDER BY g.node_id, g.id`, nodeIDs)
+		WHERE g.node_id = ANY($1) AND NOT g.partitioned AND NOT EXISTS (
+			SELECT 1 FROM claims c WHERE c.node_id = g.node_id AND c.accelerator_id IN (g.id, g.part_of)
+			AND c.released_at IS NULL)
+		AND NOT EXISTS (
+			SELECT 1 FROM accelerators p
+			JOIN claims c ON c.node_id = p.node_id AND c.accelerator_id = p.id AND c.released_at IS NULL
+			JOIN allocations a ON a.id = c.allocation_id
+			WHERE p.node_id = g.node_id AND p.part_of <> '' AND (p.part_of = g.id
+			OR p.part_of = g.part_of AND (g.vendor <> $3 OR g.sharing <> '' OR p.sharing <> '') AND a.org_id <> $2))
+		ORDER BY g.node_id, g.id`, nodeIDs, orgID, protocol.VendorNVIDIA)
+}
+
+// OneOrg returns the GPU of each partition of a node that no hardware keeps apart from the others.
+func OneOrg(ctx context.Context, tx db.Tx, nodeID string) (map[string]string, error) {
+	var id, whole string
+	out := map[string]string{}
+	return out, db.ForEach(ctx, tx, []any{&id, &whole}, func() { out[id] = whole },
+		`SELECT id, part_of FROM accelerators WHERE node_id = $1 AND part_of <> '' AND (vendor <> $2 OR sharing <> '')`,
+		nodeID, protocol.VendorNVIDIA)
 }
 
 // freeAccelerators returns the accelerators of allocations that no member has reserved, by allocation.
@@ -230,23 +271,23 @@ func collectAccelerators(ctx context.Context, tx db.Tx, sql string,
 }
 
 // acceleratorColumns are those of accelerators g that an acceleratorRow reads.
-const acceleratorColumns = `g.id, g.vendor, g.model, g.memory_bytes, g.health, g.description`
+const acceleratorColumns = `g.id, g.vendor, g.model, g.memory_bytes, g.health, g.part_of, g.sharing, g.description`
 
 type acceleratorRow struct {
-	id, vendor, model, health string
-	memoryBytes               int64
-	description               []byte
+	id, vendor, model, health, partOf, sharing string
+	memoryBytes                                int64
+	description                                []byte
 }
 
 func (r *acceleratorRow) targets() []any {
-	return []any{&r.id, &r.vendor, &r.model, &r.memoryBytes, &r.health, &r.description}
+	return []any{&r.id, &r.vendor, &r.model, &r.memoryBytes, &r.health, &r.partOf, &r.sharing, &r.description}
 }
 
 // free is the accelerator for the planner. A description that cannot be read, which none is, only lacks its place.
 func (r *acceleratorRow) free() plan.Accelerator {
 	a := plan.Accelerator{
 		ID: r.id, Vendor: r.vendor, Model: r.model, MemoryBytes: uint64(r.memoryBytes),
-		Healthy: r.health == protocol.HealthOK,
+		Healthy: r.health == protocol.HealthOK, PartOf: r.partOf, Sharing: r.sharing,
 	}
 	var d struct {
 		NUMANode      *int   `json:"numaNode"`
