@@ -22,6 +22,12 @@ const (
 	codeNodeRecovering fault.Code = "node_recovering"
 	// codeOrgUnknown: the request names an org that does not exist.
 	codeOrgUnknown fault.Code = "org_unknown"
+	// codeSnapshotUnknown: the volume has no snapshot of this id.
+	codeSnapshotUnknown fault.Code = "volume_snapshot_unknown"
+	// codeVolumeUnknown: a volume named at the launch is not in this project.
+	codeVolumeUnknown fault.Code = "volume_unknown"
+	// codeVolumesUnsupported: the node cannot keep volumes of projects.
+	codeVolumesUnsupported fault.Code = "volumes_unsupported"
 	// codeRepositoryWrong: the artifact lies in another repository.
 	codeRepositoryWrong fault.Code = "repository_wrong"
 )

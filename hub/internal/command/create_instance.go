@@ -57,13 +57,17 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 	if err != nil {
 		return instance.Instance{}, err
 	}
+	version, err = s.seal(ctx, tx, version, project.ID, in.Resources.Environment, member.candidate.NodeID, member.id)
+	if err != nil {
+		return instance.Instance{}, err
+	}
 	id := db.NewID()
 	if err := s.fund(ctx, tx, m, project, id, member, version); err != nil {
 		return instance.Instance{}, err
 	}
 	failpoint.Hit("hub/create/lease_issued")
-	first := newRevision(version, in.Resources)
-	first.Resources = kept(in.Resources, member.services)
+	first := newRevision(version, member.chosen)
+	first.Resources = kept(version.Version.Manifest, member.chosen, member.services)
 	first.Services = map[string][]*protocol.Service{member.id: member.services}
 	c, err := instance.Create(ctx, tx, newInstance(id, m, project, in, version, member), first, db.NewID(), m.Now)
 	if err != nil {
@@ -90,6 +94,9 @@ func (w resolvedVersion) inputs() manifest.Inputs {
 func (s *Service) resolve(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
 	in CreateInstanceInput,
 ) (resolvedVersion, error) {
+	if err := manifest.RefuseSealed(in.Parameters); err != nil {
+		return resolvedVersion{}, err
+	}
 	parameters, err := object(in.Parameters)
 	if err != nil {
 		return resolvedVersion{}, err
@@ -123,7 +130,8 @@ func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Projec
 		ID: member.id, OrgID: project.OrgID, ProjectID: project.ID, AppInstanceID: instanceID, AppSlug: w.App.Slug,
 		AllocationID: member.candidate.ID, NodeID: member.candidate.NodeID, SKU: member.candidate.Allocation.SKU,
 		OperatingMode: w.OperatingMode, ControlPlaneScope: w.ControlPlaneScope, RuntimeBackend: w.RuntimeBackend,
-		CorrelationID: m.CorrelationID, CPUMillis: need.CPUMillis, MemoryBytes: need.MemoryBytes, OpenedAt: m.Now,
+		CorrelationID: m.CorrelationID, CPUMillis: need.CPUMillis, MemoryBytes: need.MemoryBytes,
+		Accelerators: int64(len(member.choice.AcceleratorIDs)), OpenedAt: m.Now,
 	}, s.LeaseDuration)
 	return err
 }
@@ -152,10 +160,11 @@ func newInstance(id string, m Meta, project iam.Project, in CreateInstanceInput,
 }
 
 // kept is what an instance keeps of its resources when it is upgraded: what was chosen, and the CPU, memory,
-// accelerators and ports that it has. Disk and shared memory that were not chosen follow the version.
-func kept(chosen manifest.Choice, services []*protocol.Service) manifest.Choice {
-	has := manifest.ChoiceOf(services)
+// accelerators and ports that it has. Disk, shared memory and sizes of volumes that were not chosen follow the version.
+func kept(m manifest.Manifest, chosen manifest.Choice, services []*protocol.Service) manifest.Choice {
+	has := m.ChoiceOf(services)
 	has.AcceleratorModel, has.DiskMiB, has.ShmMiB = chosen.AcceleratorModel, chosen.DiskMiB, chosen.ShmMiB
+	has.Volumes = chosen.Volumes
 	return has
 }
 

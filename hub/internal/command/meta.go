@@ -16,8 +16,10 @@ const (
 	resourceAppVersion     = "app_version"
 	resourceArtifact       = "artifact"
 	resourceEntitlement    = "entitlement"
+	resourceEnvironment    = "environment"
 	resourceJoinToken      = "join_token"
 	resourceOrg            = "org"
+	resourcePackageIndex   = "package_index"
 	resourcePosting        = "posting"
 	resourcePrice          = "price"
 	resourceProject        = "project"
@@ -40,9 +42,9 @@ type Meta struct {
 	IdempotencyKey string
 	// Route is the operation's method and path template: the same key on another route is another request.
 	Route string
-	// BodyHash is the SHA-256 over the concrete path, the query and the body.
-	BodyHash []byte
-	Now      time.Time
+	// BodyMAC is the keyed SHA-256 over the concrete path, the query and the body.
+	BodyMAC []byte
+	Now     time.Time
 	// OnReplay is called when the answer is an earlier one; may be nil.
 	OnReplay func()
 }
@@ -63,7 +65,7 @@ func (m Meta) request() idempotency.Request {
 		Caller:   m.Principal.Actor(),
 		Route:    m.Route,
 		Key:      m.IdempotencyKey,
-		BodyHash: m.BodyHash,
+		BodyMAC:  m.BodyMAC,
 		Now:      m.Now,
 		OnReplay: m.OnReplay,
 	}

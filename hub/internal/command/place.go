@@ -23,7 +23,9 @@ type placement struct {
 	id        string
 	candidate capacity.Candidate
 	choice    plan.Choice
-	services  []*protocol.Service
+	// chosen is what the tenant chose, with the sizes of the project's volumes.
+	chosen   manifest.Choice
+	services []*protocol.Service
 	// unreachable: the node is offline, and starts the member when it reconnects.
 	unreachable bool
 }
@@ -32,7 +34,14 @@ type placement struct {
 func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput,
 	w resolvedVersion,
 ) (placement, error) {
-	needs, err := needsOf(w, in.Resources)
+	if err := checkVolumeSizes(in.Resources); err != nil {
+		return placement{}, err
+	}
+	chosen, volumeNode, err := chooseVolumes(ctx, tx, project.ID, in.Resources)
+	if err != nil {
+		return placement{}, err
+	}
+	needs, err := needsOf(w, chosen)
 	if err != nil {
 		return placement{}, err
 	}
@@ -40,11 +49,14 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	if err != nil {
 		return placement{}, err
 	}
-	offline, err := checkNodes(ctx, tx, m, candidates, in.Resources)
+	if candidates, err = onNode(candidates, volumeNode); err != nil {
+		return placement{}, err
+	}
+	offline, err := checkNodes(ctx, tx, m, candidates, chosen)
 	if err != nil {
 		return placement{}, err
 	}
-	p := placement{id: db.NewID()}
+	p := placement{id: db.NewID(), chosen: chosen}
 	if p.candidate, p.choice, err = capacity.Choose(needs, candidates, len(in.AllocationIDs) > 0); err != nil {
 		return placement{}, err
 	}
@@ -54,8 +66,10 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	}, m.Now); err != nil {
 		return placement{}, err
 	}
-	p.services, err = lower(ctx, tx, w, in.Resources, p.choice)
-	return p, err
+	if p.services, err = lower(ctx, tx, w, chosen, p.choice); err != nil {
+		return placement{}, err
+	}
+	return p, capacity.ReserveVolumes(ctx, tx, p.id, p.candidate.ID, p.services)
 }
 
 // needsOf returns what an instance of the version may use, in the order of preference.
@@ -82,14 +96,18 @@ func lower(ctx context.Context, tx db.Tx, w resolvedVersion, chosen manifest.Cho
 	at plan.Choice,
 ) ([]*protocol.Service, error) {
 	services, err := manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
-		CPUMillis:         uint32(min(at.Need.CPUMillis, math.MaxUint32)),
-		MemoryBytes:       uint64(at.Need.MemoryBytes),
+		CPUMillis:         uint32(min(chosen.CPUMillis, math.MaxUint32)),
+		MemoryBytes:       chosen.MemoryMiB << 20,
 		DiskBytes:         chosen.DiskMiB << 20,
 		ShmBytes:          chosen.ShmMiB << 20,
 		Variant:           at.Need.Variant.Name,
 		AcceleratorVendor: at.Need.Variant.Accelerator,
 		AcceleratorIDs:    at.AcceleratorIDs,
-		Ports:             chosen.Ports,
+
+		AcceleratorSharing: at.Need.Sharing,
+		Ports:              chosen.Ports,
+		Volumes:            chosen.Volumes,
+		Environment:        chosen.Environment,
 	})
 	if err != nil {
 		return nil, err

@@ -82,13 +82,13 @@ func verifyManifest(ctx context.Context, tx db.Tx, env *protocol.Envelope, b pro
 // ownerOf finds the org in whose repositories all images of the manifest lie; empty for an app of the platform.
 func ownerOf(ctx context.Context, tx db.Tx, v manifest.Verified) (orgID string, err error) {
 	owner := ""
-	for i, variant := range v.Manifest().Version.RuntimeProfile.ImageVariants {
-		slug, ok := artifact.OrgSlugOf(manifest.RepositoryOf(variant.ImageRef))
+	images := v.Manifest().Images()
+	for i, image := range images {
+		slug, ok := artifact.OrgSlugOf(manifest.RepositoryOf(image.Ref))
 		if !ok || i > 0 && slug != owner {
 			return "", fault.New(fault.Unprocessable, manifest.CodeInvalid, "All images of a manifest belong to one owner.",
 				nil).
-				WithField(fmt.Sprintf("%s/payload/version/runtime_profile/image_variants/%d/image_ref", manifestPointer, i),
-					"has another owner than the first").Permanent()
+				WithField(manifestPointer+"/payload"+image.Pointer, "has another owner than the first").Permanent()
 		}
 		owner = slug
 	}
@@ -99,7 +99,7 @@ func ownerOf(ctx context.Context, tx db.Tx, v manifest.Verified) (orgID string, 
 	if fault.Is(err, fault.NotFound) {
 		return "", fault.New(fault.Unprocessable, codeOrgUnknown, "The images lie in the repositories of an org that does "+
 			"not exist.", nil).
-			WithField(manifestPointer+"/payload/version/runtime_profile/image_variants/0/image_ref", "names no org").Permanent()
+			WithField(manifestPointer+"/payload"+images[0].Pointer, "names no org").Permanent()
 	}
 	return org.ID, err
 }

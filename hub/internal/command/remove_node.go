@@ -56,6 +56,14 @@ func checkEmpty(ctx context.Context, tx db.Tx, nodeID string) error {
 		return fault.New(fault.Conflict, codeNodeInUse, fmt.Sprintf("%d allocations are held on the node; they must be "+
 			"released first.", held), nil)
 	}
+	volumes, err := capacity.VolumesOn(ctx, tx, nodeID)
+	if err != nil {
+		return err
+	}
+	if volumes > 0 {
+		return fault.New(fault.Conflict, codeNodeInUse, fmt.Sprintf("The node keeps %d volumes of projects; they must be "+
+			"deleted first, or the node declared lost with them.", volumes), nil)
+	}
 	owing, err := ledger.Owing(ctx, tx, nodeID)
 	if err != nil {
 		return err
@@ -78,6 +86,15 @@ func (m Meta) markNodeLost(ctx context.Context, tx db.Tx, nodeID string) error {
 			return err
 		}
 		if err := change.RecordAllocation(ctx, tx, m.by(), iam.NodeWrite, l.Before, l.Allocation); err != nil {
+			return err
+		}
+	}
+	volumes, err := capacity.LoseVolumes(ctx, tx, nodeID, m.Now)
+	if err != nil {
+		return err
+	}
+	for _, c := range volumes {
+		if err := change.CompleteVolume(ctx, tx, m.by(), iam.NodeWrite, c); err != nil {
 			return err
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
-	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -28,29 +27,20 @@ func (s *Service) RollbackInstance(ctx context.Context, m Meta, projectID, insta
 		if err != nil {
 			return instance.Change{}, err
 		}
-		if err := regain(ctx, tx, i, target.No); err != nil {
+		services, asks, why, err := regain(ctx, tx, i, target)
+		if err != nil {
 			return instance.Change{}, err
 		}
-		return instance.RequestRollback(ctx, tx, i, r, target, delegation, now)
+		if err := checkVolumesReady(ctx, tx, i); err != nil {
+			return instance.Change{}, err
+		}
+		c, err := instance.RequestRollback(ctx, tx, i, r, target, services, why == "", delegation, now)
+		if asks {
+			c.Strategy, c.StrategyReason = strategyOf(why), why
+		}
+		return c, err
 	})
 	return i, targetVersion(err)
-}
-
-// regain reserves what the members used at an earlier revision.
-func regain(ctx context.Context, tx db.Tx, i instance.Instance, revision int64) error {
-	for _, member := range i.Members {
-		if member.Gone {
-			continue
-		}
-		services, err := instance.Services(ctx, tx, member.ID, revision)
-		if err != nil {
-			return err
-		}
-		if err := capacity.Regain(ctx, tx, member.ID, capacity.UseOf(services)); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // checkRestartable checks that the content of a revision may start once more, and returns the delegation for it.

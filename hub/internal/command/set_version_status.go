@@ -45,11 +45,7 @@ func (s *Service) setVersionStatus(ctx context.Context, m Meta, slug, version st
 
 // activateImages makes the artifacts of a version's images active.
 func (m Meta) activateImages(ctx context.Context, tx db.Tx, v catalog.Version) error {
-	var refs []string
-	for _, variant := range v.Manifest.Version.RuntimeProfile.ImageVariants {
-		refs = append(refs, variant.ImageRef)
-	}
-	promoted, err := artifact.Activate(ctx, tx, v.Version, refs, m.Now)
+	promoted, err := artifact.Activate(ctx, tx, v.Version, v.Manifest.Images(), m.Now)
 	if err != nil {
 		return err
 	}

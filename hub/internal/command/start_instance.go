@@ -21,6 +21,9 @@ func (s *Service) StartInstance(ctx context.Context, m Meta, projectID, instance
 		if _, _, err := lifecycle.Start(i.Lifecycle, i.History()); err != nil {
 			return instance.Change{}, err
 		}
+		if err := checkVolumesReady(ctx, tx, i); err != nil {
+			return instance.Change{}, err
+		}
 		delegation, err := s.checkRestartable(ctx, tx, m, i, i.Revision, i.Version)
 		if err != nil {
 			return instance.Change{}, err

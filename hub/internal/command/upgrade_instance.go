@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -46,6 +47,15 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err != nil {
 		return instance.Change{}, err
 	}
+	chosen := in.Resources.Else(i.Resources.For(next.Version.Manifest))
+	for _, member := range i.Members {
+		if member.Gone {
+			continue
+		}
+		if next, err = s.seal(ctx, tx, next, i.ProjectID, chosen.Environment, member.NodeID, member.ID); err != nil {
+			return instance.Change{}, err
+		}
+	}
 	// What is billed is frozen with the modes.
 	if next.OperatingMode != i.Modes.OperatingMode || next.ControlPlaneScope != i.Modes.ControlPlaneScope ||
 		next.RuntimeBackend != i.Modes.RuntimeBackend {
@@ -56,20 +66,31 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err := checkNodesOf(ctx, tx, i, next.Version.Manifest, in.Resources); err != nil {
 		return instance.Change{}, err
 	}
-	chosen := in.Resources.Else(i.Resources.For(next.Version.Manifest))
+	if chosen, err = chooseVolumesInPlace(ctx, tx, i, in.Resources, chosen); err != nil {
+		return instance.Change{}, err
+	}
 	made := newRevision(next, chosen)
-	if made.Services, err = s.lowerInPlace(ctx, tx, m, i, next, chosen); err != nil {
+	fallback, err := instance.Fallback(ctx, tx, i)
+	if err != nil {
+		return instance.Change{}, err
+	}
+	var why string
+	if made.Services, why, err = s.lowerInPlace(ctx, tx, m, i, fallback, next, chosen); err != nil {
 		return instance.Change{}, err
 	}
 	made.Resources = chosen
 	for _, services := range made.Services {
-		made.Resources = kept(chosen, services)
+		made.Resources = kept(next.Version.Manifest, chosen, services)
 	}
-	back, err := s.fallbackDelegation(ctx, tx, m, i)
+	back, err := s.fallbackDelegation(ctx, tx, m, i, fallback)
 	if err != nil {
 		return instance.Change{}, err
 	}
-	return instance.RequestUpgrade(ctx, tx, i, r, made, back, m.Now)
+	c, err := instance.RequestUpgrade(ctx, tx, i, r, made, back, m.Now)
+	if next.Version.Manifest.Version.Upgrade.Strategy == manifest.UpgradeStartFirst {
+		c.Strategy, c.StrategyReason = strategyOf(why), why
+	}
+	return c, err
 }
 
 // resolveNext decides on the version of an upgrade, with the parameters and the config that it gets.
@@ -79,9 +100,13 @@ func (s *Service) resolveNext(ctx context.Context, tx db.Tx, m Meta, i instance.
 	parameters, config := []byte(i.ParametersJSON), []byte(i.ConfigJSON)
 	var err error
 	if in.Parameters != nil {
-		if parameters, err = object(in.Parameters); err != nil {
+		if parameters, err = keepSealed(in.Parameters, i.ParametersJSON); err != nil {
 			return resolvedVersion{}, err
 		}
+	}
+	// seal adds the index that the project has now.
+	if parameters, err = withPackageIndex(parameters, nil); err != nil {
+		return resolvedVersion{}, err
 	}
 	if in.Config != nil {
 		if config, err = object(in.Config); err != nil {
@@ -138,11 +163,10 @@ func checkNodesOf(ctx context.Context, tx db.Tx, i instance.Instance, next manif
 // fallbackDelegation gives the delegation under which the revision that the nodes may go back to could start now; nil
 // where it could not be started anew, which leaves it with the one that it was admitted under.
 func (s *Service) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta,
-	i instance.Instance,
+	i instance.Instance, back instance.Revision,
 ) ([]byte, error) {
-	back, err := instance.Fallback(ctx, tx, i)
-	if err != nil || back.No == 0 {
-		return nil, err
+	if back.No == 0 {
+		return nil, nil
 	}
 	delegation, err := catalog.CheckRestartable(ctx, tx, catalog.Want{
 		AppSlug: i.AppSlug, Version: back.AppVersion, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: s.revoked,
@@ -155,27 +179,42 @@ func (s *Service) fallbackDelegation(ctx context.Context, tx db.Tx, m Meta,
 }
 
 // lowerInPlace gives what each member runs of the new version, and reserves what that uses of the member's allocation.
-func (s *Service) lowerInPlace(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, next resolvedVersion,
-	chosen manifest.Choice,
-) (map[string][]*protocol.Service, error) {
+// Where a member cannot start it beside the fallback, why says so.
+func (s *Service) lowerInPlace(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, back instance.Revision,
+	next resolvedVersion, chosen manifest.Choice,
+) (out map[string][]*protocol.Service, why string, err error) {
 	needs, err := needsOf(next, chosen)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
 	for n := range needs {
 		needs[n].Features = nil // checkNodesOf has asked the nodes
 	}
-	out := map[string][]*protocol.Service{}
+	out = map[string][]*protocol.Service{}
 	for _, member := range i.Members {
 		if member.Gone {
 			continue
 		}
-		choice, err := capacity.Resize(ctx, tx, member.ID, needs)
+		serves, err := servingWorkload(ctx, tx, i, member.ID, back)
 		if err != nil {
-			return nil, err
+			return nil, "", err
 		}
-		if out[member.ID], err = lower(ctx, tx, next, chosen, choice); err != nil {
-			return nil, err
+		choice, against, err := capacity.Resize(ctx, tx, member.ID, needs, func(c plan.Choice) (capacity.Use, string, error) {
+			services, err := lower(ctx, tx, next, chosen, c)
+			if err != nil {
+				return capacity.Use{}, "", err
+			}
+			out[member.ID] = services
+			use, against := useBeside(next.Version.Manifest, serves, next.workload(services))
+			return use, against, nil
+		})
+		if err != nil {
+			return nil, "", err
+		}
+		why = cmp.Or(why, against)
+		recreate(out[member.ID], against != "")
+		if err := capacity.ReserveVolumes(ctx, tx, member.ID, member.AllocationID, out[member.ID]); err != nil {
+			return nil, "", err
 		}
 		if err := ledger.RaiseLimits(ctx, tx, ledger.LeaseRequest{
 			SubjectID: member.ID,
@@ -183,9 +222,9 @@ func (s *Service) lowerInPlace(ctx context.Context, tx db.Tx, m Meta, i instance
 			Now:       m.Now,
 			Duration:  s.LeaseDuration,
 			AppSlug:   i.AppSlug,
-		}, choice.Need.CPUMillis, choice.Need.MemoryBytes); err != nil {
-			return nil, err
+		}, choice.Need.CPUMillis, choice.Need.MemoryBytes, int64(len(choice.AcceleratorIDs))); err != nil {
+			return nil, "", err
 		}
 	}
-	return out, nil
+	return out, why, nil
 }
