@@ -64,12 +64,14 @@ func quotaAttempts(shape, ada string) (prepare map[iam.Quota]func(w *world),
 	attempts map[iam.Quota]func(w *world) error,
 ) {
 	prepare = map[iam.Quota]func(w *world){
-		iam.QuotaInstances: func(w *world) { w.Allocation() },
+		iam.QuotaInstances:   func(w *world) { w.Allocation() },
+		iam.QuotaVolumeBytes: func(w *world) { w.Allocation() },
 		iam.QuotaAccelerators: func(w *world) {
 			w.Tx(func(ctx context.Context, tx db.Tx) error {
-				return capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{
+				_, err := capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{
 					{Id: "GPU-0", Vendor: "nvidia", Model: shape, MemoryBytes: 141 << 30, Health: "ok"},
 				}, w.Now)
+				return err
 			})
 		},
 		iam.QuotaUserTokens: func(w *world) {
@@ -79,32 +81,33 @@ func quotaAttempts(shape, ada string) (prepare map[iam.Quota]func(w *world),
 				ada, w.Project.OrgID, w.Now)
 		},
 	}
+	publish := func(w *world) error {
+		return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), artifact.Intent{
+			ProjectID: w.Project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
+		}))
+	}
+	allocate := func(w *world) error {
+		return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), w.AllocationInput()))
+	}
 	attempts = map[iam.Quota]func(w *world) error{
 		iam.QuotaAccelerators: func(w *world) error {
 			in := w.AllocationInput()
 			in.AcceleratorCount, in.AcceleratorModel = 1, shape
 			return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), in))
 		},
-		iam.QuotaPublishIntents: func(w *world) error {
-			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), artifact.Intent{
-				ProjectID: w.Project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
-			}))
-		},
-		iam.QuotaAppSlugs: func(w *world) error {
-			return second(w.publishing().CreatePublishIntent(w.T.Context(), w.Meta(db.NewID()), artifact.Intent{
-				ProjectID: w.Project.ID, AppSlug: "vllm", AppVersion: "1.0.0", ArtifactName: "runtime", Channel: "prod",
-			}))
-		},
+		iam.QuotaPublishIntents: publish,
+		iam.QuotaAppSlugs:       publish,
 		iam.QuotaUserTokens: func(w *world) error {
 			return second((&command.Service{DB: w.DB, Sealer: idempotency.Plain{}}).CreateUserToken(w.T.Context(),
 				w.Admin(db.NewID()),
 				command.CreateUserTokenInput{UserID: ada}))
 		},
-		iam.QuotaAllocations: func(w *world) error {
-			return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), w.AllocationInput()))
-		},
-		iam.QuotaCPUCores: func(w *world) error {
-			return second((&command.Service{DB: w.DB}).CreateAllocation(w.T.Context(), w.Meta(db.NewID()), w.AllocationInput()))
+		iam.QuotaAllocations: allocate,
+		iam.QuotaCPUCores:    allocate,
+		iam.QuotaVolumeBytes: func(w *world) error {
+			return second(w.Commands().CreateVolume(w.T.Context(), w.Meta(db.NewID()), capacity.NewVolume{
+				ProjectID: w.Project.ID, Name: "models", SizeBytes: 64 << 20,
+			}))
 		},
 		iam.QuotaInstances: func(w *world) error {
 			return second(w.Commands().CreateInstance(w.T.Context(), w.Meta(db.NewID()), w.InstanceInput()))
@@ -147,7 +150,7 @@ func TestARequestBeyondAQuotaNamesItAndChangesNothing(t *testing.T) {
 			require.Equal(t, "quota/"+string(name), f.Fields[0].Pointer)
 			require.Equal(t, before, w.Contents())
 
-			w.limit(name, used+100)
+			w.limit(name, used+1<<30)
 			require.NoError(t, attempt(w))
 			require.Greater(t, w.used(name), used)
 		})

@@ -63,8 +63,11 @@ func (w *world) consistent() {
 		require.NoError(w.T, err)
 		allocations, accelerators, err := capacity.SnapshotFor(ctx, tx, w.Node)
 		require.NoError(w.T, err)
+		volumes, err := capacity.DesiredVolumes(ctx, tx, w.Node)
+		require.NoError(w.T, err)
 		snap := plan.Snapshot{
 			Node: plan.Node{ID: w.Node, AcceleratorIDs: accelerators}, Allocations: allocations, Members: members,
+			Volumes: volumes,
 		}
 		state, err := plan.Compile(snap)
 		require.NoError(w.T, err)
@@ -111,7 +114,7 @@ func TestAnInstanceUsesAndPaysForTheResourcesThatWereChosen(t *testing.T) {
 	require.Equal(t, 250, cpu)
 	require.Equal(t, 256<<20, memory)
 	require.EqualValues(t, 3_600_000_000+250_000_000, perHour, "a session and a quarter of a GiB")
-	require.Equal(t, manifest.ChoiceOf(services), w.Get(i.ID).Resources)
+	require.Equal(t, manifest.Manifest{}.ChoiceOf(services), w.Get(i.ID).Resources)
 	w.consistent()
 
 	before := w.Contents()
@@ -193,11 +196,12 @@ func TestAnUpgradeKeepsResourcesAndParametersOrChangesThem(t *testing.T) {
 func (w *world) reportGPUs() {
 	w.T.Helper()
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
-		return capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{
+		_, err := capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{
 			{Id: "GPU-0", Vendor: "nvidia", Model: "A100", Health: "ok"},
 			{Id: "GPU-1", Vendor: "nvidia", Model: "H200", Health: "ok"},
 			{Id: "GPU-2", Vendor: "nvidia", Model: "H200", Health: "ok"},
 		}, w.Now)
+		return err
 	})
 }
 

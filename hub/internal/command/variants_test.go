@@ -31,9 +31,10 @@ func TestAcceleratorChoosesTheImage(t *testing.T) {
 				Id: id, Vendor: "nvidia", Model: model, Health: "ok", DriverVersion: driver, MemoryBytes: memory << 30,
 			}
 		}
-		return capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{
+		_, err := capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{
 			gpu("GPU-0", "A100", "570.86.15", 80), gpu("GPU-1", "H200", "570.86.15", 141), gpu("GPU-2", "L4", "570.86.15", 24),
 		}, w.Now)
+		return err
 	})
 	in := w.AllocationInput()
 	in.AcceleratorCount = 3
@@ -47,6 +48,7 @@ func TestAcceleratorChoosesTheImage(t *testing.T) {
 	for model, variant := range map[string]string{"H200": "hopper", "A100": "large"} {
 		i, err := create(model)
 		require.NoError(t, err)
+		require.Equal(t, 1, w.Count(`SELECT accelerators FROM subjects WHERE id = $1`, i.Members[0].ID))
 		_, services := w.free(i)
 		require.Equal(t, variant, services[0].GetImageVariant(), model)
 	}

@@ -135,7 +135,9 @@ func (w *World) EnrollNode() {
 		w.Node = n.ID
 		_, err = fleettest.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r1", Hello: &protocol.Hello{
 			Features:    manifest.KnownFeatures(),
-			Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 4, MemoryBytes: 8 << 30},
+			Incarnation: "i1", Facts: &protocol.NodeFacts{
+				Hostname: "n1", CpuCores: 4, MemoryBytes: 8 << 30, VolumeBytes: 1 << 30,
+			},
 		}}, w.Now)
 		return err
 	})
@@ -211,7 +213,7 @@ func (w *World) PublishVersion(version string, verified manifest.Verified, env *
 		}, w.Now); err != nil {
 			return err
 		}
-		if _, err := artifact.Activate(ctx, tx, version, []string{Image}, w.Now); err != nil {
+		if _, err := artifact.Activate(ctx, tx, version, []manifest.Image{{Ref: Image}}, w.Now); err != nil {
 			return err
 		}
 		_, _, err := catalog.SetStatus(ctx, tx, "demo", version, catalog.Active, w.Now)
@@ -223,7 +225,7 @@ func (w *World) PublishVersion(version string, verified manifest.Verified, env *
 func (w *World) Meta(key string) command.Meta {
 	sum := sha256.Sum256([]byte(key))
 	return command.Meta{
-		Principal: w.User, Route: "POST /x", IdempotencyKey: key, BodyHash: sum[:], CorrelationID: "corr-" + key,
+		Principal: w.User, Route: "POST /x", IdempotencyKey: key, BodyMAC: sum[:], CorrelationID: "corr-" + key,
 		Now: w.Now,
 	}
 }

@@ -1,0 +1,374 @@
+package command_test
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// newVolumeWorld is a world with an allocation and version 2.0.0, which writes to the project's volume data; 2.1.0 only
+// reads it.
+func newVolumeWorld(t *testing.T) *world {
+	t.Helper()
+	w := newWorld(t)
+	w.Allocation()
+	for version, more := range map[string]string{"2.0.0": "", "2.1.0": ", read_only: true"} {
+		doc := strings.Replace(commandtest.Manifest(), "version: 1.0.0", "version: "+version, 1)
+		doc = strings.Replace(doc, "    ports:", "    volumes: [{name: data, path: /data, size_mib: {min: 16, default: 16, "+
+			"max: 128}, scope: project"+more+"}]\n    ports:", 1)
+		verified, env := w.Sign(doc)
+		w.PublishVersion(version, verified, env)
+	}
+	return w
+}
+
+// volume is one that the node has made.
+func (w *world) volume(name string) capacity.Volume {
+	w.T.Helper()
+	v, err := w.Commands().CreateVolume(w.T.Context(), w.Meta("volume"+db.NewID()), capacity.NewVolume{
+		ProjectID: w.Project.ID, Name: name, SizeBytes: 64 << 20,
+	})
+	require.NoError(w.T, err)
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY})
+	return w.getVolume(v.ID)
+}
+
+func (w *world) volumeReport(volumes ...*protocol.VolumeStatus) nodes.Report {
+	r := w.NodeReport(1)
+	r.Volumes = volumes
+	return r
+}
+
+func (w *world) reportVolume(volumes ...*protocol.VolumeStatus) {
+	w.T.Helper()
+	w.Counter++
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		return nodes.ApplyReport(ctx, tx, w.volumeReport(volumes...), w.Now)
+	})
+}
+
+func (w *world) getVolume(id string) (v capacity.Volume) {
+	w.T.Helper()
+	w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+		v, err = capacity.GetVolume(ctx, tx, w.Project.ID, id)
+		return err
+	})
+	return v
+}
+
+// launch deploys a version with a volume of the project.
+func (w *world) launch(version, volumeID string) (instance.Instance, error) {
+	in := w.InstanceInput()
+	in.Version, in.Resources = version, manifest.Choice{
+		CPUMillis: 100, MemoryMiB: 16, Volumes: []manifest.VolumeChoice{{Name: "data", VolumeID: volumeID}},
+	}
+	return w.Commands().CreateInstance(w.T.Context(), w.Meta("instance"+db.NewID()), in)
+}
+
+func requireCode(t *testing.T, code fault.Code, err error) {
+	t.Helper()
+	require.Equal(t, code, fault.As(err).Code, "%v", err)
+}
+
+func TestAVolumeOfTheProjectHasOneWriterAndManyReaders(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	_, err := w.launch("2.0.0", "")
+	require.Error(t, err)
+	require.Equal(t, "/volumes/0/volume_id", fault.As(err).Fields[0].Pointer)
+	_, err = w.launch("2.0.0", db.NewID())
+	requireCode(t, "volume_unknown", err)
+	writer, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	require.Equal(t, []manifest.VolumeChoice{{Name: "data", VolumeID: v.ID, SizeMiB: 64}},
+		w.Get(writer.ID).Resources.Volumes)
+	_, err = w.launch("2.0.0", v.ID)
+	requireCode(t, "volume_in_use", err)
+	for range 2 {
+		_, err = w.launch("2.1.0", v.ID)
+		require.NoError(t, err)
+	}
+	require.Len(t, w.getVolume(v.ID).UsedBy, 3)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		members, err := instance.SnapshotFor(ctx, tx, w.Node)
+		require.NoError(t, err)
+		require.Contains(t, members[0].Features, manifest.FeatureProjectVolumes)
+		allocations, accelerators, err := capacity.SnapshotFor(ctx, tx, w.Node)
+		require.NoError(t, err)
+		volumes, err := capacity.DesiredVolumes(ctx, tx, w.Node)
+		require.NoError(t, err)
+		snap := plan.Snapshot{
+			Node: plan.Node{ID: w.Node, AcceleratorIDs: accelerators}, Allocations: allocations, Members: members,
+			Volumes: volumes,
+		}
+		state, err := plan.Compile(snap)
+		require.NoError(t, err)
+		require.NoError(t, plan.Check(snap, state))
+		require.Len(t, state.Volumes, 1)
+		require.True(t, state.Volumes[0].GetMade())
+		require.Equal(t, w.Project.ID, state.Volumes[0].GetProjectId())
+		return nil
+	})
+
+	_, err = w.Commands().DeleteVolume(t.Context(), w.Meta("delete"), w.Project.ID, v.ID)
+	requireCode(t, "volume_in_use", err)
+	w.decommissioned(writer)
+	w.Report(2, w.Removed(writer))
+	require.Len(t, w.getVolume(v.ID).UsedBy, 2)
+	_, err = w.launch("2.0.0", v.ID)
+	require.NoError(t, err, "the last writer is proven gone")
+}
+
+// Of launches at the same time, one gets a volume to write to, and the others the same fault as if it had come before.
+func TestConcurrentLaunchesNeverShareAWriter(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	var wg sync.WaitGroup
+	errs := make([]error, 6)
+	for n := range errs {
+		wg.Go(func() { _, errs[n] = w.launch("2.0.0", v.ID) })
+	}
+	wg.Wait()
+	made := 0
+	for _, err := range errs {
+		if err == nil {
+			made++
+			continue
+		}
+		requireCode(t, "volume_in_use", err)
+		require.Equal(t, "/volumes", fault.As(err).Fields[0].Pointer)
+	}
+	require.Equal(t, 1, made)
+	require.Len(t, w.getVolume(v.ID).UsedBy, 1)
+	w.consistent()
+}
+
+func TestAnInstanceIsPlacedOnTheNodeOfItsVolume(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	there := v.NodeID
+	w.EnrollNode()
+	in := w.AllocationInput()
+	in.NodeID = w.Node
+	elsewhere, err := w.Commands().CreateAllocation(t.Context(), w.Meta("elsewhere"), in)
+	require.NoError(t, err)
+	_, err = w.Commands().CreateVolume(t.Context(), w.Meta("which"), capacity.NewVolume{
+		ProjectID: w.Project.ID, Name: "which", SizeBytes: 64 << 20,
+	})
+	requireCode(t, "placement_required", err)
+	i, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err, "two allocations have room, and one is on the volume's node")
+	require.Equal(t, there, i.Members[0].NodeID)
+
+	launch := w.InstanceInput()
+	launch.Version, launch.AllocationIDs = "2.1.0", []string{elsewhere.ID}
+	launch.Resources.Volumes = []manifest.VolumeChoice{{Name: "data", VolumeID: v.ID}}
+	_, err = w.Commands().CreateInstance(t.Context(), w.Meta("far"), launch)
+	requireCode(t, "volume_on_another_node", err)
+	require.Equal(t, "/placement_intent/allocation_ids", fault.As(err).Fields[0].Pointer)
+}
+
+func TestARestoreNeedsStoppedInstancesAndKeepsThemFromStarting(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	snapshot, err := w.Commands().CreateVolumeSnapshot(t.Context(), w.Meta("snapshot"), w.Project.ID, v.ID, "first")
+	require.NoError(t, err)
+	w.reportVolume(&protocol.VolumeStatus{
+		Id: v.ID, Status: protocol.VolumeStatus_READY,
+		Snapshots: []*protocol.SnapshotStatus{{Id: snapshot.ID, Status: protocol.VolumeStatus_READY}},
+	})
+	i, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	w.Report(1, w.Says(i, protocol.WorkloadStatus_READY))
+	restore := func() error {
+		return second(w.Commands().RestoreVolume(t.Context(), w.Meta("restore"), w.Project.ID, v.ID, snapshot.ID))
+	}
+	requireCode(t, "volume_in_use", restore())
+	_, err = w.Commands().StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	requireCode(t, "volume_in_use", restore())
+	s := w.Says(i, protocol.WorkloadStatus_STOPPED)
+	s.Revision = uint64(w.Get(i.ID).Revision)
+	w.Report(2, s)
+	require.NoError(t, restore())
+	_, err = w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
+	requireCode(t, "volume_status", err)
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, RestoreNo: 1})
+	_, err = w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+}
+
+// Law 16: a snapshot that was taken after the backup is listed again once the node has reported it, and can be
+// restored.
+func TestLaw16ASnapshotThatTheRowsHaveLostIsListedAgain(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	lost := db.NewID()
+	kept := func(id string) *protocol.VolumeStatus {
+		return &protocol.VolumeStatus{
+			Id: v.ID, Status: protocol.VolumeStatus_READY, Snapshots: []*protocol.SnapshotStatus{
+				{Id: id, Status: protocol.VolumeStatus_READY, SizeBytes: 1 << 62},
+				{Id: id, Status: protocol.VolumeStatus_READY},
+				{Id: db.NewID(), Status: protocol.VolumeStatus_PENDING},
+				{Id: "../" + id, Status: protocol.VolumeStatus_READY},
+			},
+		}
+	}
+	for range 2 {
+		w.reportVolume(kept(lost))
+	}
+	var listed []capacity.Snapshot
+	w.Tx(func(ctx context.Context, tx db.Tx) (err error) {
+		listed, err = capacity.ListSnapshots(ctx, tx, v.ID)
+		return err
+	})
+	require.Len(t, listed, 1)
+	require.Equal(t, lost, listed[0].ID)
+	require.EqualValues(t, 64<<20, listed[0].SizeBytes, "no more than the volume")
+	require.Equal(t, 128<<20, w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID))
+	require.Equal(t, 1, w.Count(`SELECT count(*) FROM recovery_findings
+		WHERE kind = 'volume_snapshot_unknown' AND resource_id = $1`, lost))
+	_, err := w.Commands().RestoreVolume(t.Context(), w.Meta("restore"), w.Project.ID, v.ID, lost)
+	require.NoError(t, err)
+	w.Exec(`UPDATE volume_snapshots SET status = 'deleted', deleted_at = now()`)
+	w.reportVolume(kept(lost))
+	require.Equal(t, 1, w.Count(`SELECT count(*) FROM volume_snapshots`), "a deleted one does not come back")
+}
+
+func TestVolumesCountInQuotaAndDisk(t *testing.T) {
+	w := newVolumeWorld(t)
+	ask := func(name string, mib int64) error {
+		return second(w.Commands().CreateVolume(t.Context(), w.Meta(name), capacity.NewVolume{
+			ProjectID: w.Project.ID, Name: name, SizeBytes: mib << 20,
+		}))
+	}
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		return second(iam.SetLimits(ctx, tx, w.Project.OrgID, iam.Limits{iam.QuotaVolumeBytes: 640 << 20}, w.Now))
+	})
+	require.NoError(t, ask("a", 512))
+	requireCode(t, fault.CodeQuotaExceeded, ask("b", 256))
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		return second(iam.SetLimits(ctx, tx, w.Project.OrgID, nil, w.Now))
+	})
+	requireCode(t, capacity.CodeInsufficient, ask("b", 768)) // the node has 1 GiB
+	require.NoError(t, ask("b", 256))
+	w.SetFeatures(manifest.SchemaV1, manifest.FeatureVolumes)
+	requireCode(t, "volumes_unsupported", ask("c", 16))
+}
+
+// A volume grows, also in use, and never shrinks; what it is to take counts from the request on.
+func TestAVolumeGrows(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	_, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	resize := func(mib int64) (capacity.Volume, error) {
+		return w.Commands().ResizeVolume(t.Context(), w.Meta("resize"), w.Project.ID, v.ID, mib<<20)
+	}
+	_, err = resize(32)
+	require.Equal(t, "/size_mib", fault.As(err).Fields[0].Pointer)
+	_, err = resize(2048)
+	requireCode(t, capacity.CodeInsufficient, err) // the node has 1 GiB
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		return second(iam.SetLimits(ctx, tx, w.Project.OrgID, iam.Limits{iam.QuotaVolumeBytes: 100 << 20}, w.Now))
+	})
+	_, err = resize(128)
+	requireCode(t, fault.CodeQuotaExceeded, err)
+	same, err := resize(64)
+	require.NoError(t, err)
+	require.Equal(t, v.ResourceVersion, same.ResourceVersion)
+	grown, err := resize(96)
+	require.NoError(t, err)
+	require.Equal(t, capacity.VolumeResizing, grown.Status)
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 64 << 20})
+	require.Equal(t, capacity.VolumeResizing, w.getVolume(v.ID).Status, "the report is older")
+	_, err = w.launch("2.1.0", v.ID)
+	require.NoError(t, err, "it is usable meanwhile")
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY, SizeBytes: 96 << 20})
+	require.Equal(t, capacity.VolumeReady, w.getVolume(v.ID).Status)
+	require.EqualValues(t, 96<<20, w.getVolume(v.ID).SizeBytes)
+	require.Equal(t, 96<<20, w.Count(`SELECT volume_bytes FROM subjects WHERE id = $1`, v.ID))
+}
+
+func TestANodeWithVolumesIsNotRemovedAndALostOneEndsThem(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	w.Exec(`UPDATE allocations SET released_at = now(), status = 'released'`)
+	admin := func(key string) command.Meta {
+		m := w.Meta(key)
+		m.Principal = iam.Principal{Type: w.User.Type, ID: w.User.ID, PlatformAdmin: true}
+		return m
+	}
+	require.NoError(t, w.Commands().DrainNode(t.Context(), admin("drain"), w.Node))
+	err := w.Commands().RemoveNode(t.Context(), admin("remove"), w.Node, command.RemoveNodeInput{})
+	requireCode(t, "node_in_use", err)
+	require.Contains(t, fault.As(err).Public, "1 volumes")
+	w.Exec(`UPDATE node_sessions SET disconnected_at = now()`)
+	w.Exec(`UPDATE node_sessions SET seen_at = now() - interval '1 year'`)
+	require.NoError(t, w.Commands().RemoveNode(t.Context(), admin("lost"), w.Node, command.RemoveNodeInput{Lost: true}))
+	require.Equal(t, capacity.VolumeNodeLost, w.getVolume(v.ID).Status)
+	_, err = w.Commands().DeleteVolume(t.Context(), w.Meta("delete"), w.Project.ID, v.ID)
+	requireCode(t, "volume_status", err)
+}
+
+// A volume that its node had and lost is missing: the node is not asked to make an empty one in its place.
+func TestAMissingVolumeIsNotMadeAnew(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_MISSING})
+	require.Equal(t, capacity.VolumeMissing, w.getVolume(v.ID).Status)
+	_, err := w.launch("2.0.0", v.ID)
+	requireCode(t, "volume_status", err)
+	w.reportVolume(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_READY})
+	require.Equal(t, capacity.VolumeReady, w.getVolume(v.ID).Status)
+}
+
+func TestLaw08ChangesOfVolumesAreOneTransaction(t *testing.T) {
+	ready := func(w *world) (capacity.Volume, command.Meta) { return w.volume("data"), w.Meta("k") }
+	requireAtomic(t, []atomicStep{
+		{"create volume", "volumes", func(w *world) func(commandtest.Around) error {
+			w.Allocation()
+			m := w.Meta("k")
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				return second(s.CreateVolume(ctx, m, capacity.NewVolume{
+					ProjectID: w.Project.ID, Name: "v", SizeBytes: 64 << 20,
+				}))
+			})
+		}},
+		{"delete volume", "volumes", func(w *world) func(commandtest.Around) error {
+			w.Allocation()
+			v, m := ready(w)
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				return second(s.DeleteVolume(ctx, m, w.Project.ID, v.ID))
+			})
+		}},
+		{"snapshot", "volume_snapshots", func(w *world) func(commandtest.Around) error {
+			w.Allocation()
+			v, m := ready(w)
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				return second(s.CreateVolumeSnapshot(ctx, m, w.Project.ID, v.ID, ""))
+			})
+		}},
+		{"report", "volumes", func(w *world) func(commandtest.Around) error {
+			w.Allocation()
+			v, _ := ready(w)
+			w.Counter++
+			return w.report(w.volumeReport(&protocol.VolumeStatus{Id: v.ID, Status: protocol.VolumeStatus_MISSING}))
+		}},
+	})
+}
