@@ -19,6 +19,8 @@ const (
 	Node       = "node"
 	Instance   = "app_instance"
 	Allocation = "allocation"
+	Volume     = "volume"
+	Snapshot   = "volume_snapshot"
 	Member     = "member"
 )
 

@@ -31,11 +31,16 @@ func CompleteInstance(ctx context.Context, tx db.Tx, by By, action string, c ins
 	return RecordInstance(ctx, tx, by, action, c)
 }
 
-// settleCapacity frees what the other revision of an upgrade or a rollback needed, once that is over.
+// settleCapacity frees what the other revision of an upgrade or a rollback needed, once that is over. Where it failed,
+// there stays room for either, so that the tenant can return.
 func settleCapacity(ctx context.Context, tx db.Tx, c instance.Change) error {
-	if !slices.ContainsFunc(c.Steps, func(s lifecycle.Step) bool {
-		return s.To == lifecycle.Running && (s.From == lifecycle.Upgrading || s.From == lifecycle.RollingBack)
-	}) {
+	over := func(to lifecycle.Status) bool {
+		return slices.ContainsFunc(c.Steps, func(s lifecycle.Step) bool {
+			return s.To == to && (s.From == lifecycle.Upgrading || s.From == lifecycle.RollingBack)
+		})
+	}
+	failed := over(lifecycle.Failed)
+	if !failed && !over(lifecycle.Running) {
 		return nil
 	}
 	for _, m := range c.Instance.Members {
@@ -46,11 +51,30 @@ func settleCapacity(ctx context.Context, tx db.Tx, c instance.Change) error {
 		if err != nil {
 			return err
 		}
-		if err := capacity.Settle(ctx, tx, m.ID, capacity.UseOf(services)); err != nil {
+		use := capacity.UseOf(services)
+		if failed {
+			err = settleEither(ctx, tx, c.Instance, m.ID, use)
+		} else {
+			err = capacity.Settle(ctx, tx, m.ID, use)
+		}
+		if err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// settleEither leaves a member with room for what it uses now or for what its last working revision used.
+func settleEither(ctx context.Context, tx db.Tx, i instance.Instance, memberID string, use capacity.Use) error {
+	back, err := instance.Fallback(ctx, tx, i)
+	if err != nil || back.No == 0 {
+		return err
+	}
+	before, err := instance.Services(ctx, tx, memberID, back.No)
+	if err != nil {
+		return err
+	}
+	return capacity.SettleEither(ctx, tx, memberID, use, capacity.UseOf(before))
 }
 
 // RecordInstance writes an event for each step of a change and an audit row for all of it; a change without a step
@@ -74,6 +98,15 @@ func RecordInstance(ctx context.Context, tx db.Tx, by By, action string, c insta
 		}
 		if step.Reason != 0 {
 			e.Data["reason"] = step.Reason.Text()
+		}
+		if service := i.FailingService(step.Reason); service != "" {
+			e.Data["service"] = service
+		}
+		if n == 0 && c.Strategy != "" {
+			e.Data["strategy"] = c.Strategy
+		}
+		if n == 0 && c.StrategyReason != "" {
+			e.Data["strategy_reason"] = c.StrategyReason
 		}
 		if err := Append(ctx, tx, by, e); err != nil {
 			return err

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -35,9 +36,10 @@ type nodeSnapshot struct {
 	node fleet.Node
 	rev  int64
 	plan plan.Snapshot
-	// header and parts are of the newest state.
-	header stateHeader
-	parts  []*protocol.PartRef
+	// header, parts and volumes are of the newest state.
+	header  stateHeader
+	parts   []*protocol.PartRef
+	volumes []*protocol.ProjectVolume
 }
 
 // loadIntent reads the node and the revision of its intent.
@@ -59,7 +61,13 @@ func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot,
 	if s.plan.Allocations, s.plan.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, nodeID); err != nil {
 		return nodeSnapshot{}, err
 	}
+	if s.plan.Node.OneOrg, err = capacity.OneOrg(ctx, tx, nodeID); err != nil {
+		return nodeSnapshot{}, err
+	}
 	if s.plan.Members, err = instance.SnapshotFor(ctx, tx, nodeID); err != nil {
+		return nodeSnapshot{}, err
+	}
+	if s.plan.Volumes, err = capacity.DesiredVolumes(ctx, tx, nodeID); err != nil {
 		return nodeSnapshot{}, err
 	}
 	d, err := selectNewest(ctx, tx, nodeID)
@@ -70,7 +78,7 @@ func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot,
 	if err != nil {
 		return nodeSnapshot{}, err
 	}
-	s.header, s.parts = d.stateHeader, d.state.GetParts()
+	s.header, s.parts, s.volumes = d.stateHeader, d.state.GetParts(), d.state.GetVolumes()
 	return s, nil
 }
 
@@ -105,20 +113,17 @@ func (d *Dispatcher) tryPublish(ctx context.Context, s nodeSnapshot, minGenerati
 	}
 	failpoint.Hit("hub/dispatch/compiled")
 	bundle, signer := d.Keys.Bundle(), d.Keys.State()
-	lowest := d.lowestGeneration(s.node, s.header, minGeneration)
-	if s.header.generation >= lowest && d.signedByCurrentKey(s.header) && samePartRefs(s.parts, state.Refs()) {
+	lowest := d.lowestGeneration(s.node, s.header, plan.StateVersion{}, minGeneration)
+	if s.header.generation >= lowest && d.signedByCurrentKey(s.header) && samePartRefs(s.parts, state.Refs()) &&
+		slices.EqualFunc(s.volumes, state.Volumes, equalVolumes) {
 		return d.bumpRev(ctx, s, left)
 	}
 	next := stateHeader{
 		nodeID:     nodeID,
 		epoch:      bundle.Epoch(),
-		generation: max(s.header.generation+1, lowest),
+		generation: s.header.version().NextGeneration(bundle.Epoch(), lowest),
 		rev:        s.rev,
 		keyID:      signer.KeyID(),
-	}
-	if s.header.epoch < bundle.Epoch() {
-		// Order is (epoch, generation): a new epoch starts again.
-		next.generation = max(1, lowest)
 	}
 	return d.sign(ctx, s, state, left, next, signer)
 }
@@ -156,6 +161,8 @@ func samePartRefs(a, b []*protocol.PartRef) bool {
 	}
 	return true
 }
+
+func equalVolumes(a, b *protocol.ProjectVolume) bool { return proto.Equal(a, b) }
 
 // bumpRev records that a newer intent compiles to the content of the newest state.
 func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.LeftOut) (stateHeader, error) {
@@ -209,7 +216,7 @@ func (d *Dispatcher) sign(ctx context.Context, s nodeSnapshot, state plan.NodeSt
 	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
 		NodeId: me.ID, NodeKeySha256: me.KeySHA256[:], Epoch: next.epoch, Generation: next.generation,
 		IssuedAt:         timestamppb.New(now),
-		MinBundleVersion: d.Keys.Bundle().Version(), Parts: state.Refs(),
+		MinBundleVersion: d.Keys.Bundle().Version(), Parts: state.Refs(), Volumes: state.Volumes,
 	}, signer)
 	if err != nil {
 		return stateHeader{}, err

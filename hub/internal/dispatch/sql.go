@@ -1,7 +1,6 @@
 package dispatch
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"maps"
@@ -33,9 +32,13 @@ type stateHeader struct {
 
 const headerColumns = `node_id, epoch, generation, rev, key_id, payload_sha256`
 
-// isAckedBy reports whether the node acknowledged this state.
-func (h stateHeader) isAckedBy(acked nodelink.AckedState) bool {
-	return acked.Epoch == h.epoch && acked.Generation == h.generation && bytes.Equal(acked.StateSHA256, h.sha256)
+func (h stateHeader) version() plan.StateVersion {
+	return plan.StateVersion{Epoch: h.epoch, Generation: h.generation, SHA256: h.sha256}
+}
+
+// heldBy returns the state that a node acknowledged.
+func heldBy(acked nodelink.AckedState) plan.StateVersion {
+	return plan.StateVersion{Epoch: acked.Epoch, Generation: acked.Generation, SHA256: acked.StateSHA256}
 }
 
 func scanHeader(row pgx.CollectableRow) (h stateHeader, err error) {
@@ -65,10 +68,10 @@ func NewestGenerations(ctx context.Context, tx db.Tx, nodeIDs ...string) (map[st
 		WHERE node_id = ANY($1::uuid[]) ORDER BY node_id, epoch DESC, generation DESC`, nodeIDs))
 }
 
-// NewestState returns order and digest of the node's newest state; a generation of 0 when there is none.
-func NewestState(ctx context.Context, tx db.Tx, nodeID string) (epoch, generation uint64, sha256 []byte, err error) {
+// NewestState returns the version of the node's newest state; a generation of 0 when there is none.
+func NewestState(ctx context.Context, tx db.Tx, nodeID string) (plan.StateVersion, error) {
 	h, err := newestHeader(ctx, tx, nodeID)
-	return h.epoch, h.generation, h.sha256, err
+	return h.version(), err
 }
 
 // selectOutdated returns the nodes whose newest state is not compiled from the latest intent, or not signed with the

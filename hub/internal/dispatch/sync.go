@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -59,7 +60,7 @@ func (d *Dispatcher) syncNode(ctx context.Context, nodeID string, minGeneration 
 			return err
 		}
 	}
-	if connected && !n.header.isAckedBy(acked) {
+	if connected && !n.header.version().Equal(heldBy(acked)) {
 		return d.pushState(ctx, nodeID)
 	}
 	return nil
@@ -84,11 +85,12 @@ func (d *Dispatcher) loadNode(ctx context.Context, nodeID string, acked nodelink
 		if n.header, err = newestHeader(ctx, tx, nodeID); err != nil {
 			return n, err
 		}
-		if connected && d.contradicts(acked, n.header) {
-			n.minGeneration = max(minGeneration, acked.Generation+1)
+		held := plan.StateVersion{}
+		if connected {
+			held = heldBy(acked)
 		}
-		lowest := d.lowestGeneration(s.node, n.header, n.minGeneration)
-		n.current = n.header.rev == s.rev && n.header.generation >= lowest && d.signedByCurrentKey(n.header)
+		n.minGeneration = d.lowestGeneration(s.node, n.header, held, minGeneration)
+		n.current = n.header.rev == s.rev && n.header.generation >= n.minGeneration && d.signedByCurrentKey(n.header)
 		if connected {
 			if n.leases, err = ledger.LeasesFor(ctx, tx, nodeID); err != nil {
 				return n, err
@@ -101,24 +103,17 @@ func (d *Dispatcher) loadNode(ctx context.Context, nodeID string, acked nodelink
 	})
 }
 
-// contradicts reports whether the node holds other content than the newest state under the same number.
-func (d *Dispatcher) contradicts(acked nodelink.AckedState, h stateHeader) bool {
-	return acked.Generation > 0 && acked.Epoch == d.Keys.Bundle().Epoch() && len(acked.StateSHA256) > 0 &&
-		h.epoch == acked.Epoch && h.generation == acked.Generation && !bytes.Equal(h.sha256, acked.StateSHA256)
-}
-
 // signedByCurrentKey reports whether the state is of the current epoch and state key.
 func (d *Dispatcher) signedByCurrentKey(h stateHeader) bool {
 	return h.generation > 0 && h.epoch == d.Keys.Bundle().Epoch() && h.keyID == d.Keys.State().KeyID()
 }
 
-// lowestGeneration returns the lowest generation that may be the node's newest. A restored hub may have forgotten
-// states that the node accepted; the next one must be above them (law 2).
-func (d *Dispatcher) lowestGeneration(n fleet.Node, h stateHeader, minGeneration uint64) uint64 {
-	if n.AcceptedEpoch == d.Keys.Bundle().Epoch() && n.AcceptedGeneration > h.generation {
-		return max(minGeneration, n.AcceptedGeneration+1)
-	}
-	return minGeneration
+// lowestGeneration returns the lowest generation that may be the node's newest; held is what a connected node holds.
+func (d *Dispatcher) lowestGeneration(n fleet.Node, h stateHeader, held plan.StateVersion,
+	minGeneration uint64,
+) uint64 {
+	accepted := plan.StateVersion{Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration}
+	return h.version().LowestGeneration(d.Keys.Bundle().Epoch(), accepted, held, minGeneration)
 }
 
 func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {

@@ -33,7 +33,7 @@ func (d *Dispatcher) UpToDate(ctx context.Context, tx db.Tx, nodes []nodelink.Ac
 			return nil, err
 		}
 		h, ok := headers[n.NodeID]
-		if ok && d.signedByCurrentKey(h) && h.isAckedBy(n) && n.BundleVersion >= bundle.Version() &&
+		if ok && d.signedByCurrentKey(h) && h.version().Equal(heldBy(n)) && n.BundleVersion >= bundle.Version() &&
 			bytes.Equal(sum, n.LeasesSHA256) {
 			current[n.NodeID] = true
 		}

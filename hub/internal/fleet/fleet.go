@@ -297,12 +297,16 @@ func boundedFacts(f *protocol.NodeFacts) *protocol.NodeFacts {
 		Architecture:      fact(f.GetArchitecture()),
 		ContainerdVersion: fact(f.GetContainerdVersion()), RuncVersion: fact(f.GetRuncVersion()),
 		CpuCores: f.GetCpuCores(), MemoryBytes: min(f.GetMemoryBytes(), maxQuantity), Conditions: bounded(f.GetConditions()),
+		VolumeBytes: min(f.GetVolumeBytes(), maxQuantity),
 	}
 	if f.GetBootTime().IsValid() { // or it could not be encoded
 		out.BootTime = timestamppb.New(f.GetBootTime().AsTime())
 	}
 	if p := f.GetHostPorts(); p.GetFirst() > 0 && p.GetFirst() <= p.GetLast() && p.GetLast() <= math.MaxUint16 {
 		out.HostPorts = &protocol.PortRange{First: p.GetFirst(), Last: p.GetLast()}
+	}
+	if k := f.GetSealingKey(); len(k.GetPayload()) <= protocol.MaxSealingKeyBytes && len(k.GetSignatures()) == 1 {
+		out.SealingKey = k // Seal verifies it
 	}
 	return out
 }

@@ -73,6 +73,12 @@ func HostPorts(ctx context.Context, tx db.Tx, nodes map[string]Node) (map[string
 	return out, nil
 }
 
+// VolumeBytes returns what volumes may take of the node's disk.
+func VolumeBytes(ctx context.Context, tx db.Tx, n Node) (int64, error) {
+	err := LoadFacts(ctx, tx, &n)
+	return int64(n.Facts.GetVolumeBytes()), err
+}
+
 // Get returns a node, banned or not.
 func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
 	if !db.IsID(nodeID) {

@@ -98,6 +98,19 @@ func (s *Server) Copy(ctx context.Context, nodeID, orgID string, r *protocol.Cop
 	return t, nil
 }
 
+// RemoveEnvironment removes an environment of an org's project from a node. One that is in use is a Conflict.
+func (s *Server) RemoveEnvironment(ctx context.Context, nodeID, orgID string,
+	r *protocol.RemoveEnvironmentRequest,
+) error {
+	t, err := s.openTunnel(ctx, nodeID, orgID, &protocol.TunnelRequest{
+		Request: &protocol.TunnelRequest_RemoveEnvironment{RemoveEnvironment: r},
+	})
+	if err == nil {
+		t.Abort() // nothing follows the answer, and the node may have ended the stream
+	}
+	return err
+}
+
 // openTunnel opens a tunnel within the budgets of the node and of the org, and returns it once the node has accepted
 // the request. It fails at once where the node is not connected.
 func (s *Server) openTunnel(ctx context.Context, nodeID, orgID string, r *protocol.TunnelRequest) (*tunnel, error) {
@@ -142,6 +155,10 @@ func refused(reason protocol.Nack_Reason) error {
 	if reason == protocol.Nack_UNAVAILABLE {
 		return fault.New(fault.Unavailable, codeAppUnavailable, "The app does not answer on its node; look at its status, "+
 			"and try again.", nil).RetryAfter(time.Second)
+	}
+	if reason == protocol.Nack_IN_USE {
+		return fault.New(fault.Conflict, codeInUse, "An app instance uses the environment; decommission it, or upgrade it "+
+			"without the environment.", nil)
 	}
 	return fault.New(fault.Conflict, codeNodeRefused, "The node refuses the stream: "+reason.Text()+".", nil)
 }

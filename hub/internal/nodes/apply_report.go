@@ -19,12 +19,17 @@ const actionReport = "fleet.node.report"
 type Report struct {
 	instance.Report
 	Accelerators []*protocol.Accelerator
+	Environments []*protocol.InstalledEnvironment
+	Volumes      []*protocol.VolumeStatus
 }
 
 // ApplyReport applies a node's report in the caller's transaction: inventory, members, the steps of their instances,
 // and for members proved gone their capacity and bills. No member of the node is set aside any more.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
-	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
+	if err := r.applyInventory(ctx, tx, now); err != nil {
+		return err
+	}
+	if err := applyVolumes(ctx, tx, r, now); err != nil {
 		return err
 	}
 	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil), now); err != nil {
@@ -40,9 +45,20 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
 	return completeAll(ctx, tx, r.NodeID, actionReport, changes, now)
 }
 
+// applyInventory applies what the report says that the node has.
+func (r Report) applyInventory(ctx context.Context, tx db.Tx, now time.Time) error {
+	if err := applyInventories(ctx, tx, map[string][]*protocol.Accelerator{r.NodeID: r.Accelerators}, now); err != nil {
+		return err
+	}
+	return capacity.ApplyEnvironments(ctx, tx, map[string][]*protocol.InstalledEnvironment{r.NodeID: r.Environments})
+}
+
 // beginReport applies what a report says of the node itself. It returns the members, for applyReportMembers.
 func beginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (memberIDs []string, err error) {
-	if err := capacity.ApplyInventory(ctx, tx, r.NodeID, r.Accelerators, now); err != nil {
+	if err := r.applyInventory(ctx, tx, now); err != nil {
+		return nil, err
+	}
+	if err := applyVolumes(ctx, tx, r, now); err != nil {
 		return nil, err
 	}
 	return instance.BeginReport(ctx, tx, r.Report, now)
@@ -59,6 +75,33 @@ func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []str
 		return err
 	}
 	return completeAll(ctx, tx, r.NodeID, actionReport, changes, now)
+}
+
+// applyVolumes stores where the node's volumes are. Each change goes on under the id of what was asked of it.
+func applyVolumes(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
+	changes, err := capacity.ApplyVolumes(ctx, tx, r.NodeID, r.Volumes, now)
+	if err != nil {
+		return err
+	}
+	for _, c := range changes {
+		by := change.ByNode(r.NodeID, c.Volume.CorrelationID, now)
+		if c.Snapshot != nil {
+			by.CorrelationID = c.Snapshot.CorrelationID
+		}
+		if c.Snapshot != nil && c.Before == "" {
+			if err := change.AddFinding(ctx, tx, finding.Finding{
+				NodeID: r.NodeID, Kind: finding.Snapshot, ResourceType: change.Snapshot, ResourceID: c.Snapshot.ID,
+				Detail: "The node keeps a snapshot of volume " + c.Volume.ID + " that the hub did not know. It is listed again; " +
+					"its description is lost.", At: now,
+			}); err != nil {
+				return err
+			}
+		}
+		if err := change.CompleteVolume(ctx, tx, by, actionReport, c); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // SetReachable records, in the caller's transaction, that contact with a node's members was lost or is back. Nothing

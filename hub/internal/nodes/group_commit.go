@@ -130,6 +130,7 @@ func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, n
 	}
 	applied := make([]bool, len(requests))
 	inventories := map[string][]*protocol.Accelerator{}
+	environments := map[string][]*protocol.InstalledEnvironment{}
 	var at []int
 	var reports []fleet.Report
 	for n, r := range requests {
@@ -148,9 +149,13 @@ func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, n
 	for k, n := range at {
 		if applied[n] = quiet[k]; applied[n] {
 			inventories[requests[n].peer.NodeID] = requests[n].report.GetAccelerators()
+			environments[requests[n].peer.NodeID] = requests[n].report.GetEnvironments()
 		}
 	}
-	return applied, capacity.ApplyInventories(ctx, tx, inventories, now)
+	if err := capacity.ApplyEnvironments(ctx, tx, environments); err != nil {
+		return nil, err
+	}
+	return applied, applyInventories(ctx, tx, inventories, now)
 }
 
 func nodesOf(requests []*request) []string {

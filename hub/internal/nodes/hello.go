@@ -9,7 +9,6 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/billing"
-	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -149,7 +148,7 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 		ids = append(ids, id)
 		inventories[id] = requests[n].hello.GetFacts().GetAccelerators()
 	}
-	if err := capacity.ApplyInventories(ctx, tx, inventories, now); err != nil {
+	if err := applyInventories(ctx, tx, inventories, now); err != nil {
 		return err
 	}
 	hosting, err := instance.MemberCounts(ctx, tx, ids)

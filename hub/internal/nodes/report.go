@@ -100,6 +100,8 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 			UsageOwed:   owes,
 		},
 		Accelerators: r.GetAccelerators(),
+		Environments: r.GetEnvironments(),
+		Volumes:      r.GetVolumes(),
 	}
 	if whole {
 		err = ApplyReport(ctx, tx, out.report, a.now)

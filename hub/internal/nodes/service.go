@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/groupcommit"
@@ -197,7 +198,7 @@ func requireSigned(statuses []*protocol.WorkloadStatus, peer nodelink.Peer) {
 func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo uint64, r *protocol.Report) error {
 	nodeID := peer.NodeID
 	now := svc.Now().Truncate(time.Microsecond)
-	if len(r.GetWorkloads()) == 0 {
+	if len(r.GetWorkloads()) == 0 && len(r.GetVolumes()) == 0 {
 		quiet := &request{peer: peer, report: r, sessionNo: sessionNo}
 		if err := svc.submit(ctx, quiet); err != nil {
 			return err
@@ -263,20 +264,18 @@ func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) e
 	}); err != nil {
 		return err
 	}
-	contradicts := r.GetReason() == protocol.Nack_GENERATION_OLDER || r.GetReason() == protocol.Nack_GENERATION_CONFLICT
-	if r.GetDocument() != protocol.Envelope_STATE || !contradicts {
+	if r.GetDocument() != protocol.Envelope_STATE || !plan.ShowsNewerState(r.GetReason()) {
 		return nil
 	}
-	// The node has other content under the refused number: the newest state here must be above it. A number that was never
-	// sent cannot have been refused.
-	newest, err := db.Query(ctx, svc.DB, func(tx db.Tx) (uint64, error) {
-		return dispatch.NewestGeneration(ctx, tx, nodeID)
+	newest, err := db.Query(ctx, svc.DB, func(tx db.Tx) (plan.StateVersion, error) {
+		return dispatch.NewestState(ctx, tx, nodeID)
 	})
 	if err != nil {
 		return err
 	}
-	if r.GetGeneration() <= newest && svc.budgets.mayBumpGeneration(nodeID, svc.Now()) {
-		svc.Dispatcher.EnqueueAtLeast(nodeID, r.GetGeneration()+1)
+	least := newest.GenerationAfterRefusal(r.GetGeneration())
+	if least > 0 && svc.budgets.mayBumpGeneration(nodeID, svc.Now()) {
+		svc.Dispatcher.EnqueueAtLeast(nodeID, least)
 	}
 	return nil
 }

@@ -35,6 +35,7 @@ type upload struct {
 	Named     []string
 	Workloads []*protocol.Workload
 	Leases    []*protocol.Lease
+	Volumes   []*protocol.ProjectVolume
 	// Findings are the contradictions found so far.
 	Findings []finding.Finding
 }
@@ -59,6 +60,9 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 	}
 	claims, err := capacity.ClaimsOn(ctx, tx, b.NodeID)
 	if err != nil {
+		return err
+	}
+	if err := a.volumes(ctx, tx); err != nil {
 		return err
 	}
 	todo := plan.Adopt(members, claims, plan.Upload{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
@@ -147,6 +151,29 @@ func (a adopter) apply(ctx context.Context, tx db.Tx, todo plan.Adoption) error 
 	return nil
 }
 
+// volumes adds the volumes that the rows do not know: without them, the members that use them would be left out.
+func (a adopter) volumes(ctx context.Context, tx db.Tx) error {
+	adopted, err := capacity.AdoptVolumes(ctx, tx, a.b.NodeID, a.b.Volumes, a.by.CorrelationID, a.by.Now)
+	if err != nil {
+		return err
+	}
+	for _, v := range adopted {
+		if err := change.RecordVolume(ctx, tx, a.by, actionAdopt, capacity.VolumeChange{Volume: v}); err != nil {
+			return err
+		}
+		if !v.ReadyAt.IsZero() {
+			if err := ledger.OpenSubject(ctx, tx, change.VolumeSubject(v, a.by.Now)); err != nil {
+				return err
+			}
+		}
+		if err := a.addFinding(ctx, tx, finding.Volume, resourceVolume, v.ID, "The volume %s. Its name is lost.",
+			madeAfter); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // end decommissions an instance that the node has removed: its end was requested after the backup.
 func (a adopter) end(ctx context.Context, tx db.Tx, memberID string) error {
 	i, err := instance.OfMember(ctx, tx, memberID)
@@ -187,12 +214,13 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		}
 	}
 	use := capacity.UseOf(larger(w))
-	use.HostPorts = capacity.UseOf(slices.Concat(w.GetServices(), w.GetFallback().GetServices())).HostPorts
+	both := capacity.UseOf(slices.Concat(w.GetServices(), w.GetFallback().GetServices()))
+	use.HostPorts, use.Volumes = both.HostPorts, both.Volumes
 	made, allocation, err := capacity.Adopt(ctx, tx, capacity.Adopted{
 		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(),
 		ProjectID:     w.GetProjectId(),
 		CorrelationID: w.GetCorrelationId(), CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes,
-		AcceleratorIDs: use.AcceleratorIDs, HostPorts: use.HostPorts,
+		AcceleratorIDs: use.AcceleratorIDs, HostPorts: use.HostPorts, Volumes: use.Volumes,
 	}, a.by.Now)
 	if err != nil {
 		return err
@@ -203,7 +231,7 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 		}
 	}
 	modes := catalog.ModesOf(w.GetManifest().GetPayload())
-	if err := a.subject(ctx, tx, w, allocation, modes, use.CPUMillis, use.MemoryBytes); err != nil {
+	if err := a.subject(ctx, tx, w, allocation, modes, use); err != nil {
 		return err
 	}
 	i, err := a.instance(ctx, tx, w, modes)
@@ -216,16 +244,11 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 
 // larger returns the services of the revision that needs more: the allocation has room for either, not for both.
 func larger(w *protocol.Workload) []*protocol.Service {
-	sum := func(list []*protocol.Service) (n uint64) {
-		for _, s := range list {
-			n += s.GetResources().GetMemoryBytes()
-		}
-		return n
+	now, back := w.GetServices(), w.GetFallback().GetServices()
+	if capacity.UseOf(back).MemoryBytes > capacity.UseOf(now).MemoryBytes {
+		return back
 	}
-	if sum(w.GetFallback().GetServices()) > sum(w.GetServices()) {
-		return w.GetFallback().GetServices()
-	}
-	return w.GetServices()
+	return now
 }
 
 func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocation) error {
@@ -244,15 +267,15 @@ func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocatio
 }
 
 func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at capacity.Allocation,
-	modes catalog.Resolved, cpu, memory int64,
+	modes catalog.Resolved, use capacity.Use,
 ) error {
 	return ledger.OpenSubject(ctx, tx, ledger.Subject{
 		ID: w.GetId(), Kind: ledger.Member, OrgID: w.GetOrgId(), ProjectID: w.GetProjectId(),
 		AppInstanceID: w.GetInstanceId(), AppSlug: w.GetAppSlug(),
 		AllocationID: at.ID, NodeID: a.b.NodeID, SKU: at.SKU, OperatingMode: modes.OperatingMode,
 		ControlPlaneScope: modes.ControlPlaneScope,
-		RuntimeBackend:    modes.RuntimeBackend, CorrelationID: w.GetCorrelationId(), CPUMillis: cpu, MemoryBytes: memory,
-		OpenedAt: a.by.Now,
+		RuntimeBackend:    modes.RuntimeBackend, CorrelationID: w.GetCorrelationId(), CPUMillis: use.CPUMillis,
+		MemoryBytes: use.MemoryBytes, Accelerators: int64(len(use.AcceleratorIDs)), OpenedAt: a.by.Now,
 	})
 }
 

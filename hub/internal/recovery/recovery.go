@@ -35,6 +35,7 @@ const (
 	resourceProject    = "project"
 	resourceInstance   = "app_instance"
 	resourceAllocation = "allocation"
+	resourceVolume     = change.Volume
 )
 
 // Restore is the hub coming back from a backup.

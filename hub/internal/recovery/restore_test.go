@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
@@ -17,11 +18,13 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -99,6 +102,40 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 		hubtest.Count(again,
 			`SELECT count(*) FROM (SELECT posting_id FROM entries GROUP BY posting_id, currency
 				HAVING sum(amount_nanos) <> 0) x`))
+}
+
+// Law 16: a volume that was made after the backup goes on, and with it what uses it: the node is never told of one that
+// it could take for given up.
+func TestLaw16AVolumeMadeAfterTheBackupIsTakenOver(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	kept := h.Launch()
+	before, _ := l.ExpectState(1)
+	l.Report(before.GetGeneration(), hubtest.Ready(kept))
+	backup := h.Backup()
+	v, err := (&command.Service{DB: h.DB}).CreateVolume(t.Context(), h.Tenant("volume"), capacity.NewVolume{
+		ProjectID: h.Project.ID, Name: "models", SizeBytes: 64 << 20,
+	})
+	require.NoError(t, err)
+	state, push := l.ExpectVolumes(1)
+	require.Equal(t, v.ID, state.GetVolumes()[0].GetId())
+	require.NoError(t, l.Conn.Close(0, "the hub is gone"))
+
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	n.Bundle, err = n.Bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	now, _ := l.ExpectVolumes(1)
+	require.True(t, proto.Equal(state.GetVolumes()[0], now.GetVolumes()[0]))
+	require.Equal(t, map[string]string{finding.Volume: v.ID}, again.Findings())
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM volumes WHERE status = 'pending'`))
 }
 
 // Law 16: a member stays placed while its node awaits resync.
@@ -213,6 +250,32 @@ func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
 	l.ExpectState(1)
 	require.NoError(t, again.Dispatcher.Renew(t.Context()))
 	require.Equal(t, made.Members[0].ID, l.ExpectLeases().GetLeases()[0].GetMemberId())
+}
+
+// Law 16: an app of several services is taken over with all of them, its capacity is their sum, and what was chosen is
+// the main one's.
+func TestLaw16AnAppOfSeveralServicesIsTakenOver(t *testing.T) {
+	h, n, l := hubtest.NewWithServices(t)
+	backup := h.Backup()
+	made := h.Launch()
+	state, push := l.ExpectState(1)
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	require.Eventually(t, func() bool { return len(again.Findings()) > 0 }, 10*time.Second, 10*time.Millisecond)
+	adopted := again.Instance(made.ID)
+	require.EqualValues(t, 128, adopted.Resources.MemoryMiB)
+	require.Equal(t, manifest.RuntimeDockerCompose, adopted.Modes.RuntimeBackend)
+	services := hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (map[string][]*protocol.Service, error) {
+		return instance.Topology(ctx, tx, adopted)
+	})
+	require.Len(t, services[made.Members[0].ID], 2)
+	require.Equal(t, 192<<20, hubtest.Count(again, `SELECT memory_bytes FROM reservations WHERE member_id = $1`,
+		made.Members[0].ID))
+	require.Equal(t, 700, hubtest.Count(again, `SELECT cpu_millis FROM subjects WHERE id = $1`, made.Members[0].ID))
 }
 
 // Law 16: the node's leases come from two batches, one from before the backup and one from after it. What ran is billed

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -89,6 +90,7 @@ func gather(ctx context.Context, tx db.Tx, nodeID string,
 	for _, ref := range state.Message().GetParts() {
 		b.Named = append(b.Named, ref.GetId())
 	}
+	b.Volumes = state.Message().GetVolumes()
 	parts, err := uploadedParts(ctx, tx, nodeID)
 	if err != nil {
 		return b, err
@@ -99,13 +101,12 @@ func gather(ctx context.Context, tx db.Tx, nodeID string,
 			b.Workloads = append(b.Workloads, w)
 		}
 	}
-	epoch, generation, newest, err := dispatch.NewestState(ctx, tx, nodeID)
+	newest, err := dispatch.NewestState(ctx, tx, nodeID)
 	if err != nil {
 		return b, err
 	}
 	own := state.Digest()
-	b.Newer = b.Epoch > epoch || b.Epoch == epoch && (b.Generation > generation || b.Generation == generation &&
-		!bytes.Equal(newest, own[:]))
+	b.Newer = plan.StateVersion{Epoch: b.Epoch, Generation: b.Generation, SHA256: own[:]}.Supersedes(newest)
 	return b, nil
 }
 
