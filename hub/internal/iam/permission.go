@@ -24,6 +24,10 @@ const (
 	ArtifactPublish Permission = "apps.artifact.publish"
 	ArtifactManage  Permission = "apps.artifact.manage"
 
+	// EnvironmentManage is to set a project's package index and to remove environments.
+	EnvironmentRead   Permission = "apps.environment.read"
+	EnvironmentManage Permission = "apps.environment.manage"
+
 	EntitlementRead  Permission = "apps.entitlement.read"
 	EntitlementWrite Permission = "apps.entitlement.write"
 
@@ -34,6 +38,13 @@ const (
 	AllocationRead    Permission = "capacity.allocation.read"
 	AllocationCreate  Permission = "capacity.allocation.create"
 	AllocationRelease Permission = "capacity.allocation.release"
+
+	VolumeRead   Permission = "capacity.volume.read"
+	VolumeCreate Permission = "capacity.volume.create"
+	// VolumeSnapshot takes and deletes snapshots; VolumeRestore replaces a volume's content by one.
+	VolumeSnapshot Permission = "capacity.volume.snapshot"
+	VolumeRestore  Permission = "capacity.volume.restore"
+	VolumeDelete   Permission = "capacity.volume.delete"
 
 	SKURead  Permission = "capacity.sku.read"
 	SKUWrite Permission = "capacity.sku.write"
@@ -125,14 +136,15 @@ func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPubl
 
 func viewer() []Permission {
 	return []Permission{
-		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, CatalogRead, AllocationRead, SKURead, UsageRead, PriceRead,
-		OrgRead, ProjectRead,
+		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, EnvironmentRead, CatalogRead, AllocationRead, VolumeRead,
+		SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
 	}
 }
 
 func operator() []Permission {
 	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
-		InstanceExec, InstanceConnect, ArtifactPublish)
+		InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, VolumeCreate, VolumeSnapshot, VolumeRestore,
+		VolumeDelete)
 }
 
 func projectAdmin() []Permission {

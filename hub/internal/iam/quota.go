@@ -17,11 +17,13 @@ type Quota string
 // The quotas. Counts are of what exists now; the owner of the rows counts them.
 const (
 	// QuotaRegistryBytes counts blobs in the org's repositories, each once, and unfinished uploads.
-	QuotaRegistryBytes   Quota = "registry_bytes"
-	QuotaAllocations     Quota = "allocations"
-	QuotaCPUCores        Quota = "cpu_cores"
-	QuotaAccelerators    Quota = "accelerators"
-	QuotaInstances       Quota = "app_instances"
+	QuotaRegistryBytes Quota = "registry_bytes"
+	QuotaAllocations   Quota = "allocations"
+	QuotaCPUCores      Quota = "cpu_cores"
+	QuotaAccelerators  Quota = "accelerators"
+	QuotaInstances     Quota = "app_instances"
+	// QuotaVolumeBytes counts the sizes of the volumes of projects and of their snapshots.
+	QuotaVolumeBytes     Quota = "volume_bytes"
 	QuotaServiceAccounts Quota = "service_accounts"
 	QuotaAppSlugs        Quota = "app_slugs"
 	// QuotaPublishIntents counts intents that have not ended.
@@ -43,6 +45,7 @@ func DefaultLimits() Limits {
 		QuotaCPUCores:        100_000,
 		QuotaAccelerators:    10_000,
 		QuotaInstances:       10_000,
+		QuotaVolumeBytes:     1 << 50,
 		QuotaServiceAccounts: 5000,
 		QuotaAppSlugs:        200,
 		QuotaPublishIntents:  1000,

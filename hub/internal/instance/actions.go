@@ -20,6 +20,8 @@ type Revision struct {
 	Previous int64
 	// Fallback is the revision to which a node rolls back while the upgrade is in progress.
 	Fallback int64
+	// RollsBack says that the tenant returns to AppVersion.
+	RollsBack bool
 	// ReadyAt is when this content was first ready; zero before.
 	ReadyAt time.Time
 }
@@ -122,10 +124,11 @@ func rollbackTarget(revisions []Revision, desired int64, status lifecycle.Status
 		WithField("/target_version", "names no version that it was running within the retention").Permanent()
 }
 
-// RequestRollback makes a revision with the content of an earlier one. It has no fallback: where the old content does
+// RequestRollback makes a revision with the content of an earlier one, and these services of its members. The revision
+// that serves is its fallback where both start beside each other. No node goes back to that: where the old content does
 // not start either, the instance fails.
-func RequestRollback(ctx context.Context, tx db.Tx, i Instance, req Request, target Revision, delegationEnvelope []byte,
-	now time.Time,
+func RequestRollback(ctx context.Context, tx db.Tx, i Instance, req Request, target Revision,
+	services map[string][]*protocol.Service, startsFirst bool, delegationEnvelope []byte, now time.Time,
 ) (Change, error) {
 	revisions, err := selectRevisions(ctx, tx, i.ID)
 	if err != nil {
@@ -138,13 +141,21 @@ func RequestRollback(ctx context.Context, tx db.Tx, i Instance, req Request, tar
 	}
 	made := Revision{
 		No: newestRevision(revisions).No + 1, AppVersion: target.AppVersion, Previous: base,
-		ReadyAt: target.ReadyAt,
+		ReadyAt: target.ReadyAt, RollsBack: true,
+	}
+	if startsFirst {
+		made.Fallback = base
 	}
 	if findRevision(revisions, base).AppVersion == target.AppVersion {
 		made.Previous = target.Previous
 	}
 	if err := copyRevision(ctx, tx, i, target.No, made, delegationEnvelope, req.CorrelationID, now); err != nil {
 		return Change{}, err
+	}
+	for memberID, s := range services {
+		if err := saveMemberRevision(ctx, tx, memberID, made.No, s); err != nil {
+			return Change{}, err
+		}
 	}
 	i.Revision = made.No
 	return begin(ctx, tx, i, req, operationRollback, next, step, now)

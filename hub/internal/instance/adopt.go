@@ -124,7 +124,7 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 	}
 	no := int64(w.GetRevision())
 	if findRevision(revisions, no).No == 0 {
-		made := Revision{No: no, Previous: base}
+		made := Revision{No: no, Previous: base, RollsBack: w.GetRollsBack()}
 		if w.GetFallback() != nil {
 			made.Fallback = base
 		}
@@ -138,10 +138,12 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 func adoptRevision(ctx context.Context, tx db.Tx, instanceID string, made Revision, w *protocol.Workload,
 	now time.Time,
 ) error {
+	// One that this release cannot read has launchable_oci's one service, as far as the choice goes.
+	m, _ := manifest.Parse(w.GetManifest().GetPayload())
 	n := NewRevision{
 		AppVersion: w.GetAppVersion(), ParametersJSON: w.GetParametersJson(), Features: w.GetFeatures(),
 		ConfigJSON:       configOf(w),
-		Resources:        manifest.ChoiceOf(w.GetServices()),
+		Resources:        m.ChoiceOf(w.GetServices()),
 		ReadinessTimeout: time.Duration(w.GetReadinessTimeoutSeconds()) * time.Second,
 	}
 	var err error

@@ -28,6 +28,9 @@ const (
 	maxDetailBytes   = 2 << 10
 	maxEndpoints     = 64
 	maxEndpointBytes = 255
+	maxServices      = 32
+	// maxServiceDetailBytes is less than a member's: there are many of them in a row.
+	maxServiceDetailBytes = 512
 )
 
 // HintResult is how a hint of the request was applied.
@@ -103,11 +106,13 @@ type Member struct {
 	// ConfigSHA256 is the digest of the config that all its containers have.
 	ConfigSHA256 []byte
 	Endpoints    []Endpoint
-	Restarts     int64
-	ExitCode     int64
-	StartedAt    time.Time
-	ReadyAt      time.Time
-	ExitedAt     time.Time
+	// Services is empty for a member of one service.
+	Services  []ServiceStatus
+	Restarts  int64
+	ExitCode  int64
+	StartedAt time.Time
+	ReadyAt   time.Time
+	ExitedAt  time.Time
 	// RemovedAt is set with Gone.
 	RemovedAt time.Time
 }
@@ -147,6 +152,9 @@ type Change struct {
 	FirstVersion int64
 	// DesiredChanged: the desired state of the instance's nodes changed.
 	DesiredChanged bool
+	// Strategy is how nodes replace the version of before, where the manifest asks for start_first; StrategyReason says
+	// why it is another one.
+	Strategy, StrategyReason string
 	// Removed are the members that the change proved gone, or lost.
 	Removed []Removal
 }
@@ -307,8 +315,9 @@ func saveSteps(ctx context.Context, tx db.Tx, i Instance, next lifecycle.Lifecyc
 ) (Change, error) {
 	presentBefore, stoppedBefore := i.Lifecycle.Status.Desired()
 	present, stopped := next.Status.Desired()
-	// Only during an upgrade, the node's state has the fallback.
-	upgrade := (next.Status == lifecycle.Upgrading) != (i.Lifecycle.Status == lifecycle.Upgrading)
+	// Only meanwhile, the node's state has the fallback.
+	replaces := func(s lifecycle.Status) bool { return s == lifecycle.Upgrading || s == lifecycle.RollingBack }
+	upgrade := replaces(next.Status) != replaces(i.Lifecycle.Status)
 	c := Change{Steps: steps, FirstVersion: i.ResourceVersion + 1, DesiredChanged: present != presentBefore ||
 		stopped != stoppedBefore || upgrade}
 	if next == i.Lifecycle && len(steps) == 0 {

@@ -89,6 +89,9 @@ func (r Report) apply(ctx context.Context, tx db.Tx, members []placedMember, now
 	for _, m := range members {
 		next, removal := m.applyStatus(statuses[m.ID], r, now)
 		if !m.differsFrom(next) {
+			if m.stopping && next.Status == protocol.WorkloadStatus_STOPPED {
+				changed = append(changed, m.InstanceID) // its node had stopped it before, when its lease ended
+			}
 			continue
 		}
 		if err := updateMember(ctx, tx, next, removal, now); err != nil {
@@ -124,6 +127,7 @@ func MarkLost(ctx context.Context, tx db.Tx, nodeID string, now time.Time) ([]Ch
 		end := m.Member
 		end.Status, end.Reason, end.Detail, end.Unreachable, end.Endpoints = protocol.WorkloadStatus_FAILED,
 			protocol.WorkloadStatus_NODE_LOST, "", false, nil
+		end.Services = nil
 		end.Gone, end.RemovedAt = true, now
 		r := Removal{Member: end, Lost: true}
 		if err := updateMember(ctx, tx, end, &r, now); err != nil {
@@ -208,7 +212,9 @@ func recompute(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change
 type placedMember struct {
 	Member
 	// desired is false once its instance is being decommissioned.
-	desired          bool
+	desired bool
+	// stopping says that its instance waits for its end.
+	stopping         bool
 	absentEpoch      uint64
 	absentGeneration uint64
 }
@@ -232,7 +238,7 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	case lifecycle.Unchanged:
 		return next, nil
 	case lifecycle.Removed:
-		next.RemovedAt, next.Endpoints = now, nil
+		next.RemovedAt, next.Endpoints, next.Services = now, nil, nil
 		return next, &Removal{Member: next, Proof: s.GetRemoval()}
 	case lifecycle.Reported:
 	}
@@ -247,6 +253,7 @@ func (m placedMember) applyStatus(s *protocol.WorkloadStatus, r Report, now time
 	next.Restarts, next.ExitCode = int64(s.GetRestarts()), int64(s.GetExitCode())
 	next.StartedAt, next.ReadyAt, next.ExitedAt = dbTime(s.GetStartedAt()), dbTime(s.GetReadyAt()),
 		dbTime(s.GetExitedAt())
+	next.Services = serviceStatuses(s.GetServices())
 	next.Endpoints, next.ConfigSHA256 = publishedEndpoints(s.GetEndpoints()), digestOrNil(s.GetConfigSha256())
 	return next, nil
 }
@@ -298,6 +305,7 @@ func (m Member) differsFrom(n Member) bool {
 		m.ObservedIncarnation != n.ObservedIncarnation ||
 		m.FailureConfirmed != n.FailureConfirmed || !m.FailingSince.Equal(n.FailingSince) ||
 		!m.StartedAt.Equal(n.StartedAt) || !m.ReadyAt.Equal(n.ReadyAt) || !m.ExitedAt.Equal(n.ExitedAt) ||
-		!slices.Equal(m.Endpoints, n.Endpoints) || !bytes.Equal(m.OwnerRefusal, n.OwnerRefusal) ||
+		!slices.Equal(m.Endpoints, n.Endpoints) || !slices.EqualFunc(m.Services, n.Services, ServiceStatus.equal) ||
+		!bytes.Equal(m.OwnerRefusal, n.OwnerRefusal) ||
 		!bytes.Equal(m.ConfigSHA256, n.ConfigSHA256)
 }

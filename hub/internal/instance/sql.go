@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 	"time"
@@ -65,11 +66,11 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 	return tx.Queue(ctx,
 		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
 			delegation_envelope, features, readiness_timeout_ms, correlation_id, created_at, previous_revision,
-			fallback_revision, ready_at, resources)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15)`,
+			fallback_revision, ready_at, resources, rolls_back)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`,
 		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ConfigJSON, r.ManifestEnvelope,
 		orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(),
-		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt), resources)
+		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt), resources, made.RollsBack)
 }
 
 // copyRevision makes a revision with the content of an earlier one, for all members, under the current delegation.
@@ -79,12 +80,12 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 	if _, err := tx.Exec(ctx,
 		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
 			delegation_envelope, features, readiness_timeout_ms, correlation_id, created_at, previous_revision,
-			fallback_revision, ready_at, resources)
+			fallback_revision, rolls_back, ready_at, resources)
 		SELECT instance_id, $3, app_version, parameters, config, manifest_envelope, $9,
-			features, readiness_timeout_ms, $4, $5, $6, $7, $8, resources
+			features, readiness_timeout_ms, $4, $5, $6, $7, $10, $8, resources
 		FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
 		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt),
-		orEmpty(delegation)); err != nil {
+		orEmpty(delegation), made.RollsBack); err != nil {
 		return err
 	}
 	ids := make([]string, 0, len(i.Members))
@@ -171,6 +172,13 @@ func Services(ctx context.Context, tx db.Tx, memberID string, revision int64) ([
 	return decodeServices(memberID, data)
 }
 
+// ParametersOf returns the parameters of a revision.
+func ParametersOf(ctx context.Context, tx db.Tx, instanceID string, revision int64) (parameters string, err error) {
+	err = tx.QueryRow(ctx, `SELECT parameters FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
+		instanceID, revision).Scan(&parameters)
+	return parameters, err
+}
+
 func decodeServices(memberID string, data []byte) ([]*protocol.Service, error) {
 	w := &protocol.Workload{}
 	if err := proto.Unmarshal(data, w); err != nil {
@@ -180,8 +188,9 @@ func decodeServices(memberID string, data []byte) ([]*protocol.Service, error) {
 }
 
 func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now time.Time) error {
-	endpoints, err := json.Marshal(orEmpty(m.Endpoints))
-	if err != nil {
+	endpoints, endpointsErr := json.Marshal(orEmpty(m.Endpoints))
+	services, err := json.Marshal(orEmpty(m.Services))
+	if err := errors.Join(endpointsErr, err); err != nil {
 		return err
 	}
 	var proof []byte
@@ -195,11 +204,12 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
 			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20,
-			config_sha256 = $21 WHERE id = $1`,
+			config_sha256 = $21, services = $22 WHERE id = $1`,
 		m.ID, m.Status.Text(), m.Reason.Text(), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, zeronull.Timestamptz(m.StartedAt), zeronull.Timestamptz(m.ReadyAt),
 		zeronull.Timestamptz(m.ExitedAt), proof, zeronull.Timestamptz(m.RemovedAt), now, m.FallbackFrom,
-		m.ObservedIncarnation, m.OwnerRefusal, zeronull.Timestamptz(m.FailingSince), m.FailureConfirmed, m.ConfigSHA256)
+		m.ObservedIncarnation, m.OwnerRefusal, zeronull.Timestamptz(m.FailingSince), m.FailureConfirmed, m.ConfigSHA256,
+		services)
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
@@ -252,11 +262,11 @@ const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, 
 	m.observed_revision,
 	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at,
 	m.fallback_from_revision,
-	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed, m.config_sha256`
+	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed, m.config_sha256, m.services`
 
 // scanMember reads memberColumns and the columns that the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
-	var endpoints []byte
+	var endpoints, services []byte
 	into := append([]any{
 		&m.ID, &m.InstanceID, &m.AllocationID, &m.NodeID, &m.Role,
 		textColumn{&m.Status},
@@ -265,17 +275,20 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 		&m.ObservedRevision, &m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode,
 		(*zeronull.Timestamptz)(&m.StartedAt), (*zeronull.Timestamptz)(&m.ReadyAt), (*zeronull.Timestamptz)(&m.ExitedAt),
 		(*zeronull.Timestamptz)(&m.RemovedAt), &m.FallbackFrom, &m.ObservedIncarnation, &m.OwnerRefusal,
-		(*zeronull.Timestamptz)(&m.FailingSince), &m.FailureConfirmed, &m.ConfigSHA256,
+		(*zeronull.Timestamptz)(&m.FailingSince), &m.FailureConfirmed, &m.ConfigSHA256, &services,
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err
 	}
 	m.Gone = !m.RemovedAt.IsZero()
-	if err := json.Unmarshal(endpoints, &m.Endpoints); err != nil {
-		return fmt.Errorf("member %s: endpoints: %w", m.ID, err)
+	if err := errors.Join(json.Unmarshal(endpoints, &m.Endpoints), json.Unmarshal(services, &m.Services)); err != nil {
+		return fmt.Errorf("member %s: endpoints and services: %w", m.ID, err)
 	}
 	if len(m.Endpoints) == 0 {
 		m.Endpoints = nil
+	}
+	if len(m.Services) == 0 {
+		m.Services = nil
 	}
 	return nil
 }
@@ -283,10 +296,11 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 // selectMembersOf returns the members of a node that are not gone: the named ones, or all where only is nil.
 func selectMembersOf(ctx context.Context, tx db.Tx, nodeID string, only []string) ([]placedMember, error) {
 	return db.Select(ctx, tx, func(row pgx.CollectableRow) (h placedMember, err error) {
-		err = scanMember(row, &h.Member, &h.desired, &h.absentEpoch, &h.absentGeneration)
+		err = scanMember(row, &h.Member, &h.desired, &h.stopping, &h.absentEpoch, &h.absentGeneration)
 		return h, err
 	}, `SELECT `+memberColumns+
-		`, i.status <> 'decommissioning', coalesce(m.absent_epoch, 0), coalesce(m.absent_generation, 0)
+		`, i.status <> 'decommissioning', i.status = 'stopping', coalesce(m.absent_epoch, 0),
+			coalesce(m.absent_generation, 0)
 		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
 		WHERE m.node_id = $1 AND m.removed_at IS NULL AND ($2::UUID[] IS NULL OR m.id = ANY($2::UUID[])) ORDER BY m.id`,
 		nodeID, only)
@@ -355,7 +369,7 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Member, error) {
 	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope,
 		%[1]s.delegation_envelope, %[1]s.parameters,
-		%[1]s.features, %[1]s.readiness_timeout_ms, %[1]s.created_at, %[2]s.services`
+		%[1]s.features, %[1]s.readiness_timeout_ms, %[1]s.created_at, %[1]s.rolls_back, %[2]s.services`
 	return db.Select(ctx, tx, scanDesired,
 		`SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
 			`+fmt.Sprintf(revision, "r", "s")+`, `+fmt.Sprintf(revision, "f", "fs")+`
@@ -363,7 +377,8 @@ func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Memb
 		JOIN app_instances i ON i.id = m.instance_id
 		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
 		JOIN member_revisions s ON s.member_id = m.id AND s.revision = i.revision
-		LEFT JOIN instance_revisions f ON f.instance_id = i.id AND f.revision = r.fallback_revision AND i.status = 'upgrading'
+		LEFT JOIN instance_revisions f ON f.instance_id = i.id AND f.revision = r.fallback_revision
+			AND (i.status = 'upgrading' OR i.status = 'rolling_back' AND r.rolls_back)
 		LEFT JOIN member_revisions fs ON fs.member_id = m.id AND fs.revision = f.revision
 		WHERE `+where+` AND m.removed_at IS NULL AND i.status NOT IN ('decommissioning', 'decommissioned')
 		ORDER BY m.id`, id)
@@ -375,18 +390,20 @@ type content struct {
 	manifest, delegation, features, services []byte
 	revision, timeoutMillis                  *int64
 	createdAt                                *time.Time
+	rollsBack                                *bool
 }
 
 func (c *content) into() []any {
 	return []any{
 		&c.version, &c.revision, &c.correlationID, &c.manifest, &c.delegation, &c.parameters, &c.features,
-		&c.timeoutMillis, &c.createdAt, &c.services,
+		&c.timeoutMillis, &c.createdAt, &c.rollsBack, &c.services,
 	}
 }
 
 func (c *content) fill(m *plan.Member) (err error) {
 	m.AppVersion, m.CorrelationID, m.ParametersJSON = *c.version, *c.correlationID, *c.parameters
 	m.ManifestEnvelope, m.DelegationEnvelope, m.NamedAt = c.manifest, c.delegation, c.createdAt.UTC()
+	m.RollsBack = *c.rollsBack
 	m.Revision, m.ReadinessTimeout = uint64(*c.revision), time.Duration(*c.timeoutMillis)*time.Millisecond
 	if err := json.Unmarshal(c.features, &m.Features); err != nil {
 		return fmt.Errorf("member %s: features: %w", m.ID, err)

@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"math/big"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,14 +24,21 @@ const (
 // openAllocation places the first hold of an allocation, where its time has a price.
 func openAllocation(ctx context.Context, tx db.Tx, s subject) error {
 	prices, err := allocationPrices(ctx, tx, &s, s.OpenedAt)
+	if err != nil && (s.Kind != Volume || !fault.Is(err, fault.Conflict)) {
+		return err
+	}
+	need, err := s.aheadCost(prices, s.OpenedAt, allocationHold)
 	if err != nil {
 		return err
 	}
-	need, err := aheadCost(prices, s.OpenedAt, allocationHold)
-	if err != nil {
-		return err
+	if s.Kind == Volume {
+		wallet, err := walletBalance(ctx, tx, s.OrgID, s.currency)
+		if err != nil {
+			return err
+		}
+		need = min(need, wallet)
 	}
-	if _, err := place(ctx, tx, s, hold{}, need, "allocation:"+s.ID+":opened", s.OpenedAt); err != nil {
+	if _, err := place(ctx, tx, s, hold{}, need, s.Kind+":"+s.ID+":opened", s.OpenedAt); err != nil {
 		return err
 	}
 	return setAccrued(ctx, tx, s)
@@ -43,24 +51,24 @@ type Row struct {
 	NodeID string
 }
 
-// DueAllocations lists open allocations that are billed up to a moment before now and are not set aside, in order of
-// their ids, from the one after a given id on.
+// DueAllocations lists open allocations and volumes that are billed up to a moment before now and are not set aside, in
+// order of their ids, from the one after a given id on.
 func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
 	return db.Select(ctx, tx, pgx.RowToStructByPos[Row],
-		`SELECT id, org_id, node_id FROM subjects WHERE kind = 'allocation' AND closed_at IS NULL AND accrued_until < $1
+		`SELECT id, org_id, node_id FROM subjects WHERE kind <> 'member' AND closed_at IS NULL AND accrued_until < $1
 			AND (retry_at IS NULL OR retry_at <= $1) AND id > $2 ORDER BY id LIMIT $3`, now, orFirst(after), limit)
 }
 
 // Accrued is what AccrueAllocation found.
 type Accrued struct {
 	// Exhausted: the wallet no longer covers the next AllocationNotice. The caller must release the allocation, because
-	// what it uses beyond its hold is written off.
+	// what it uses beyond its hold is written off. A volume is never exhausted: its data stays.
 	Exhausted bool
 	// WasAside: earlier attempts had failed.
 	WasAside bool
 }
 
-// AccrueAllocation measures and bills the time of an open allocation up to now, and keeps its hold ahead.
+// AccrueAllocation measures and bills the time of an open allocation or volume up to now, and keeps its hold ahead.
 func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (out Accrued, err error) {
 	now = now.UTC().Truncate(time.Microsecond)
 	s, err := lockSubject(ctx, tx, id)
@@ -72,7 +80,7 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 	if err != nil {
 		return out, err
 	}
-	need, err := aheadCost(prices, now, allocationHold)
+	need, err := s.aheadCost(prices, now, allocationHold)
 	if err != nil {
 		return out, err
 	}
@@ -82,14 +90,61 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 	}
 	if lack := min(need-h.Balance(), wallet); lack > 0 {
 		// Another hub, whose clock is ahead, may have placed as much as the wallet had then, at this very time of accrual.
-		key := fmt.Sprintf("allocation:%s:%d", s.ID, h.Placed)
+		key := fmt.Sprintf("%s:%s:%d", s.Kind, s.ID, h.Placed)
 		if h, err = place(ctx, tx, s, h, lack, key, now); err != nil {
 			return out, err
 		}
 	}
-	notice, err := aheadCost(prices, now, AllocationNotice)
-	out.Exhausted = h.Balance() < notice
+	notice, err := s.aheadCost(prices, now, AllocationNotice)
+	out.Exhausted = s.Kind == Allocation && h.Balance() < notice
 	return out, err
+}
+
+// ResizeVolume bills an open volume up to now, and from now on for so many bytes.
+func ResizeVolume(ctx context.Context, tx db.Tx, id string, bytes int64, now time.Time) error {
+	if _, err := AccrueAllocation(ctx, tx, id, now); err != nil {
+		return err
+	}
+	return tx.Queue(ctx, `UPDATE subjects SET volume_bytes = $2 WHERE id = $1 AND closed_at IS NULL`, id, bytes)
+}
+
+// CheckFunds refuses a volume whose first hour the wallet does not cover.
+func CheckFunds(ctx context.Context, tx db.Tx, s Subject) error {
+	of := subject{Subject: s}
+	prices, err := allocationPrices(ctx, tx, &of, s.OpenedAt)
+	if err != nil {
+		return err
+	}
+	need, err := of.aheadCost(prices, s.OpenedAt, allocationHold)
+	if err != nil {
+		return err
+	}
+	wallet, err := walletBalance(ctx, tx, s.OrgID, of.currency)
+	if err == nil && wallet < need {
+		err = insufficientFunds()
+	}
+	return err
+}
+
+// heldMeter is the meter of what the hub itself measures.
+func (s subject) heldMeter() string {
+	if s.Kind == Volume {
+		return MeterVolumeByteSeconds
+	}
+	return MeterAllocationSeconds
+}
+
+// held is the quantity of a stretch of the subject's time; less than one unit is not billed.
+func (s subject) held(micros int64) (int64, error) {
+	if s.Kind != Volume {
+		return micros, nil
+	}
+	product := new(big.Int).Mul(big.NewInt(s.VolumeBytes), big.NewInt(micros))
+	product.Div(product, big.NewInt(time.Second.Microseconds()))
+	if !product.IsInt64() {
+		return 0, rating.ErrOverflow
+	}
+	return product.Int64(), nil
 }
 
 // accrueAllocation bills an allocation's time from where it was left to a moment.
@@ -129,15 +184,19 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 	if err != nil {
 		return h, err
 	}
+	quantity, err := s.held(span.Length())
+	if err != nil {
+		return h, err
+	}
 	row := usageRow{
-		subject: &s, accepted: span.Length(),
+		subject: &s, accepted: quantity,
 		Record: &billing.Record{
-			Store: billing.Store{NodeID: s.NodeID}, Meter: MeterAllocationSeconds, Quantity: span.Length(), Span: span,
+			Store: billing.Store{NodeID: s.NodeID}, Meter: s.heldMeter(), Quantity: quantity, Span: span,
 		},
 	}
 	hours := map[billing.AccrualKey]hourRow{}
-	for _, part := range rating.Split(span, span.Length(), prices) {
-		k := billing.AccrualKey{MemberID: s.ID, Meter: MeterAllocationSeconds, PriceID: part.PriceID, Hour: part.Hour}
+	for _, part := range rating.Split(span, quantity, prices) {
+		k := billing.AccrualKey{MemberID: s.ID, Meter: s.heldMeter(), PriceID: part.PriceID, Hour: part.Hour}
 		a := billing.Addition{Quantity: part.Quantity, Price: byID[part.PriceID]}
 		next, d, err := billing.Rate(book.Hour(k).Accrual, a, h.Balance())
 		if err != nil {
@@ -173,23 +232,28 @@ func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices [
 // that it has prices in other currencies only: a new allocation is refused then, one that is open goes on without a
 // charge.
 func allocationPrices(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]rating.Price, error) {
-	rows, err := pricesOf(ctx, tx, []string{MeterAllocationSeconds})
+	meter := s.heldMeter()
+	rows, err := pricesOf(ctx, tx, []string{meter})
 	if err != nil {
 		return nil, err
 	}
 	if s.currency == "" {
-		if s.currency, err = currencyOf(ctx, tx, *s, []string{MeterAllocationSeconds}, rows, now); err != nil {
+		if s.currency, err = currencyOf(ctx, tx, *s, []string{meter}, rows, now); err != nil {
 			return nil, err
 		}
 	}
-	return schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), nil
+	return schedule(rows, meter, "", s.SKU, s.currency), nil
 }
 
-// aheadCost is what a stretch from now on costs at most.
-func aheadCost(prices []rating.Price, now time.Time, ahead time.Duration) (int64, error) {
+// aheadCost is what a stretch of the subject's time from now on costs at most.
+func (s subject) aheadCost(prices []rating.Price, now time.Time, ahead time.Duration) (int64, error) {
 	var sum int64
 	span := rating.Interval{From: now, To: now.Add(ahead)}
-	for _, part := range rating.Split(span, span.Length(), prices) {
+	quantity, err := s.held(span.Length())
+	if err != nil {
+		return 0, err
+	}
+	for _, part := range rating.Split(span, quantity, prices) {
 		if p, ok := at(prices, part.From); ok {
 			cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, part.Quantity)
 			if err != nil {

@@ -115,8 +115,11 @@ func scanHour(row pgx.CollectableRow) (h UsageHour, err error) {
 		&h.Meter, &h.Quantity,
 		&h.Hour, &h.PriceID, &h.Currency, &h.ChargedNanos, &h.WrittenOffNanos)
 	h.Hour, h.UsageSource = h.Hour.UTC(), SourceAppRuntime
-	if kind == Allocation {
+	switch kind {
+	case Allocation:
 		h.UsageSource = SourceAllocation
+	case Volume:
+		h.UsageSource = SourceVolume
 	}
 	if h.PriceID == noPrice {
 		h.PriceID, h.Currency = "", ""

@@ -56,14 +56,15 @@ func nextLease(ctx context.Context, tx db.Tx, s subject, r LeaseRequest) (*proto
 
 // RaiseLimits lets a member use more from now on: where a limit grows, it gets a lease whose hold covers that. A limit
 // never shrinks: usage of the time before may still come.
-func RaiseLimits(ctx context.Context, tx db.Tx, r LeaseRequest, cpuMillis, memoryBytes int64) error {
+func RaiseLimits(ctx context.Context, tx db.Tx, r LeaseRequest, cpuMillis, memoryBytes, accelerators int64) error {
 	s, err := lockSubject(ctx, tx, r.SubjectID)
-	if err != nil || cpuMillis <= s.CPUMillis && memoryBytes <= s.MemoryBytes {
+	if err != nil || cpuMillis <= s.CPUMillis && memoryBytes <= s.MemoryBytes && accelerators <= s.Accelerators {
 		return err
 	}
 	s.CPUMillis, s.MemoryBytes = max(s.CPUMillis, cpuMillis), max(s.MemoryBytes, memoryBytes)
-	if err := tx.Queue(ctx, `UPDATE subjects SET cpu_millis = $2, memory_bytes = $3 WHERE id = $1`, s.ID, s.CPUMillis,
-		s.MemoryBytes); err != nil {
+	s.Accelerators = max(s.Accelerators, accelerators)
+	if err := tx.Queue(ctx, `UPDATE subjects SET cpu_millis = $2, memory_bytes = $3, accelerators = $4 WHERE id = $1`,
+		s.ID, s.CPUMillis, s.MemoryBytes, s.Accelerators); err != nil {
 		return err
 	}
 	_, err = nextLease(ctx, tx, s, r)

@@ -29,20 +29,26 @@ const (
 	Member = "member"
 	// Allocation is held capacity; the hub measures it, from claim to release.
 	Allocation = "allocation"
+	// Volume is a volume of a project with its snapshots; the hub measures it, from its first report to its deletion.
+	Volume = "volume"
 )
 
-// MeterAllocationSeconds is measured by the hub itself, in microseconds; a node's meters are in protocol.
-const MeterAllocationSeconds = "allocation_seconds"
+// The meters that the hub itself measures, in microseconds and byte-seconds; a node's meters are in protocol.
+const (
+	MeterAllocationSeconds = "allocation_seconds"
+	MeterVolumeByteSeconds = "volume_byte_seconds"
+)
 
 // Where a usage record comes from.
 const (
 	SourceAllocation = "allocation"
 	SourceAppRuntime = "app_runtime"
+	SourceVolume     = "volume"
 )
 
 // Subject is what is billed. All of it is frozen when it is made.
 type Subject struct {
-	// ID is the member's or the allocation's.
+	// ID is the member's, the allocation's or the volume's.
 	ID                string
 	Kind              string
 	OrgID             string
@@ -60,6 +66,10 @@ type Subject struct {
 	// processor time or memory has a price. Zero means unknown: nothing is held for it then.
 	CPUMillis   int64
 	MemoryBytes int64
+	// Accelerators are those that the member has to itself; without any it is charged for none.
+	Accelerators int64
+	// VolumeBytes is what a volume takes with its snapshots.
+	VolumeBytes int64
 	OpenedAt    time.Time
 }
 
@@ -91,16 +101,17 @@ func (s *subject) uuid() pgtype.UUID {
 // member is what bounds the bill of a member.
 func (s subject) member() billing.Member {
 	return billing.Member{
-		ID: s.ID, NodeID: s.NodeID, CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes, OpenedAt: s.OpenedAt,
-		ClosedAt: s.closedAt, Idle: s.idle,
+		ID: s.ID, NodeID: s.NodeID, CPUMillis: s.CPUMillis, MemoryBytes: s.MemoryBytes,
+		Accelerators: s.Accelerators, OpenedAt: s.OpenedAt, ClosedAt: s.closedAt, Idle: s.idle,
 	}
 }
 
-// OpenSubject starts billing of a member or an allocation. For an allocation that has a price it places the first hold,
-// and fails with insufficient_funds when the wallet does not cover it. Opening the same subject again changes nothing.
+// OpenSubject starts billing of a member, an allocation or a volume. For an allocation that has a price it places the
+// first hold, and fails with insufficient_funds when the wallet does not cover it; for a volume, which exists by then,
+// it holds what there is. Opening the same subject again changes nothing.
 func OpenSubject(ctx context.Context, tx db.Tx, s Subject) error {
-	if s.Kind != Member && s.Kind != Allocation {
-		return fault.New(fault.Internal, codeSubjectKind, "A subject is a member or an allocation.", nil)
+	if s.Kind != Member && s.Kind != Allocation && s.Kind != Volume {
+		return fault.New(fault.Internal, codeSubjectKind, "A subject is a member, an allocation or a volume.", nil)
 	}
 	s.OpenedAt = s.OpenedAt.UTC().Truncate(time.Microsecond)
 	if s.Kind == Allocation && s.AllocationID == "" {
@@ -125,7 +136,7 @@ func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.
 		return nil
 	}
 	s.closedAt = billing.CloseAt(s.OpenedAt, at, now)
-	if s.Kind == Allocation {
+	if s.Kind != Member {
 		if s, _, _, err = accrueAllocation(ctx, tx, s, s.closedAt, now); err != nil {
 			return err
 		}
@@ -133,7 +144,7 @@ func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.
 	if err := tx.Queue(ctx, `UPDATE subjects SET closed_at = $2 WHERE id = $1`, s.ID, s.closedAt); err != nil {
 		return err
 	}
-	if s.Kind == Allocation || s.leaseNo == 0 {
+	if s.Kind != Member || s.leaseNo == 0 {
 		return settle(ctx, tx, s, now)
 	}
 	return settleFinal(ctx, tx, s, now)

@@ -32,6 +32,7 @@ type UsageRecord struct {
 	PostingID         string
 	RunID             string
 	LeaseNo           int64
+	VolumeID          string
 }
 
 // usageColumns are what all tables of raw usage have.
@@ -51,9 +52,11 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 	rows, err := db.Select(ctx, tx, pgx.RowToStructByPos[UsageRecord],
 		`SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
 			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+
-			`' ELSE '`+SourceAppRuntime+`' END,
+			`' WHEN '`+Volume+`' THEN '`+SourceVolume+`' ELSE '`+SourceAppRuntime+`' END,
 			u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
-			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''), u.run_id, u.lease_no
+			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''),
+			u.run_id, u.lease_no,
+			CASE s.kind WHEN '`+Volume+`' THEN s.id::text ELSE '' END
 		FROM `+arms+` AS u JOIN subjects s ON s.id = u.subject_id ORDER BY u.id DESC LIMIT `+limit, u.Args...)
 	if err != nil {
 		return nil, "", err
@@ -91,8 +94,11 @@ func usageQueryOf(ctx context.Context, tx db.Tx, f Filter) (*usageQuery, error) 
 }
 
 func kindOf(source string) string {
-	if source == SourceAllocation {
+	switch source {
+	case SourceAllocation:
 		return Allocation
+	case SourceVolume:
+		return Volume
 	}
 	return Member
 }

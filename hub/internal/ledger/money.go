@@ -45,9 +45,10 @@ const unitSeconds = "seconds"
 // Unit is what a meter's quantity is shown in.
 func Unit(meter string) string {
 	switch meter {
-	case protocol.MeterSessionSeconds, protocol.MeterCPUSeconds, MeterAllocationSeconds:
+	case protocol.MeterSessionSeconds, protocol.MeterAcceleratorSeconds, protocol.MeterCPUSeconds,
+		MeterAllocationSeconds:
 		return unitSeconds
-	case protocol.MeterMemoryByteSeconds:
+	case protocol.MeterMemoryByteSeconds, MeterVolumeByteSeconds:
 		return "byte_seconds"
 	default:
 		return "unit"

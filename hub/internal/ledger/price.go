@@ -36,11 +36,11 @@ type Price struct {
 // leaves the range of an amount.
 const maxHourNanos = 1_000_000 * NanosPerUnit
 
-// basePerGiB: memory is sold by the GiB, a byte's price would be below a billionth.
+// basePerGiB: memory and volumes are sold by the GiB, a byte's price would be below a billionth.
 const basePerGiB = 1 << 30
 
 // PerQuantity translates "per hour of this meter" into base units: seconds of time meters are microseconds inside, and
-// a time unit of memory is for one GiB. An app's own meter is sold by the unit.
+// a time unit of memory or of a volume is for one GiB. An app's own meter is sold by the unit.
 func PerQuantity(meter, per string) (int64, error) {
 	seconds := map[string]int64{"second": 1, "minute": 60, "hour": 3600}[per]
 	switch Unit(meter) {
@@ -53,7 +53,7 @@ func PerQuantity(meter, per string) (int64, error) {
 		if seconds > 0 {
 			return seconds * basePerGiB, nil
 		}
-		return 0, badUnit("memory is priced per second, minute or hour of one GiB")
+		return 0, badUnit("memory and volumes are priced per second, minute or hour of one GiB")
 	default:
 		if per == "unit" {
 			return 1, nil
@@ -175,7 +175,10 @@ func at(prices []rating.Price, t time.Time) (rating.Price, bool) {
 
 // nodeMeters are those that a lease freezes prices for.
 func nodeMeters() []string {
-	return []string{protocol.MeterSessionSeconds, protocol.MeterCPUSeconds, protocol.MeterMemoryByteSeconds}
+	return []string{
+		protocol.MeterSessionSeconds, protocol.MeterAcceleratorSeconds, protocol.MeterCPUSeconds,
+		protocol.MeterMemoryByteSeconds,
+	}
 }
 
 // currencyOf chooses what a subject is charged in: the currency it already has, else that of the org's oldest wallet,

@@ -212,14 +212,14 @@ type account struct {
 func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, error) {
 	return db.Select(ctx, tx, func(row pgx.CollectableRow) (a account, err error) {
 		var prices []byte
-		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.hold.currency, &a.hold.Placed,
-			&a.hold.Posted, &a.hold.Released,
+		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.subject.Accelerators,
+			&a.hold.currency, &a.hold.Placed, &a.hold.Posted, &a.hold.Released,
 			&a.currency, &prices); err != nil || prices == nil {
 			return a, err
 		}
 		return a, json.Unmarshal(prices, &a.prices)
 	},
-		`SELECT s.id, s.cpu_millis, s.memory_bytes, coalesce(h.currency, ''), coalesce(h.placed_nanos, 0),
+		`SELECT s.id, s.cpu_millis, s.memory_bytes, s.accelerators, coalesce(h.currency, ''), coalesce(h.placed_nanos, 0),
 			coalesce(h.posted_nanos, 0), coalesce(h.released_nanos, 0),
 			coalesce(l.currency, ''), l.prices
 		FROM subjects s LEFT JOIN holds h ON h.node_id = s.node_id AND h.subject_id = s.id

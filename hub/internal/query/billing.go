@@ -1,7 +1,6 @@
 package query
 
 import (
-	"cmp"
 	"context"
 	"strings"
 	"time"
@@ -91,9 +90,8 @@ func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInpu
 			if err := version.Manifest.CheckChoice(in.Resources); err != nil {
 				return Estimate{}, inQuery(err)
 			}
-			size := version.Manifest.Version.RuntimeProfile.Resources
-			member.CPUMillis = int64(cmp.Or(in.Resources.CPUMillis, size.CPUMillis.Default))
-			member.MemoryBytes = int64(cmp.Or(in.Resources.MemoryMiB, size.MemoryMiB.Default)) << 20
+			cpuMillis, memoryMiB := version.Manifest.Demand(in.Resources)
+			member.CPUMillis, member.MemoryBytes = int64(cpuMillis), int64(memoryMiB)<<20
 			e, err := ledger.EstimateMember(ctx, tx, member, in.Now)
 			return Estimate{e, member.CPUMillis, member.MemoryBytes}, err
 		})
@@ -103,7 +101,11 @@ func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInpu
 func inQuery(err error) error {
 	f := fault.As(err)
 	for n := range f.Fields {
-		f.Fields[n].Pointer = "query/" + strings.TrimPrefix(f.Fields[n].Pointer, "/resources/")
+		name := strings.TrimPrefix(f.Fields[n].Pointer, "/resources/")
+		if at, is := strings.CutPrefix(name, "/environment/requirements"); is {
+			name = "requirement" + at
+		}
+		f.Fields[n].Pointer = "query/" + name
 	}
 	return f
 }

@@ -23,6 +23,8 @@ type Instance struct {
 	Cost ledger.Cost
 	// Hostnames are the names that the nodes of members with endpoints give themselves, by node id.
 	Hostnames map[string]string
+	// Services are what each member is to run, by member id.
+	Services map[string][]*protocol.Service
 	// Pulls has the members that wait for their image, by member id.
 	Pulls map[string]*protocol.ImagePull
 }
@@ -86,12 +88,15 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 			nodes = append(nodes, m.NodeID)
 		}
 	}
-	cost, err := ledger.CostOf(ctx, tx, members)
-	if err != nil || len(nodes) == 0 {
-		return Instance{Instance: i, Cost: cost}, err
+	out := Instance{Instance: i}
+	if out.Cost, err = ledger.CostOf(ctx, tx, members); err != nil {
+		return Instance{}, err
 	}
-	hostnames, err := fleet.Hostnames(ctx, tx, nodes)
-	return Instance{Instance: i, Cost: cost, Hostnames: hostnames}, err
+	if out.Services, err = instance.Topology(ctx, tx, i); err != nil || len(nodes) == 0 {
+		return out, err
+	}
+	out.Hostnames, err = fleet.Hostnames(ctx, tx, nodes)
+	return out, err
 }
 
 // InstanceEvents lists the events of an app instance, the oldest first.

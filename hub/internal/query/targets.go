@@ -8,11 +8,13 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
@@ -29,7 +31,9 @@ const (
 type TargetsInput struct {
 	ProjectID, AppSlug, Version string
 	Resources                   manifest.Choice
-	Now                         time.Time
+	// VolumeIDs are volumes of the project that the instance is to have.
+	VolumeIDs []string
+	Now       time.Time
 }
 
 // Target is an allocation or a node, with what is free there, and why an instance does not fit; empty where it fits.
@@ -52,18 +56,70 @@ func (s *Service) Targets(ctx context.Context, p iam.Principal, in TargetsInput)
 			if err := version.Manifest.CheckChoice(in.Resources); err != nil {
 				return nil, inQuery(err)
 			}
-			needs := plan.Needs(version.Manifest, in.Resources, 0)
-			allocations, err := allocationTargets(ctx, tx, project, needs)
+			entitlement, err := catalog.GetEntitlement(ctx, tx, project.ID, in.AppSlug)
+			if err != nil && !fault.Is(err, fault.NotFound) {
+				return nil, err
+			}
+			volumeNode, err := nodeOfVolumes(ctx, tx, project.ID, in.VolumeIDs)
+			if err != nil {
+				return nil, err
+			}
+			ask := targetsAsk{
+				project: project, volumeNode: volumeNode,
+				needs: plan.Needs(version.Manifest, in.Resources, entitlement.Policy.MaxAccelerators),
+			}
+			allocations, err := allocationTargets(ctx, tx, ask)
 			if err != nil || iam.Authorize(p, iam.AllocationCreate, project.OrgID, project.ID) != nil {
 				return allocations, err
 			}
-			nodes, err := nodeTargets(ctx, tx, project, needs, in.Now)
+			ask.needs = allocationNeeds(ask.needs)
+			nodes, err := nodeTargets(ctx, tx, ask, in.Now)
 			return append(allocations, nodes...), err
 		})
 }
 
-func allocationTargets(ctx context.Context, tx db.Tx, project iam.Project, needs []plan.Need) ([]Target, error) {
-	candidates, err := capacity.AllocationCandidates(ctx, tx, project.ID, nil)
+// targetsAsk is what a target is compared with.
+type targetsAsk struct {
+	project iam.Project
+	// needs are none where the project's entitlement allows none of them.
+	needs []plan.Need
+	// volumeNode keeps the volumes that the instance is to have; empty where it is to have none.
+	volumeNode string
+}
+
+func (a targetsAsk) target(kind, nodeID string, c plan.Candidate) Target {
+	t := Target{Candidate: c, Kind: kind, NodeID: nodeID}
+	switch {
+	case len(a.needs) == 0:
+		t.Misfit = plan.NotEntitled
+	case a.volumeNode != "" && nodeID != a.volumeNode:
+		t.Misfit = plan.VolumeElsewhere
+	default:
+		_, t.Misfit = plan.FirstFit(a.needs, c)
+	}
+	return t
+}
+
+// nodeOfVolumes returns the node that keeps these volumes of the project; empty for none.
+func nodeOfVolumes(ctx context.Context, tx db.Tx, projectID string, ids []string) (nodeID string, err error) {
+	for _, id := range ids {
+		v, err := capacity.GetVolume(ctx, tx, projectID, id)
+		if err == nil && nodeID != "" && v.NodeID != nodeID {
+			err = fault.New(fault.Conflict, capacity.CodeVolumeElsewhere, "The volumes are on different nodes.", nil)
+		}
+		if err == nil {
+			err = v.Usable()
+		}
+		if err != nil {
+			return "", fault.As(err).WithField("query/volume_id", "names no volume that an instance could have there")
+		}
+		nodeID = v.NodeID
+	}
+	return nodeID, nil
+}
+
+func allocationTargets(ctx context.Context, tx db.Tx, ask targetsAsk) ([]Target, error) {
+	candidates, err := capacity.AllocationCandidates(ctx, tx, ask.project.ID, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -84,16 +140,13 @@ func allocationTargets(ctx context.Context, tx db.Tx, project iam.Project, needs
 		node := nodes[c.NodeID]
 		c.Usable = c.Usable && node.TakesAnother(members[c.NodeID])
 		c.Features = node.Features
-		_, misfit := plan.FirstFit(needs, c.Candidate)
-		targets = append(targets, Target{Candidate: c.Candidate, Kind: TargetAllocation, NodeID: c.NodeID, Misfit: misfit})
+		targets = append(targets, ask.target(TargetAllocation, c.NodeID, c.Candidate))
 	}
 	return fittingFirst(targets), nil
 }
 
 // nodeTargets asks whether an allocation for the instance could be created on each node.
-func nodeTargets(ctx context.Context, tx db.Tx, project iam.Project, needs []plan.Need,
-	now time.Time,
-) ([]Target, error) {
+func nodeTargets(ctx context.Context, tx db.Tx, ask targetsAsk, now time.Time) ([]Target, error) {
 	open, err := fleet.ForPlacement(ctx, tx, now)
 	if err != nil {
 		return nil, err
@@ -110,15 +163,14 @@ func nodeTargets(ctx context.Context, tx db.Tx, project iam.Project, needs []pla
 			OneOrg:      len(n.SingleOrgConditions()) > 0,
 		})
 	}
-	candidates, err := capacity.NodeCandidates(ctx, tx, nodes, project.OrgID)
+	candidates, err := capacity.NodeCandidates(ctx, tx, nodes, ask.project.OrgID)
 	if err != nil {
 		return nil, err
 	}
 	targets := make([]Target, 0, len(candidates))
 	for _, c := range candidates {
 		c.Features = features[c.ID]
-		_, misfit := plan.FirstFit(allocationNeeds(needs), c)
-		targets = append(targets, Target{Candidate: c, Kind: TargetNode, NodeID: c.ID, Misfit: misfit})
+		targets = append(targets, ask.target(TargetNode, c.ID, c))
 	}
 	return fittingFirst(targets), nil
 }

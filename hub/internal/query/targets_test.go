@@ -5,13 +5,48 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
+
+// The node that keeps the volume, and the entitlement, count as for a launch.
+func TestTargetsKnowVolumesAndTheEntitlement(t *testing.T) {
+	w := commandtest.New(t)
+	there := w.Allocation()
+	node := w.Node
+	v, err := w.Commands().CreateVolume(t.Context(), w.Meta("volume"), capacity.NewVolume{
+		ProjectID: w.Project.ID, Name: "data", SizeBytes: 64 << 20,
+	})
+	require.NoError(t, err)
+	w.Exec(`UPDATE volumes SET status = 'ready', ready_at = now()`)
+	w.EnrollNode()
+	ask := func(volumes ...string) (map[string]plan.Misfit, error) {
+		list, err := (&query.Service{DB: w.DB}).Targets(t.Context(), w.User, query.TargetsInput{
+			ProjectID: w.Project.ID, AppSlug: "demo", Version: "1.0.0", VolumeIDs: volumes, Now: w.Now,
+		})
+		got := map[string]plan.Misfit{}
+		for _, target := range list {
+			got[target.ID] = target.Misfit
+		}
+		return got, err
+	}
+	got, err := ask(v.ID)
+	require.NoError(t, err)
+	require.Equal(t, map[string]plan.Misfit{
+		there.ID: plan.Fits, node: plan.Fits, w.Node: plan.VolumeElsewhere,
+	}, got)
+	_, err = ask(db.NewID())
+	require.Equal(t, "query/volume_id", fault.As(err).Fields[0].Pointer)
+	w.Exec(`UPDATE volumes SET status = 'restoring'`)
+	_, err = ask(v.ID)
+	require.EqualValues(t, "volume_status", fault.As(err).Code)
+}
 
 func TestTargetsSayWhereAnInstanceFitsAndWhyNotElsewhere(t *testing.T) {
 	w := commandtest.New(t)

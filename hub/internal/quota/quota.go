@@ -36,7 +36,24 @@ func Usage(ctx context.Context, tx db.Tx, orgID string, now time.Time) (iam.Limi
 	used[iam.QuotaAppSlugs], used[iam.QuotaPublishIntents], used[iam.QuotaInstances] = slugs, intents, instances
 	used[iam.QuotaAllocations], used[iam.QuotaCPUCores], used[iam.QuotaAccelerators] = held.Allocations, held.CPUCores,
 		held.Accelerators
+	if err != nil {
+		return nil, err
+	}
+	used[iam.QuotaVolumeBytes], err = capacity.VolumeBytesOfOrg(ctx, tx, orgID)
 	return used, err
+}
+
+// CheckVolume refuses a volume or a snapshot of so many bytes beyond the org's quota.
+func CheckVolume(ctx context.Context, tx db.Tx, orgID string, bytes int64) error {
+	limits, err := iam.LimitsOf(ctx, tx, orgID)
+	if err != nil {
+		return err
+	}
+	held, err := capacity.VolumeBytesOfOrg(ctx, tx, orgID)
+	if err != nil {
+		return err
+	}
+	return limits.Check(iam.QuotaVolumeBytes, held, bytes)
 }
 
 // CheckAllocation compares a new allocation with what the org held before it.

@@ -22,6 +22,20 @@ CREATE TABLE IF NOT EXISTS projects (
   UNIQUE (org_id, slug)
 );
 
+-- Where the environments of a project get their packages from.
+CREATE TABLE IF NOT EXISTS package_indexes (
+  project_id UUID PRIMARY KEY REFERENCES projects (id),
+  -- Without credentials.
+  url TEXT NOT NULL,
+  username TEXT NOT NULL,
+  -- Certificates of the project are in sealed_url.
+  own_ca BOOL NOT NULL,
+  -- The URL with its credentials, and certificates, sealed with the hub's key-encryption key.
+  sealed_url BYTEA NOT NULL,
+  resource_version INT8 NOT NULL DEFAULT 1,
+  updated_at TIMESTAMPTZ NOT NULL
+);
+
 CREATE TABLE IF NOT EXISTS users (
   id UUID PRIMARY KEY,
   org_id UUID REFERENCES orgs (id),

@@ -16,8 +16,29 @@ CREATE TABLE IF NOT EXISTS accelerators (
   description JSONB NOT NULL DEFAULT '{}',
   -- Detects whether a report describes it otherwise, without reading the description.
   description_sha256 BYTEA NOT NULL DEFAULT ''::BYTEA,
+  -- Id of the accelerator that this is a partition of; empty for a whole one.
+  part_of TEXT NOT NULL DEFAULT '',
+  -- A whole one that has partitions now: only those can be claimed.
+  partitioned BOOL NOT NULL DEFAULT false,
+  -- How this slice of a GPU is shared, mps or time_slices; empty where hardware keeps it apart.
+  sharing TEXT NOT NULL DEFAULT '',
   PRIMARY KEY (node_id, id)
 );
+
+CREATE INDEX IF NOT EXISTS accelerators_by_whole ON accelerators (node_id, part_of) WHERE part_of <> '';
+
+-- The environments that nodes keep, as they reported last.
+CREATE TABLE IF NOT EXISTS environments (
+  node_id UUID NOT NULL,
+  project_id UUID NOT NULL,
+  digest TEXT NOT NULL,
+  -- The bounded message of the protocol, as JSON, and the digest of its bytes, which detects a change.
+  description JSONB NOT NULL,
+  description_sha256 BYTEA NOT NULL,
+  PRIMARY KEY (project_id, digest, node_id)
+);
+
+CREATE INDEX IF NOT EXISTS environments_by_node ON environments (node_id);
 
 CREATE TABLE IF NOT EXISTS skus (
   slug TEXT PRIMARY KEY,
@@ -108,3 +129,62 @@ CREATE TABLE IF NOT EXISTS reserved_ports (
 );
 
 CREATE INDEX IF NOT EXISTS reserved_ports_by_member ON reserved_ports (member_id);
+
+-- Volumes of projects, each bound to one node. Volumes of app instances are the nodes' alone.
+CREATE TABLE IF NOT EXISTS volumes (
+  id UUID PRIMARY KEY,
+  org_id UUID NOT NULL,
+  project_id UUID NOT NULL,
+  node_id UUID NOT NULL,
+  name TEXT NOT NULL,
+  size_bytes INT8 NOT NULL CHECK (size_bytes >= 16777216),
+  status TEXT NOT NULL,
+  -- What keeps it from being ready or deleted, as the node said last.
+  status_reason TEXT NOT NULL DEFAULT '',
+  detail TEXT NOT NULL DEFAULT '',
+  -- Number and source of the last restore.
+  restore_no INT8 NOT NULL DEFAULT 0,
+  restore_snapshot_id TEXT NOT NULL DEFAULT '',
+  requested_by_type TEXT NOT NULL,
+  requested_by_id TEXT NOT NULL,
+  correlation_id TEXT NOT NULL,
+  resource_version INT8 NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  -- When the node first had it.
+  ready_at TIMESTAMPTZ,
+  -- When it was deleted, or its node lost.
+  deleted_at TIMESTAMPTZ
+);
+
+CREATE UNIQUE INDEX IF NOT EXISTS volumes_by_name ON volumes (project_id, name) WHERE deleted_at IS NULL;
+CREATE INDEX IF NOT EXISTS volumes_by_project ON volumes (project_id, id);
+CREATE INDEX IF NOT EXISTS volumes_by_node ON volumes (node_id) WHERE deleted_at IS NULL;
+CREATE INDEX IF NOT EXISTS volumes_by_org ON volumes (org_id) WHERE deleted_at IS NULL;
+
+CREATE TABLE IF NOT EXISTS volume_snapshots (
+  id UUID PRIMARY KEY,
+  volume_id UUID NOT NULL,
+  description TEXT NOT NULL,
+  size_bytes INT8 NOT NULL,
+  status TEXT NOT NULL,
+  correlation_id TEXT NOT NULL,
+  resource_version INT8 NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  deleted_at TIMESTAMPTZ
+);
+
+CREATE INDEX IF NOT EXISTS volume_snapshots_by_volume ON volume_snapshots (volume_id) WHERE deleted_at IS NULL;
+
+-- The members that have a volume; at most one of them writes.
+CREATE TABLE IF NOT EXISTS reserved_volumes (
+  volume_id UUID NOT NULL,
+  member_id UUID NOT NULL,
+  allocation_id UUID NOT NULL,
+  read_only BOOL NOT NULL,
+  PRIMARY KEY (volume_id, member_id)
+);
+
+CREATE UNIQUE INDEX IF NOT EXISTS reserved_volumes_writer ON reserved_volumes (volume_id) WHERE NOT read_only;
+CREATE INDEX IF NOT EXISTS reserved_volumes_by_member ON reserved_volumes (member_id);

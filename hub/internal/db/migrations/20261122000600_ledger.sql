@@ -6,9 +6,9 @@
 -- +goose Up
 
 CREATE TABLE IF NOT EXISTS subjects (
-  -- The member's or the allocation's id.
+  -- The member's, the allocation's or the volume's id.
   id UUID PRIMARY KEY,
-  kind TEXT NOT NULL CHECK (kind IN ('member', 'allocation')),
+  kind TEXT NOT NULL CHECK (kind IN ('member', 'allocation', 'volume')),
   org_id UUID NOT NULL,
   project_id UUID NOT NULL,
   app_instance_id UUID,
@@ -22,6 +22,9 @@ CREATE TABLE IF NOT EXISTS subjects (
   correlation_id TEXT NOT NULL,
   cpu_millis INT8 NOT NULL,
   memory_bytes INT8 NOT NULL,
+  accelerators INT8 NOT NULL,
+  -- What a volume takes with its snapshots; changes with those.
+  volume_bytes INT8 NOT NULL DEFAULT 0,
   opened_at TIMESTAMPTZ NOT NULL,
   -- Above: frozen when the subject is made. Below: how far it has come.
   -- Empty until something with a price is leased or accrued.
@@ -29,7 +32,7 @@ CREATE TABLE IF NOT EXISTS subjects (
   -- The latest lease; 0 before the first.
   lease_no INT8 NOT NULL,
   renew_at TIMESTAMPTZ,
-  -- Allocations: up to where the hub has measured.
+  -- Allocations and volumes: up to where the hub has measured.
   accrued_until TIMESTAMPTZ NOT NULL,
   closed_at TIMESTAMPTZ,
   -- The node's word that no more usage of a member follows.
@@ -53,7 +56,7 @@ CREATE INDEX IF NOT EXISTS subjects_by_org ON subjects (org_id, id);
 CREATE INDEX IF NOT EXISTS subjects_by_project ON subjects (project_id, id);
 CREATE INDEX IF NOT EXISTS subjects_by_instance ON subjects (app_instance_id, id);
 CREATE INDEX IF NOT EXISTS subjects_by_settlement ON subjects (id) WHERE settled_at IS NULL AND closed_at IS NOT NULL;
-CREATE INDEX IF NOT EXISTS subjects_by_open_allocation ON subjects (id) WHERE closed_at IS NULL AND kind = 'allocation';
+CREATE INDEX IF NOT EXISTS subjects_by_held ON subjects (id) WHERE closed_at IS NULL AND kind <> 'member';
 CREATE INDEX IF NOT EXISTS subjects_by_failure ON subjects (org_id) WHERE failures > 0;
 
 -- The price book. Rows never change; one ends where the next of the same scope begins.
@@ -156,7 +159,7 @@ CREATE INDEX IF NOT EXISTS suspense_records_by_time ON suspense_records (node_id
 -- The journal. Rows never change; a correction is a new row that names the old one.
 CREATE TABLE IF NOT EXISTS postings (
   id UUID PRIMARY KEY,
-  -- Of whoever posts: the same thing is never posted twice.
+  -- Chosen by the poster: the same thing is never posted twice.
   key TEXT NOT NULL UNIQUE,
   kind TEXT NOT NULL,
   subject_kind TEXT NOT NULL,

@@ -57,6 +57,8 @@ CREATE TABLE IF NOT EXISTS instance_revisions (
   previous_revision INT8 NOT NULL DEFAULT 0,
   -- The revision to which the node rolls back during the upgrade; 0 if there is none.
   fallback_revision INT8 NOT NULL DEFAULT 0,
+  -- The tenant returned to app_version: nodes restore the volumes that they kept when it was left.
+  rolls_back BOOL NOT NULL DEFAULT FALSE,
   -- When the content of the revision was first ready; NULL before.
   ready_at TIMESTAMPTZ,
   -- Since when the revision is no longer needed (instance.supersede); NULL while it is.
@@ -102,6 +104,8 @@ CREATE TABLE IF NOT EXISTS instance_members (
   owner_refusal BYTEA,
   -- SHA-256 of the config that the member's containers have; NULL where they run none or have several.
   config_sha256 BYTEA,
+  -- The statuses of the services (instance.ServiceStatus); empty for a member of one service.
+  services JSONB NOT NULL DEFAULT '[]',
   -- When the node first reported the member's failure; NULL while it has not failed.
   failing_since TIMESTAMPTZ,
   -- A later report repeated the failure: only then may it end the instance.
