@@ -21,7 +21,7 @@ func newAdminToken() *cobra.Command {
 		Use:   "admin-token",
 		Short: "Make a new token for the first admin; the old ones no longer count",
 		Long: `Makes a new token for the first platform admin, writes it to <data-dir>/admin-token and ends
-all others of that admin. The hub may run or not. It is for whoever may read the hub's data
+all others of that admin. The hub may run or not. It is for an operator who may read the hub's data
 directory on its own machine, and is in the audit trail.`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {

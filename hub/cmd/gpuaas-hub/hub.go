@@ -302,10 +302,14 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		NodeStreams:  b.nodelink,
 		Log:          b.log,
 	}
+	requestKey, err := b.keys.RequestKey()
+	if err != nil {
+		return nil, err
+	}
 	handler, err := httpapi.NewHandler(server, httpapi.Config{ //nolint:contextcheck // each request has its own
 		Authenticator: httpapi.TokenAuthenticator{DB: b.db, Proofs: &iam.Proofs{}}, Auditor: commands,
 		Registry: registry, RegistryCaller: registry.Caller, NodeKey: (&fleet.PublicKeys{DB: b.db}).Of, Log: b.log,
-		Now: time.Now,
+		Now: time.Now, RequestKey: requestKey,
 	})
 	return &hub{
 		base:       b,

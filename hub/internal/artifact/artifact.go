@@ -6,7 +6,6 @@ package artifact
 import (
 	"context"
 	"crypto/ed25519"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -15,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/imagesign"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
 const (
@@ -226,26 +226,27 @@ func Register(ctx context.Context, tx db.Tx, a Artifact, now time.Time) (before 
 // Promotion is an artifact that Activate changed.
 type Promotion struct{ Before, After Artifact }
 
-// Activate makes the artifacts of image references (repository@digest) active for a version, and returns those that
-// changed. Its fault names each reference that is not verified.
-func Activate(ctx context.Context, tx db.Tx, appVersion string, refs []string, now time.Time) ([]Promotion, error) {
+// Activate makes the artifacts of a version's images active, and returns those that changed. Its fault names
+// each image that is not verified.
+func Activate(ctx context.Context, tx db.Tx, appVersion string, images []manifest.Image,
+	now time.Time,
+) ([]Promotion, error) {
 	refused := fault.New(fault.Conflict, CodeNotVerified,
 		"The version names images that are not registered and verified; push, sign and register them first.", nil).Permanent()
 	var out []Promotion
-	for i, ref := range refs {
-		repository, digest, _ := strings.Cut(ref, "@")
+	for _, image := range images {
+		repository, digest := manifest.RepositoryOf(image.Ref), manifest.DigestOf(image.Ref)
 		a, found, err := selectOne(ctx, tx, repository, digest, appVersion)
 		if err != nil {
 			return nil, err
 		}
-		pointer := fmt.Sprintf("/version/runtime_profile/image_variants/%d/image_ref", i)
 		switch {
 		case !found:
-			refused = refused.WithField(pointer, "is not registered for this version")
+			refused = refused.WithField(image.Pointer, "is not registered for this version")
 		case a.TrustState != Verified:
-			refused = refused.WithField(pointer, "is "+string(a.TrustState))
+			refused = refused.WithField(image.Pointer, "is "+string(a.TrustState))
 		case a.Status != Registered && a.Status != Active:
-			refused = refused.WithField(pointer, "is "+string(a.Status))
+			refused = refused.WithField(image.Pointer, "is "+string(a.Status))
 		case a.Status == Registered:
 			next := a
 			next.Status, next.UpdatedAt, next.ResourceVersion = Active, now, a.ResourceVersion+1

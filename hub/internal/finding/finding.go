@@ -28,6 +28,10 @@ const (
 	Revision = "revision_unknown"
 	// Allocation: an allocation was made after the backup; it is known only as far as it is used.
 	Allocation = "allocation_unknown"
+	// Volume: the rows do not know a volume that a node keeps.
+	Volume = "volume_unknown"
+	// Snapshot: the rows do not know a snapshot of a volume.
+	Snapshot = "volume_snapshot_unknown"
 	// Released: an accelerator of the restored rows belongs to a newer allocation.
 	Released = "allocation_superseded"
 	// Gone: an instance of the restored rows had been decommissioned.

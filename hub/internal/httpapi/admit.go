@@ -58,7 +58,7 @@ func (a *api) admit(c *gin.Context) {
 	}
 	// The read deadline is for the body, which is read by now; it must not end the connection.
 	_ = http.NewResponseController(c.Writer).SetReadDeadline(time.Time{})
-	state.bodyHash = requestHash(c.Request, body)
+	state.bodyMAC = requestMAC(a.conf.RequestKey, c.Request, body)
 	c.Next()
 }
 

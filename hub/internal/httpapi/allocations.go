@@ -65,9 +65,10 @@ func allocationView(a capacity.Allocation) Allocation {
 // ListTargets says where an instance of a version fits.
 func (s *Server) ListTargets(ctx context.Context, r ListTargetsRequestObject) (ListTargetsResponseObject, error) {
 	chosen := InstanceResources{
-		AcceleratorModel: r.Params.AcceleratorModel,
-		CPUMillis:        r.Params.CPUMillis,
-		MemoryMib:        r.Params.MemoryMib,
+		AcceleratorModel:   r.Params.AcceleratorModel,
+		AcceleratorSharing: r.Params.AcceleratorSharing,
+		CPUMillis:          r.Params.CPUMillis,
+		MemoryMib:          r.Params.MemoryMib,
 	}
 	if r.Params.Accelerators > 0 {
 		chosen.Accelerators = &r.Params.Accelerators
@@ -76,7 +77,8 @@ func (s *Server) ListTargets(ctx context.Context, r ListTargetsRequestObject) (L
 		ProjectID: r.ProjectID,
 		AppSlug:   r.AppSlug,
 		Version:   r.Version,
-		Resources: resourceChoice(chosen, nil),
+		Resources: resourceChoice(chosen, nil, nil, EnvironmentChoice{Requirements: r.Params.Requirement}),
+		VolumeIDs: r.Params.VolumeID,
 		Now:       metaFrom(ctx).Now,
 	})
 	return ListTargets200JSONResponse{Items: views(targets, targetView)}, err

@@ -194,7 +194,7 @@ func (p appStream) join(w http.ResponseWriter) (toApp, fromApp int64, err error)
 		p.node.Abort()
 		return 0, 0, fmt.Errorf("take the connection over: %w", err)
 	}
-	caller := hijackedStream{conn, buffered.Reader}
+	caller := newHijackedStream(conn, buffered.Reader)
 	if _, err := fmt.Fprintf(conn, "HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: %s\r\n%s: %s\r\n"+
 		"\r\n", streamProtocol, requestIDHeader, p.meta.CorrelationID); err != nil {
 		p.node.Abort()
@@ -248,10 +248,36 @@ type hijackedStream struct {
 	net.Conn
 
 	r *bufio.Reader
+	// below is the connection under TLS, and out what it gathers; nil without TLS.
+	below *cappedConn
+	out   []byte
+}
+
+func newHijackedStream(conn net.Conn, r *bufio.Reader) hijackedStream {
+	h := hijackedStream{Conn: conn, r: r}
+	if t, ok := conn.(*tls.Conn); ok {
+		if h.below, ok = t.NetConn().(*cappedConn); ok {
+			h.out = make([]byte, 0, gatherBytes)
+		}
+	}
+	return h
 }
 
 // Read implements duplex.Stream.
 func (h hijackedStream) Read(b []byte) (int, error) { return h.r.Read(b) }
+
+// Write implements duplex.Stream.
+func (h hijackedStream) Write(b []byte) (int, error) {
+	if h.below == nil {
+		return h.Conn.Write(b)
+	}
+	h.below.gather(h.out)
+	n, err := h.Conn.Write(b)
+	if flushed := h.below.flush(); err == nil {
+		err = flushed
+	}
+	return n, err
+}
 
 // CloseWrite implements duplex.Stream.
 func (h hijackedStream) CloseWrite() error {

@@ -64,8 +64,10 @@ func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) 
 		AppSlug:      r.AppSlug,
 		Version:      r.Version,
 		AllocationID: r.Params.AllocationID,
-		Resources:    manifest.Choice{CPUMillis: uint64(r.Params.CPUMillis), MemoryMiB: uint64(r.Params.MemoryMib)},
-		Now:          metaFrom(ctx).Now,
+		Resources: manifest.Choice{
+			CPUMillis: uint64(r.Params.CPUMillis), MemoryMiB: uint64(r.Params.MemoryMib), Environment: r.Params.Requirement,
+		},
+		Now: metaFrom(ctx).Now,
 	})
 	if err != nil {
 		return nil, err
@@ -165,7 +167,7 @@ func amountOf(text, pointer string) (int64, error) {
 func usageView(u ledger.UsageRecord) UsageRecord {
 	return UsageRecord{
 		ID: u.ID, OrgID: u.OrgID, ProjectID: u.ProjectID, AppInstanceID: u.AppInstanceID, AppSlug: u.AppSlug,
-		AllocationID: u.AllocationID, NodeID: u.NodeID,
+		AllocationID: u.AllocationID, VolumeID: u.VolumeID, NodeID: u.NodeID,
 		UsageSource: UsageSource(u.UsageSource), Meter: u.Meter, UsageUnit: ledger.Unit(u.Meter),
 		Quantity:      ledger.FormatQuantity(u.Meter, u.Quantity),
 		OperatingMode: OperatingMode(u.OperatingMode), ControlPlaneScope: ControlPlaneScope(u.ControlPlaneScope),

@@ -21,9 +21,9 @@ type call struct {
 	// caller is whom the request is charged to.
 	caller callerID
 	// again authenticates the same credential anew: it may have been revoked meanwhile.
-	again    func(ctx context.Context) (iam.Principal, error)
-	bodyHash []byte
-	at       time.Time
+	again   func(ctx context.Context) (iam.Principal, error)
+	bodyMAC []byte
+	at      time.Time
 	// failure is the code of the fault that ended it; empty when all went well.
 	failure fault.Code
 }
@@ -45,7 +45,7 @@ func callOf(ctx context.Context) *call {
 func metaFrom(ctx context.Context) command.Meta {
 	c := callOf(ctx)
 	m := command.Meta{
-		Principal: c.principal, CorrelationID: c.correlationID, TraceID: c.traceID, BodyHash: c.bodyHash, Now: c.at,
+		Principal: c.principal, CorrelationID: c.correlationID, TraceID: c.traceID, BodyMAC: c.bodyMAC, Now: c.at,
 	}
 	if c.op != nil {
 		m.Route = c.op.route()

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"crypto/hmac"
 	"crypto/sha256"
 	"encoding/json"
 	"errors"
@@ -248,9 +249,10 @@ func joinValues(values []any) string {
 	return strings.Join(words, ", ")
 }
 
-// requestHash is equal for requests that idempotency takes for the same. Whitespace in the body does not count.
-func requestHash(r *http.Request, body []byte) []byte {
-	h := sha256.New()
+// requestMAC is equal for requests that idempotency takes for the same. Whitespace in the body does not count. It is
+// keyed: a body may hold a secret, which a reader of the database could find by trying values against a plain digest.
+func requestMAC(key []byte, r *http.Request, body []byte) []byte {
+	h := hmac.New(sha256.New, key)
 	fmt.Fprintf(h, "%s\n%s\n", r.URL.Path, r.URL.RawQuery)
 	var compact bytes.Buffer
 	if json.Compact(&compact, body) == nil {

@@ -33,8 +33,10 @@ type Config struct {
 	RegistryCaller func(*http.Request) (subject, orgSlug string)
 	// NodeKey gives a node's public key without a query for each call; nil for a node that there is not. May be nil.
 	NodeKey func(ctx context.Context, nodeID string, now time.Time) (ed25519.PublicKey, error)
-	Log     *slog.Logger
-	Now     func() time.Time
+	// RequestKey keys the digests of requests that idempotency keeps.
+	RequestKey []byte
+	Log        *slog.Logger
+	Now        func() time.Time
 	// RequestsPerSecond and Burst bound each caller; zero means the defaults.
 	RequestsPerSecond float64
 	Burst             int

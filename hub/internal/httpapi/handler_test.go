@@ -98,14 +98,25 @@ func TestCommandLearnsCallerKeyAndTrace(t *testing.T) {
 	require.Equal(t, "req-1", got.CorrelationID)
 	require.Equal(t, "4bf92f3577b34da6a3ce929d0e0e4736", got.TraceID)
 	require.Equal(t, someID, got.Principal.ID)
-	first := got.BodyHash
+	first := got.BodyMAC
 
 	a.body = "{ \"slug\":\"acme\",\n\"display_name\":\"Acme\"}"
 	require.NoError(t, d.do(t, a).Body.Close())
-	require.Equal(t, first, got.BodyHash, "white space makes another request")
+	require.Equal(t, first, got.BodyMAC, "white space makes another request")
 	a.body = `{"slug":"acme","display_name":"Acme!"}`
 	require.NoError(t, d.do(t, a).Body.Close())
-	require.NotEqual(t, first, got.BodyHash)
+	require.NotEqual(t, first, got.BodyMAC)
+}
+
+// Law 11: who reads the database cannot find a secret of a request by trying values against its digest.
+func TestLaw11TheDigestOfARequestIsKeyed(t *testing.T) {
+	digest := func(key string) []byte {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/api/v1/x?y=1", nil)
+		return requestMAC([]byte(key), r, []byte(`{"token":"1234"}`))
+	}
+	first := digest("a")
+	require.Equal(t, first, digest("a"))
+	require.NotEqual(t, digest("a"), digest("b"))
 }
 
 func TestFaultsBecomeProblems(t *testing.T) {

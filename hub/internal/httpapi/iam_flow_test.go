@@ -152,7 +152,7 @@ func TestServiceAccountFromBirthToToken(t *testing.T) {
 	require.Equal(t, "active", sa.text("status"))
 	again := h.must(t, boss, "POST", path, "k1", body, 201)
 	require.Equal(t, "true", again.header.Get("Idempotency-Replayed"))
-	require.JSONEq(t, sa.raw, again.raw, "the secret is shown again to whoever repeats the request")
+	require.JSONEq(t, sa.raw, again.raw, "the secret is shown again to a caller that repeats the request")
 	require.Equal(t, 422, h.ask(t, boss, "POST", path, "k1", `{"name":"other","slug":"other"}`).status)
 	taken := h.must(t, boss, "POST", path, "k2", body, 409)
 	require.Equal(t, "already_exists", taken.text("code"))

@@ -48,6 +48,8 @@ type theater struct {
 	// executed are the commands that were asked for.
 	executed []*protocol.ExecRequest
 	copied   []*protocol.CopyRequest
+	// reports counts the reports on volumes.
+	reports uint64
 }
 
 func (s *theater) Connect(ctx context.Context, nodeID, _ string, r *protocol.ConnectRequest) (duplex.Stream, error) {
@@ -65,6 +67,10 @@ func (s *theater) Exec(ctx context.Context, nodeID, orgID string, r *protocol.Ex
 func (s *theater) Copy(ctx context.Context, nodeID, orgID string, r *protocol.CopyRequest) (duplex.Stream, error) {
 	s.copied = append(s.copied, r)
 	return s.Connect(ctx, nodeID, orgID, &protocol.ConnectRequest{Port: "http"})
+}
+
+func (s *theater) RemoveEnvironment(context.Context, string, string, *protocol.RemoveEnvironmentRequest) error {
+	return nil
 }
 
 func (s *theater) Logs(_ context.Context, nodeID, _ string, r *protocol.LogsRequest) (io.ReadCloser, error) {
@@ -101,7 +107,9 @@ func (s *theater) open(t *testing.T) {
 		s.node = n.ID
 		_, err = fleettest.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r", Hello: &protocol.Hello{
 			Features:    manifest.KnownFeatures(),
-			Incarnation: "i", Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30},
+			Incarnation: "i", Facts: &protocol.NodeFacts{
+				Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30, VolumeBytes: 1 << 30,
+			},
 		}}, now)
 		return err
 	})

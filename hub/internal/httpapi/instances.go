@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -55,6 +56,7 @@ func (s *Server) GetAppInstance(ctx context.Context,
 	view, err := instanceView(i.Instance)
 	view.Cost = costView(i.Cost)
 	addInstructions(&view, i)
+	addTopology(&view, i)
 	for k := range view.Members {
 		view.Members[k].ImagePull = pullView(i.Pulls[view.Members[k].ID])
 	}
@@ -81,7 +83,7 @@ func (s *Server) CreateAppInstance(ctx context.Context,
 		ProjectID: r.ProjectID, AppSlug: r.Body.AppSlug, Version: r.Body.Version, DisplayName: r.Body.DisplayName,
 		OperatingMode: string(r.Body.OperatingMode), ControlPlaneScope: string(r.Body.ControlPlaneScope),
 		AllocationIDs: r.Body.PlacementIntent.AllocationIds, Parameters: r.Body.Parameters, Config: r.Body.Config,
-		Resources: resourceChoice(r.Body.Resources, r.Body.Ports),
+		Resources: resourceChoice(r.Body.Resources, r.Body.Ports, r.Body.Volumes, r.Body.Environment),
 	}))
 	return CreateAppInstance201JSONResponse(view), err
 }
@@ -102,7 +104,7 @@ func (s *Server) UpgradeAppInstance(ctx context.Context,
 		ProjectID:  r.ProjectID,
 		InstanceID: r.AppInstanceID,
 		Version:    r.Body.TargetVersion,
-		Resources:  resourceChoice(r.Body.Resources, r.Body.Ports),
+		Resources:  resourceChoice(r.Body.Resources, r.Body.Ports, r.Body.Volumes, r.Body.Environment),
 		Parameters: r.Body.Parameters,
 		Config:     r.Body.Config,
 	}))
@@ -239,13 +241,16 @@ func commandedView(i instance.Instance, err error) (AppInstance, error) {
 	return instanceView(i)
 }
 
-func resourceChoice(r InstanceResources, ports PortChoices) manifest.Choice {
+func resourceChoice(r InstanceResources, ports PortChoices, volumes VolumeChoices,
+	environment EnvironmentChoice,
+) manifest.Choice {
 	c := manifest.Choice{
-		AcceleratorModel: r.AcceleratorModel,
-		CPUMillis:        uint64(r.CPUMillis),
-		MemoryMiB:        uint64(r.MemoryMib),
-		DiskMiB:          uint64(r.DiskMib),
-		ShmMiB:           uint64(r.ShmMib),
+		AcceleratorModel:   r.AcceleratorModel,
+		AcceleratorSharing: string(r.AcceleratorSharing),
+		CPUMillis:          uint64(r.CPUMillis),
+		MemoryMiB:          uint64(r.MemoryMib),
+		DiskMiB:            uint64(r.DiskMib),
+		ShmMiB:             uint64(r.ShmMib),
 	}
 	if r.Accelerators != nil {
 		count := int(*r.Accelerators)
@@ -254,7 +259,23 @@ func resourceChoice(r InstanceResources, ports PortChoices) manifest.Choice {
 	for _, p := range ports {
 		c.Ports = append(c.Ports, manifest.PortChoice{Name: p.Name, HostPort: uint32(p.HostPort)})
 	}
+	c.Environment = environment.Requirements
+	for _, v := range volumes {
+		c.Volumes = append(c.Volumes, manifest.VolumeChoice{
+			Name: v.Name, VolumeID: v.VolumeID, SizeMiB: uint64(v.SizeMib),
+		})
+	}
 	return c
+}
+
+func environmentView(c manifest.Choice) EnvironmentChoice {
+	return EnvironmentChoice{Requirements: append([]string{}, c.Environment...)}
+}
+
+func volumesView(c manifest.Choice) VolumeChoices {
+	return views(c.Volumes, func(v manifest.VolumeChoice) VolumeChoice {
+		return VolumeChoice{Name: v.Name, VolumeID: v.VolumeID, SizeMib: int64(v.SizeMiB)}
+	})
 }
 
 func portsView(c manifest.Choice) PortChoices {
@@ -265,11 +286,12 @@ func portsView(c manifest.Choice) PortChoices {
 
 func resourcesView(c manifest.Choice) InstanceResources {
 	out := InstanceResources{
-		AcceleratorModel: c.AcceleratorModel,
-		CPUMillis:        int64(c.CPUMillis),
-		MemoryMib:        int64(c.MemoryMiB),
-		DiskMib:          int64(c.DiskMiB),
-		ShmMib:           int64(c.ShmMiB),
+		AcceleratorModel:   c.AcceleratorModel,
+		AcceleratorSharing: AcceleratorSharing(c.AcceleratorSharing),
+		CPUMillis:          int64(c.CPUMillis),
+		MemoryMib:          int64(c.MemoryMiB),
+		DiskMib:            int64(c.DiskMiB),
+		ShmMib:             int64(c.ShmMiB),
 	}
 	if c.Accelerators != nil {
 		count := int32(*c.Accelerators)
@@ -292,6 +314,8 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 		Members:       []Member{},
 		Resources:     resourcesView(i.Resources),
 		Ports:         portsView(i.Resources),
+		Volumes:       volumesView(i.Resources),
+		Environment:   environmentView(i.Resources),
 		RequestedBy:   RequestedBy{Type: RequestedByType(i.RequestedBy.Type), ID: i.RequestedBy.ID},
 		CorrelationID: i.CorrelationID, CreatedAt: i.CreatedAt, UpdatedAt: i.UpdatedAt, ActivatedAt: i.ActivatedAt,
 	}
@@ -313,6 +337,11 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 	if err := json.Unmarshal([]byte(i.ParametersJSON), &out.Parameters); err != nil {
 		return AppInstance{}, fmt.Errorf("parameters of instance %s: %w", i.ID, err)
 	}
+	// The schema marks them writeOnly.
+	maps.DeleteFunc(out.Parameters, func(_ string, value any) bool {
+		_, sealed := protocol.AsSealed(value)
+		return sealed
+	})
 	if err := json.Unmarshal([]byte(i.ConfigJSON), &out.Config); err != nil {
 		return AppInstance{}, fmt.Errorf("config of instance %s: %w", i.ID, err)
 	}
@@ -325,7 +354,7 @@ func memberView(i instance.Instance, m instance.Member) Member {
 		StatusReason: StatusReason(m.Reason.Text()),
 		Detail:       m.Detail, OwnerRefusal: m.OwnerRefusal, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode),
 		ConfigCurrent: i.HasConfig(m),
-		StartedAt:     m.StartedAt, ReadyAt: m.ReadyAt,
+		StartedAt:     m.StartedAt, ReadyAt: m.ReadyAt, Services: servicesView(m.Services),
 	}
 }
 

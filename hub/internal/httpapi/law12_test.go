@@ -46,6 +46,7 @@ func samples() map[string]string {
 		"registerManifest": `{"manifest_envelope":` + envelope + `}`,
 		"putEntitlement": `{"enabled":true,"policy_overrides":{"allowed_operating_modes":["tenant_dedicated"],` +
 			`"allowed_control_plane_scopes":["project"],"allowed_versions":["1"],"max_accelerators":1}}`,
+		"putPackageIndex": `{"url":"https://packages.example/simple","username":"u","password":"p","ca_pem":"pem"}`,
 		"createPublishIntent": `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci",` +
 			`"source_type":"oci_registry","channel":"dev"}`,
 		"registerArtifact": `{"app_slug":"a","app_version":"1","artifact_name":"runtime","artifact_kind":"oci",` +
@@ -54,12 +55,18 @@ func samples() map[string]string {
 		"createAllocation": `{"node_id":"` + someID +
 			`","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,` +
 			`"memory_mib":64}`,
+		"createVolume":         `{"name":"v","size_mib":64,"allocation_id":"` + someID + `"}`,
+		"restoreVolume":        `{"snapshot_id":"` + someID + `"}`,
+		"resizeVolume":         `{"size_mib":64}`,
+		"createVolumeSnapshot": `{"description":"d"}`,
 		"createAppInstance": `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated",` +
 			`"control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID +
-			`"]},"resources":{"cpu_millis":500},"ports":[{"name":"http","host_port":30000}],"parameters":{"x":1},` +
+			`"]},"resources":{"cpu_millis":500},"ports":[{"name":"http","host_port":30000}],` +
+			`"volumes":[{"name":"data","size_mib":64}],"environment":{"requirements":["a"]},"parameters":{"x":1},` +
 			`"config":{}}`,
 		"upgradeAppInstance": `{"target_version":"2","resources":{"accelerators":0},"parameters":{"x":1},` +
-			`"ports":[{"name":"http","host_port":30000}],"config":{}}`,
+			`"ports":[{"name":"http","host_port":30000}],"volumes":[{"name":"data","size_mib":64}],` +
+			`"environment":{"requirements":["a"]},"config":{}}`,
 		"rollbackAppInstance": `{"target_version":"1"}`,
 		"changeAppInstance":   `{"display_name":"d","config":{}}`,
 		"execInAppInstance": `{"command":["a","b"],"terminal":true,"rows":24,"columns":80,"service":"main",` +

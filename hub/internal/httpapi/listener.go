@@ -163,6 +163,52 @@ type cappedConn struct {
 	scopes  []*connScope
 	waiting []*lru.Element
 	left    bool
+
+	writing sync.Mutex
+	// gathered holds TLS records until flush; nil writes each at once.
+	gathered []byte
+}
+
+// gatherBytes is how much a stream's connection gathers: seven TLS records of 16 KiB.
+const gatherBytes = 116 << 10
+
+// Write implements net.Conn.
+func (c *cappedConn) Write(b []byte) (int, error) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	if c.gathered == nil {
+		return c.Conn.Write(b)
+	}
+	if len(c.gathered)+len(b) > gatherBytes {
+		if err := c.writeGathered(); err != nil {
+			return 0, err
+		}
+	}
+	c.gathered = append(c.gathered, b...)
+	return len(b), nil
+}
+
+// gather makes Write keep what it gets in buffer, so that the kernel gets several TLS records by one system call.
+func (c *cappedConn) gather(buffer []byte) {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	c.gathered = buffer[:0]
+}
+
+// flush writes what is gathered, and ends the gathering.
+func (c *cappedConn) flush() error {
+	c.writing.Lock()
+	defer c.writing.Unlock()
+	err := c.writeGathered()
+	c.gathered = nil
+	return err
+}
+
+// writeGathered writes what is gathered. writing is held.
+func (c *cappedConn) writeGathered() error {
+	_, err := c.Conn.Write(c.gathered)
+	c.gathered = c.gathered[:0]
+	return err
 }
 
 // Close implements net.Conn.

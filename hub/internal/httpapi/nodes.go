@@ -112,7 +112,8 @@ func nodeView(n query.Node, now time.Time) Node {
 func acceleratorView(a *protocol.Accelerator) NodeAccelerator {
 	out := NodeAccelerator{
 		ID: a.GetId(), Vendor: a.GetVendor(), Model: a.GetModel(), MemoryMib: int64(a.GetMemoryBytes() >> 20),
-		Health: a.GetHealth(), PciAddress: a.GetPciAddress(), NumaNode: -1, Cores: int64(a.GetCores()),
+		Health: a.GetHealth(), HealthReason: a.GetHealthReason(), PciAddress: a.GetPciAddress(), NumaNode: -1,
+		Cores:         int64(a.GetCores()),
 		DriverVersion: a.GetDriverVersion(), RuntimeVersion: a.GetRuntimeVersion(),
 	}
 	if a.NumaNode != nil {
@@ -122,7 +123,10 @@ func acceleratorView(a *protocol.Accelerator) NodeAccelerator {
 		return AcceleratorLink{PeerID: l.GetPeerId(), Kind: l.GetKind(), Count: int64(l.GetCount())}
 	})
 	out.Partitions = views(a.GetPartitions(), func(p *protocol.AcceleratorPartition) AcceleratorPartition {
-		return AcceleratorPartition{ID: p.GetId(), Profile: p.GetProfile(), MemoryMib: int64(p.GetMemoryBytes() >> 20)}
+		return AcceleratorPartition{
+			ID: p.GetId(), Profile: p.GetProfile(), MemoryMib: int64(p.GetMemoryBytes() >> 20),
+			Sharing: AcceleratorSharing(p.GetSharing()),
+		}
 	})
 	return out
 }

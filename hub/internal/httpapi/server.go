@@ -25,6 +25,8 @@ type NodeStreams interface {
 	Exec(ctx context.Context, nodeID, orgID string, r *protocol.ExecRequest) (duplex.Stream, error)
 	// Copy copies files into or out of a container; the end of ctx aborts the stream and ends the copy.
 	Copy(ctx context.Context, nodeID, orgID string, r *protocol.CopyRequest) (duplex.Stream, error)
+	// RemoveEnvironment returns once the node has removed an environment, or refused to.
+	RemoveEnvironment(ctx context.Context, nodeID, orgID string, r *protocol.RemoveEnvironmentRequest) error
 }
 
 // Server answers the operations of the contract. Its methods are in one file for each resource. The program that wires

@@ -45,8 +45,19 @@ func (h *Hub) Wallet() int { return Count(h, `SELECT balance_nanos / 1000000 FRO
 // NewWithNode returns a hub with the demo app published, an enrolled node, and its session with an empty state.
 func NewWithNode(t *testing.T) (*Hub, *Node, *Session) {
 	t.Helper()
+	return newWithNode(t, manifesttest.Document("demo", DemoImage))
+}
+
+// NewWithServices is NewWithNode with a demo of two services.
+func NewWithServices(t *testing.T) (*Hub, *Node, *Session) {
+	t.Helper()
+	return newWithNode(t, manifesttest.Services("demo", DemoImage))
+}
+
+func newWithNode(t *testing.T, doc string) (*Hub, *Node, *Session) {
+	t.Helper()
 	h := New(t)
-	h.PublishDemo()
+	h.publish(doc)
 	n := h.Enroll()
 	l := n.Connect(Hello("i1"))
 	l.ExpectState(0)
@@ -100,6 +111,11 @@ const (
 // publisher signed.
 func (h *Hub) PublishDemo() {
 	h.T.Helper()
+	h.publish(manifesttest.Document("demo", DemoImage))
+}
+
+func (h *Hub) publish(doc string) {
+	h.T.Helper()
 	ctx, now := h.T.Context(), h.Now()
 	h.Project = Tx(h, func(ctx context.Context, tx db.Tx) (iam.Project, error) {
 		org := iam.Org{ID: db.NewID(), Slug: "acme", DisplayName: "acme", CreatedAt: now}
@@ -128,7 +144,7 @@ func (h *Hub) PublishDemo() {
 	require.NoError(h.T, err)
 	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterPublisher(ctx, h.Admin("publisher"), delegation)
 	require.NoError(h.T, err)
-	env, err := manifest.Sign([]byte(manifesttest.Document("demo", DemoImage)), protocol.NewEd25519Signer(key))
+	env, err := manifest.Sign([]byte(doc), protocol.NewEd25519Signer(key))
 	require.NoError(h.T, err)
 	_, err = (&command.Service{DB: h.DB, Bundle: h.Keys.Bundle}).RegisterManifest(ctx, h.Admin("manifest"), env)
 	require.NoError(h.T, err)
@@ -144,7 +160,7 @@ func (h *Hub) PublishDemo() {
 		}, now); err != nil {
 			return 0, err
 		}
-		if _, err := artifact.Activate(ctx, tx, "1.0.0", []string{DemoImage}, now); err != nil {
+		if _, err := artifact.Activate(ctx, tx, "1.0.0", []manifest.Image{{Ref: DemoImage}}, now); err != nil {
 			return 0, err
 		}
 		if _, _, err := catalog.SetStatus(ctx, tx, "demo", "1.0.0", catalog.Active, now); err != nil {

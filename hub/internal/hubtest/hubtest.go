@@ -187,7 +187,7 @@ func (h *Hub) Admin(key string) command.Meta {
 	sum := sha256.Sum256([]byte(key))
 	return command.Meta{
 		Principal: iam.Principal{Type: principal.User, ID: db.NewID(), PlatformAdmin: true}, Route: "POST /x",
-		IdempotencyKey: key, BodyHash: sum[:],
+		IdempotencyKey: key, BodyMAC: sum[:],
 		CorrelationID: "corr-" + key, Now: h.Now().Truncate(time.Microsecond),
 	}
 }

@@ -82,7 +82,7 @@ func Hello(incarnation string) *protocol.Hello {
 	return &protocol.Hello{
 		Features:        manifest.KnownFeatures(),
 		ProtocolVersion: protocol.Version, AgentVersion: "test", Incarnation: incarnation, BundleVersion: 1,
-		Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30},
+		Facts: &protocol.NodeFacts{Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30, VolumeBytes: 1 << 40},
 	}
 }
 

@@ -86,13 +86,24 @@ func Next[T any](l *Session, pick func(*protocol.HubMessage) (T, bool)) T {
 // ExpectState waits for a desired state with the number of parts, checks it as a node would, and accepts it.
 func (l *Session) ExpectState(parts int) (*protocol.DesiredState, *protocol.PushState) {
 	l.T.Helper()
+	return l.expect(func(s *protocol.DesiredState) bool { return len(s.GetParts()) == parts })
+}
+
+// ExpectVolumes is ExpectState for the number of volumes.
+func (l *Session) ExpectVolumes(volumes int) (*protocol.DesiredState, *protocol.PushState) {
+	l.T.Helper()
+	return l.expect(func(s *protocol.DesiredState) bool { return len(s.GetVolumes()) == volumes })
+}
+
+func (l *Session) expect(is func(*protocol.DesiredState) bool) (*protocol.DesiredState, *protocol.PushState) {
+	l.T.Helper()
 	push := Next(l, func(m *protocol.HubMessage) (*protocol.PushState, bool) {
 		if m.GetPushState() == nil {
 			return nil, false
 		}
 		v, err := protocol.VerifyState(m.GetPushState().GetEnvelope(), l.Node.Bundle, l.Node.Identity)
 		require.NoError(l.T, err)
-		return m.GetPushState(), len(v.Message().GetParts()) == parts
+		return m.GetPushState(), is(v.Message())
 	})
 	v, err := protocol.VerifyState(push.GetEnvelope(), l.Node.Bundle, l.Node.Identity)
 	require.NoError(l.T, err)

@@ -39,9 +39,9 @@ type Request struct {
 	Route string
 	// Key is the caller's; empty where the operation takes none, and then the effect is not remembered.
 	Key string
-	// BodyHash is the SHA-256 over the concrete path, the query and the body.
-	BodyHash []byte
-	Now      time.Time
+	// BodyMAC is the keyed SHA-256 over the concrete path, the query and the body.
+	BodyMAC []byte
+	Now     time.Time
 	// OnReplay is called when the answer is an earlier one; it may be nil.
 	OnReplay func()
 }
@@ -103,9 +103,9 @@ func Do[T any](ctx context.Context, tx db.Tx, r Request, seal Sealer, fn func() 
 // claim inserts the key in this transaction and returns nil, or the answer that an earlier one stored under it.
 func claim(ctx context.Context, tx db.Tx, r Request) ([]byte, error) {
 	// Inserted before any effect: a duplicate in flight waits here for the first one's end.
-	const insert = `INSERT INTO idempotency (principal_type, principal_id, route, key, body_sha256, created_at)
+	const insert = `INSERT INTO idempotency (principal_type, principal_id, route, key, body_mac, created_at)
 		VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (principal_type, principal_id, route, key) DO NOTHING`
-	args := []any{r.Caller.Type, r.Caller.ID, r.Route, r.Key, r.BodyHash, r.Now}
+	args := []any{r.Caller.Type, r.Caller.ID, r.Route, r.Key, r.BodyMAC, r.Now}
 	tag, err := tx.Exec(ctx, insert, args...)
 	if err != nil || tag.RowsAffected() == 1 {
 		return nil, err
@@ -114,7 +114,7 @@ func claim(ctx context.Context, tx db.Tx, r Request) ([]byte, error) {
 		hash, response []byte
 		at             time.Time
 	)
-	err = tx.QueryRow(ctx, `SELECT body_sha256, response, created_at FROM idempotency
+	err = tx.QueryRow(ctx, `SELECT body_mac, response, created_at FROM idempotency
 		WHERE principal_type = $1 AND principal_id = $2 AND route = $3 AND key = $4`, args[:4]...).Scan(&hash, &response, &at)
 	switch {
 	case errors.Is(err, pgx.ErrNoRows):
@@ -124,10 +124,10 @@ func claim(ctx context.Context, tx db.Tx, r Request) ([]byte, error) {
 		return nil, err
 	case at.Before(r.Now.Add(-Window)):
 		// Past its window but not yet purged: as if it were not there.
-		_, err := tx.Exec(ctx, `UPDATE idempotency SET body_sha256 = $5, response = NULL, created_at = $6
+		_, err := tx.Exec(ctx, `UPDATE idempotency SET body_mac = $5, response = NULL, created_at = $6
 			WHERE principal_type = $1 AND principal_id = $2 AND route = $3 AND key = $4`, args...)
 		return nil, err
-	case !bytes.Equal(hash, r.BodyHash):
+	case !bytes.Equal(hash, r.BodyMAC):
 		return nil, fault.New(fault.Unprocessable, codeIdempotencyKeyReused,
 			"This X-Idempotency-Key was used for another request; choose a new key for a new effect.", nil).
 			WithField("header/X-Idempotency-Key", "was used with another path, query or body").Permanent()

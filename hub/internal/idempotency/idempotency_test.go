@@ -28,7 +28,7 @@ func request(key, body string) idempotency.Request {
 	sum := sha256.Sum256([]byte(body))
 	return idempotency.Request{
 		Caller: principal.Actor{Type: principal.User, ID: "0192f0c0-0000-7000-8000-000000000001"},
-		Route:  "POST /things", Key: key, BodyHash: sum[:], Now: time.Unix(1_800_000_000, 0).UTC(),
+		Route:  "POST /things", Key: key, BodyMAC: sum[:], Now: time.Unix(1_800_000_000, 0).UTC(),
 	}
 }
 

@@ -74,7 +74,7 @@ func TestMembersThatCannotPayHoldUpNobodysRenewal(t *testing.T) {
 	r.Renewed = func(row ledger.Row) { first = r.notRenewed.Load() < 10 && row.ID == rich }
 	require.NoError(t, r.Do(t.Context(), w.Now))
 	require.Equal(t, 1, w.leases(rich))
-	require.True(t, first, "each org has its turn in the first page, whoever is due longest")
+	require.True(t, first, "each org has its turn in the first page, whichever is due longest")
 	require.EqualValues(t, broke, r.notRenewed.Load())
 	require.Empty(t, w.Findings(), "an empty wallet is no finding")
 

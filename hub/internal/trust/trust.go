@@ -175,6 +175,12 @@ func (k *Keys) ResetKey() (key [32]byte, err error) {
 	return key, err
 }
 
+// RequestKey keys the digests of requests that the hub remembers: a request may hold a secret that a plain digest would
+// let a reader of the database guess. After the token key is replaced, a repeated request counts as another one.
+func (k *Keys) RequestKey() ([]byte, error) {
+	return hkdf.Key(sha256.New, k.Token().Seed(), nil, "gpuaas request digest", sha256.Size)
+}
+
 // Token signs access tokens.
 func (k *Keys) Token() ed25519.PrivateKey { return k.current().token }
 
