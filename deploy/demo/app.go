@@ -27,8 +27,10 @@ func loadApp(ctx context.Context, c *config, name string) (app, error) {
 		return demoApp(ctx, c)
 	case "jupyter":
 		return jupyterApp(ctx, c)
+	case "vllm":
+		return vllmApp(ctx, c)
 	}
-	return app{}, fmt.Errorf("there is no app %q; demo and jupyter are there", name)
+	return app{}, fmt.Errorf("there is no app %q; demo, jupyter and vllm are there", name)
 }
 
 func demoApp(ctx context.Context, c *config) (app, error) {

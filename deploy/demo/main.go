@@ -38,7 +38,7 @@ func command() *cobra.Command {
 	}
 	up.Flags().StringVar(&c.Bin, "bin", c.Bin, "directory of the programs")
 	up.Flags().StringVar(&c.Source, "source", c.Source, "root of the source tree, for the app to build")
-	up.Flags().StringVar(&c.App, "app", c.App, "demo or jupyter")
+	up.Flags().StringVar(&c.App, "app", c.App, "demo, jupyter or vllm")
 	up.Flags().StringVar(&c.Listen, "listen", c.Listen, "address of the hub's API (TCP) and sessions (UDP)")
 	up.Flags().StringVar(&c.Bridge, "bridge", c.Bridge, "name of the containers' bridge")
 	up.Flags().StringVar(&c.PodCIDR, "pod-cidr", c.PodCIDR, "network of the containers")

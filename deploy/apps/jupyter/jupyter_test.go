@@ -19,6 +19,8 @@ func TestTemplateIsAManifestAndThePasswordIsAHash(t *testing.T) {
 	m, err := manifest.Parse(doc)
 	require.NoError(t, err)
 	require.EqualValues(t, jupyter.Port, m.Version.RuntimeProfile.Ports[0].Container)
+	require.Equal(t, []string{"none", "nvidia", "amd"}, m.Version.Compatibility.SupportedAccelerators)
+	require.NoError(t, m.CheckChoice(manifest.Choice{Environment: []string{"numpy>=1.26"}}))
 
 	// From notebook.auth.security.passwd_check's own rule: sha256 over the password and then the salt.
 	hash := jupyter.HashPassword("secret", "0123456789ab")

@@ -13,7 +13,7 @@ done
 
 # Fixed times make two runs over the same packages alike.
 export SOURCE_DATE_EPOCH=0
-exec mmdebstrap --quiet --variant=minbase --include=jupyter-notebook,ca-certificates \
+exec mmdebstrap --quiet --variant=minbase --include=jupyter-notebook,python3-pip,ca-certificates \
   --aptopt='Acquire::Languages "none"' \
   --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
   --dpkgopt='path-exclude=/usr/share/locale/*' --dpkgopt='path-exclude=/usr/share/info/*' \

@@ -47,35 +47,52 @@ func (t *Tenant) NewPublisher(ctx context.Context) (*Publisher, error) {
 // Release is one version of an app, ready to ship.
 type Release struct {
 	AppSlug, Version string
-	Image            v1.Image
-	// Template is the manifest with ${image} and ${version} in it.
+	// Image is the one of an app with one container.
+	Image v1.Image
+	// Images are those of an app with several services, by the names of their artifacts.
+	Images map[string]v1.Image
+	// Template is the manifest with ${version} in it, and with ${image}, or ${name_image} for each of Images.
 	Template []byte
 }
 
-// Ship pushes and signs the image with the credentials of a publish intent, registers the digest, signs and registers
+// artifactName is the artifact of Release.Image.
+const artifactName = "runtime"
+
+// Ship pushes and signs the images with the credentials of publish intents, registers the digests, signs and registers
 // the manifest, and publishes the version. It returns the manifest's document.
-func (t *Tenant) Ship(ctx context.Context, p *Publisher, r Release) ([]byte, error) {
-	image, err := t.Push(ctx, p, r)
-	if err != nil {
-		return nil, err
+func (t *Tenant) Ship(ctx context.Context, p *Publisher, r Release) (doc []byte, err error) {
+	values := map[string]string{"version": r.Version}
+	if r.Image != nil {
+		if values["image"], err = t.Push(ctx, p, r); err != nil {
+			return nil, err
+		}
 	}
-	doc, err := appkit.FillTemplate(r.Template, map[string]string{"image": image, "version": r.Version})
+	for name, image := range r.Images {
+		if values[name+"_image"], err = t.push(ctx, p, r, name, image); err != nil {
+			return nil, err
+		}
+	}
+	doc, err = appkit.FillTemplate(r.Template, values)
 	if err != nil {
 		return nil, err
 	}
 	return doc, t.Publish(ctx, p, r.AppSlug, r.Version, doc)
 }
 
-// Push uploads the signed image and registers its digest; it returns <repository>@<digest>.
+// Push uploads the signed Release.Image and registers its digest; it returns <repository>@<digest>.
 func (t *Tenant) Push(ctx context.Context, p *Publisher, r Release) (string, error) {
+	return t.push(ctx, p, r, artifactName, r.Image)
+}
+
+func (t *Tenant) push(ctx context.Context, p *Publisher, r Release, name string, image v1.Image) (string, error) {
 	intent, err := client.Read[client.PublishIntent](p.Hub.CreatePublishIntent(ctx, t.Project.ID,
 		client.PublishIntentCreate{
-			AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: "runtime", Channel: client.ChannelDev,
+			AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: name, Channel: client.ChannelDev,
 		}))
 	if err != nil {
 		return "", fmt.Errorf("publish intent: %w", err)
 	}
-	pushed, err := appkit.Push(ctx, r.Image, appkit.Target{
+	pushed, err := appkit.Push(ctx, image, appkit.Target{
 		RegistryHost: intent.RegistryHost, Repository: intent.Repository, Tag: intent.Tag,
 		Username: intent.Credentials.Username, Password: intent.Credentials.Password, CAFile: t.ca,
 	}, p.Signer, nil)
@@ -83,7 +100,7 @@ func (t *Tenant) Push(ctx context.Context, p *Publisher, r Release) (string, err
 		return "", fmt.Errorf("push: %w", err)
 	}
 	a, err := client.Read[client.Artifact](p.Hub.RegisterArtifact(ctx, t.Project.ID, client.ArtifactRegister{
-		AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: "runtime", Repository: pushed.Repository,
+		AppSlug: r.AppSlug, AppVersion: r.Version, ArtifactName: name, Repository: pushed.Repository,
 		Digest: pushed.Digest, MediaType: pushed.MediaType,
 	}))
 	if err != nil {
