@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -117,16 +116,19 @@ func (x *Node) Store() *nodestore.Store { return x.n.store.Store }
 
 // Containers are those on the machine, by id.
 func (x *Node) Containers() []agent.Listed {
-	out := make([]agent.Listed, 0, len(x.n.containers))
-	for _, c := range x.n.containers {
-		out = append(out, c.Listed)
-	}
+	out := x.n.listed()
 	slices.SortFunc(out, func(a, b agent.Listed) int { return strings.Compare(a.ID, b.ID) })
 	return out
 }
 
-// Networks are the members with a network.
-func (x *Node) Networks() []string { return slices.Sorted(maps.Keys(x.n.networks)) }
+// Networks are the attachments of services, as member@service.
+func (x *Node) Networks() []string {
+	var names []string
+	for _, a := range x.n.attachments() {
+		names = append(names, a.memberID+"@"+a.service)
+	}
+	return names
+}
 
 // Busy are the members with running actions, and with which.
 func (x *Node) Busy() map[string]agent.Work {

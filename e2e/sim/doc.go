@@ -3,22 +3,29 @@
 // laws 2, 3, 5, 6, 13, 14, 16 and 17 (docs/design/laws.md). Equal seeds give equal traces: there is no wall clock, no
 // goroutine and no map whose order matters.
 //
-// The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt), hub/lifecycle, hub/billing,
-// hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload, NewLease, what is
-// recorded of each action, and how a listed container is observed, metered and probed), agent/clock, agent/hubsession,
-// agent/meter and agent/spool; protocol's signatures and verification.
+// The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt, StateVersion), hub/lifecycle,
+// hub/billing, hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload,
+// NewLease, what is recorded of each action, and how a listed container is observed, metered and probed), agent/clock,
+// agent/hubsession, agent/meter and agent/spool; protocol's signatures and verification.
 // TestTheSimulationDefinesNoConstantOfTheProduct keeps their numbers there, too.
 //
 // The adapters are modelled, because the originals are bound to SQL, Badger, containerd or QUIC:
 //
 //   - the tables of the ledger: package books; hub/internal/ledger's TestTheSimulationsBooksAreTheLedgers runs both
-//   - the other tables of the hub: watermarks, sessions and hellos (intake.go); states, members and claims (hub.go)
+//   - watermarks, sessions and hellos, and what a restored hub still awaits (intake.go, restore.go):
+//     hub/internal/nodes's TestTheSimulationTakesUsageAsTheHub runs both
+//   - the rows of states, instances and members, what room they hold, and what a restored hub adopts (hub.go,
+//     restore.go): hub/internal/nodes's TestTheSimulationKeepsMembersAsTheHub runs both. A member's accelerators are
+//     its claims here, without an allocation between them: hub/plan decides which it gets, and the oracle checks that
+//     nobody else has them
 //   - the store of the node: package nodestore; agent/internal/state's TestTheSimulationsStoreIsTheNodes runs both
 //   - passes and the execution of actions, as effects on a clock (reconcile.go, execute.go, machine.go):
 //     agent/internal/reconcile's TestTheSimulationExecutesAsTheNode runs both at the same time, to the microsecond.
 //     The original is not run here: its actions are goroutines that wait, which leave neither one order of events for
 //     a seed nor this speed
-//   - the network and the session (uplink.go): no test compares them with agent/internal/uplink
+//   - the session (uplink.go): agent/internal/uplink's TestTheSimulationsSessionIsTheNodes runs both at the same time.
+//     Reports at every interval, the dials of a hub that is away and what the network does to messages are this
+//     package's own
 //
 // Not modelled: epochs and key rotation, manifests, configs, published ports, limits of parallel actions, probes that
 // fail after readiness, allocations billed by the hub, the API. Segments are chained, not signed.

@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -12,8 +11,17 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-// task is a running action.
-type task struct{ pulling, ended bool }
+// task is a running action: the pull of an image, or another one, of a service or of the whole member.
+type task struct {
+	image, service string
+	ended          bool
+}
+
+// attachment is the network of a member's service; heldWork may be done again after a pause.
+type (
+	attachment struct{ memberID, service string }
+	heldWork   struct{ memberID, service string }
+)
 
 // begin executes an action beside the others; its member counts as busy meanwhile.
 func (n *node) begin(a agent.Action) {
@@ -33,7 +41,9 @@ func (n *node) begin(a agent.Action) {
 		takes := n.change(id, "remove", second/20, second, func() { n.remove(a.ContainerID) })
 		n.do(a, takes, "removed", func() error { n.store.CloseRun(a.ContainerID); return nil })
 	case agent.RemoveNetwork:
-		takes := n.change(id, "remove network", second/20, second/2, func() { delete(n.networks, id) })
+		takes := n.change(id, "remove network", second/20, second/2, func() {
+			delete(n.networks, attachment{id, a.Attachment()})
+		})
 		n.do(a, takes, "network removed", func() error { n.updateMember(id, a.Record); return nil })
 	case agent.RetireMember:
 		n.do(a, n.w.takes("retire", id, second/20, second/2), "retire", func() error { return n.retire(id) })
@@ -44,12 +54,21 @@ func (n *node) begin(a agent.Action) {
 		n.pull(a)
 	case agent.SetupNetwork:
 		n.updateMember(id, a.RecordIntent)
-		n.networks[id] = true
+		for _, service := range a.Services {
+			n.networks[attachment{id, a.Attachment(service)}] = true
+		}
 		takes := n.w.takes("network", id, second/20, second/3)
 		n.later(takes, "network", func() { n.updateMember(id, a.Record) })
-		n.launch(a, takes, a.Start)
+		n.launch(a, takes)
+	case agent.PublishPorts:
+		n.updateMember(id, a.RecordIntent)
+		n.do(a, n.w.takes("publish", id, second/100, second/10), "publish", func() error {
+			n.updateMember(id, a.Record)
+			return nil
+		})
 	case agent.StartContainer:
-		n.launch(a, 0, []agent.StartContainer{a})
+		end, err := n.startContainer(a, 0)
+		n.do(a, end, "start", func() error { return err })
 	}
 }
 
@@ -60,8 +79,8 @@ func (n *node) updateMember(id string, change func(*agent.Member)) {
 // do ends an action after a while, if the agent that began it still lives and has not cancelled it.
 func (n *node) do(a agent.Action, takes instant, kind string, end func() error) {
 	id := agent.MemberOf(a)
-	_, pulling := a.(agent.PullImage)
-	t := &task{pulling: pulling}
+	pull, _ := a.(agent.PullImage)
+	t := &task{image: pull.Image, service: agent.ServiceOf(a)}
 	n.busy[id] = append(n.busy[id], t)
 	n.later(takes, kind, func() {
 		if t.ended {
@@ -108,7 +127,7 @@ func (n *node) finish(id string, t *task) {
 
 func (n *node) cancelPulls(id string) {
 	for _, t := range slices.Clone(n.busy[id]) {
-		if t.pulling {
+		if t.image != "" {
 			n.finish(id, t)
 		}
 	}
@@ -118,7 +137,7 @@ func (n *node) cancelPulls(id string) {
 func (n *node) failed(a agent.Action, err error) {
 	id := agent.MemberOf(a)
 	if pause := agent.PauseAfter(a, err); pause > 0 {
-		n.hold[id] = n.now().Add(pause)
+		n.hold[heldWork{id, agent.ServiceOf(a)}] = n.now().Add(pause)
 		return
 	}
 	n.updateMember(id, func(m *agent.Member) { *m = m.FailedBy(a, err, n.now()) })
@@ -137,14 +156,23 @@ func (n *node) stop(a agent.StopContainer) {
 	n.do(a, takes+n.w.takes("answer", a.MemberID, 0, second/100), "stop", func() error { return nil })
 }
 
-// launch starts containers, which run once their network is complete.
-func (n *node) launch(a agent.Action, network instant, starts []agent.StartContainer) {
-	ends, failure := network, error(nil)
-	for _, start := range starts {
-		end, err := n.startContainer(start, network)
-		ends, failure = max(ends, end), errors.Join(failure, err)
+// launch starts containers, which run once their networks are complete. One that fails is a failed try of its service.
+func (n *node) launch(a agent.SetupNetwork, network instant) {
+	ends := network
+	failures := make([]error, len(a.Start))
+	for i, start := range a.Start {
+		var end instant
+		end, failures[i] = n.startContainer(start, network)
+		ends = max(ends, end)
 	}
-	n.do(a, ends, "launch", func() error { return failure })
+	n.do(a, ends, "launch", func() error {
+		for i, err := range failures {
+			if err != nil {
+				n.failed(a.Start[i], err)
+			}
+		}
+		return nil
+	})
 }
 
 // startContainer makes the run durable, then the container, then notes when it came up. A crash may fall between any
@@ -159,7 +187,10 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 	c := &container{
 		Listed: agent.Listed{
 			ID: id, MemberID: a.MemberID, InstanceID: a.Workload.InstanceID, Service: a.Service.Name, Revision: a.Revision,
-			SpecDigest: a.Service.SpecDigest, AcceleratorIDs: a.Service.AcceleratorIDs, Status: agent.Created,
+			Copy: a.Service.Copy, SpecDigest: a.Service.SpecDigest, AcceleratorIDs: a.Service.AcceleratorIDs,
+			Status:    agent.Created,
+			DependsOn: dependsOn(a.Service), Restart: a.Service.Spec.GetRestartPolicy(),
+			StopGrace: time.Duration(a.Service.Spec.GetStopGraceSeconds()) * time.Second,
 		},
 		cpuMillis: int64(resources.GetCpuMillis()), memoryBytes: int64(resources.GetMemoryBytes()),
 	}
@@ -188,6 +219,14 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 	ends = up + n.w.takes("answer", a.MemberID, 0, second/100)
 	n.later(ends, "started", func() { n.recordStart(c) })
 	return ends, nil
+}
+
+func dependsOn(s agent.Service) []string {
+	var names []string
+	for _, d := range s.DependsOn {
+		names = append(names, d.Service)
+	}
+	return names
 }
 
 func (n *node) recordStart(c *container) {
@@ -269,15 +308,25 @@ func (n *node) catchUp() {
 	}
 }
 
+// listed are the containers as the agent lists them.
+func (n *node) listed() []agent.Listed {
+	out := make([]agent.Listed, 0, len(n.containers))
+	for _, c := range n.containers {
+		out = append(out, c.Listed)
+	}
+	return out
+}
+
 // sample passes the containers to the meter, as they have been since the last event at the node.
 func (n *node) sample(t instant) {
 	n.lastSample = t
 	times := n.at(t)
 	o := meter.Observation{At: n.clock.At(times.now), CutEvery: meter.DefaultCutEvery}
+	beside := agent.CopiesBeside(n.listed())
 	for _, c := range n.containers {
 		journal := n.store.Runs[c.ID]
 		run := c.MeterRun(journal, journal, n.busyWith(c.MemberID), times)
-		run.LeaseNo = n.store.Leases[c.MemberID].GetLeaseNo()
+		run.LeaseNo, run.Beside = n.store.Leases[c.MemberID].GetLeaseNo(), beside[c.ID]
 		if c.Status == agent.Running {
 			run.CPUMicros, run.MemoryBytes, run.Sampled = c.cpuMicros(t), c.memoryBytes, true
 		}
@@ -289,6 +338,6 @@ func (n *node) sample(t instant) {
 	}
 	if n.store.Chain.Number != before {
 		n.w.trace("sealed", n.i, int64(n.store.Chain.Number), "")
-		n.up.send()
+		n.up.sealed()
 	}
 }

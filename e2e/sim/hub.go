@@ -91,6 +91,15 @@ type head struct {
 	parts             [][]byte
 }
 
+func (h *head) version() plan.StateVersion {
+	return plan.StateVersion{Epoch: h.epoch, Generation: h.generation, SHA256: h.digest[:]}
+}
+
+// held is the state that the node has said that it holds.
+func (s *session) held() plan.StateVersion {
+	return plan.StateVersion{Epoch: s.epoch, Generation: s.generation, SHA256: s.digest[:]}
+}
+
 // memberRow is an instance with its one member, its allocation and what the oracle has checked of its bill.
 type memberRow struct {
 	node                     int
@@ -302,6 +311,8 @@ func servicesOf(m *memberRow, count int) []*protocol.Service {
 		if k == 0 {
 			s.Resources.AcceleratorIds = m.accelerators
 		}
+		s.StartFirst = len(s.Resources.AcceleratorIds) == 0 && m.revision%3 != 0
+		s.Recreate = s.StartFirst && m.revision%5 == 0
 		out = append(out, s)
 	}
 	return out
@@ -318,11 +329,32 @@ func (m *memberRow) history() lifecycle.History {
 }
 
 // decommission asks for the member's end.
-func (h *hub) decommission(m *memberRow) {
-	if next, _, err := lifecycle.Decommission(m.life); err == nil {
+func (h *hub) decommission(m *memberRow) error {
+	next, _, err := lifecycle.Decommission(m.life)
+	if err == nil {
 		m.life = next
 	}
 	m.Desired, _ = m.life.Status.Desired()
+	return err
+}
+
+// stop ends the member's containers.
+func (h *hub) stop(m *memberRow) error {
+	next, _, err := lifecycle.Stop(m.life)
+	if err == nil {
+		m.life = next
+	}
+	return err
+}
+
+// restart runs a stopped or failed member again, under another revision: its earlier failures do not count.
+func (h *hub) restart(m *memberRow) error {
+	next, _, err := lifecycle.Start(m.life, m.history())
+	if err == nil {
+		m.life = next
+		m.revision++
+	}
+	return err
 }
 
 // stopped reports whether the node is to hold the member without its containers.
@@ -344,13 +376,12 @@ func (h *hub) sync(i int, floor uint64) {
 		return
 	}
 	s := h.sessions[i]
-	if s != nil && s.epoch == row.head.epoch && s.generation == row.head.generation && s.generation > 0 &&
-		s.digest != row.head.digest {
-		floor = max(floor, s.generation+1)
+	held := plan.StateVersion{}
+	if s != nil {
+		held = s.held()
 	}
-	if row.acceptedEpoch == epoch && row.acceptedGeneration > row.head.generation {
-		floor = max(floor, row.acceptedGeneration+1)
-	}
+	accepted := plan.StateVersion{Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration}
+	floor = row.head.version().LowestGeneration(epoch, accepted, held, floor)
 	if row.head.rev != row.rev || row.head.generation < floor || row.head.generation == 0 {
 		h.publish(row, floor)
 	}
@@ -375,7 +406,7 @@ func (h *hub) publish(row *nodeRow, floor uint64) {
 	refs := state.Refs()
 	same := slices.EqualFunc(refs, row.head.refs, func(a, b *protocol.PartRef) bool { return proto.Equal(a, b) })
 	if !same || row.head.generation < floor || row.head.generation == 0 {
-		next := head{epoch: epoch, generation: max(row.head.generation+1, floor), refs: refs}
+		next := head{epoch: epoch, generation: row.head.version().NextGeneration(epoch, floor), refs: refs}
 		for _, p := range state.Parts {
 			next.parts = append(next.parts, p.Bytes)
 		}
@@ -434,7 +465,7 @@ func manifestEnvelope() []byte {
 // push sends the state and the leases that the node does not hold.
 func (h *hub) push(row *nodeRow, s *session) {
 	u, attempt := &h.w.nodes[row.i].up, s.attempt
-	if s.epoch != row.head.epoch || s.generation != row.head.generation || s.digest != row.head.digest {
+	if !row.head.version().Equal(s.held()) {
 		env, parts := row.head.envelope, row.head.parts
 		if h.w.chance(0.1) {
 			parts = nil // as if too large: the node fetches them
@@ -466,35 +497,4 @@ func (h *hub) push(row *nodeRow, s *session) {
 		return
 	}
 	u.carry(false, "leases", func() { u.pushedLeases(env) })
-}
-
-// crash kills the hub. What was committed stays, what was on the wire is lost.
-func (h *hub) crash() {
-	if !h.up {
-		return
-	}
-	h.up = false
-	h.life++
-	clear(h.sessions)
-	for _, n := range h.w.nodes {
-		if n.agentUp {
-			n.up.lose()
-		}
-	}
-}
-
-func (h *hub) start() {
-	if h.up {
-		return
-	}
-	h.up = true
-	h.life++
-	for i := range h.rows.nodes {
-		for _, m := range h.rows.nodes[i].members {
-			if h.rows.books.IsOpen(m.id) {
-				h.planRenewal(m)
-			}
-		}
-		h.w.nodes[i].up.resumeDial()
-	}
 }

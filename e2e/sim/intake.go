@@ -6,6 +6,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/nodeidentity"
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/hub/usagechain"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -17,17 +18,30 @@ type mark struct {
 	ahead    map[uint64]usagechain.Link
 }
 
-// usage takes a sealed segment: check, post and remember in one transaction, then acknowledge. A restored hub reads
-// none before the node has uploaded its state on that connection.
+// usage takes a sealed segment: post it, then acknowledge. A restored hub reads none before the node has uploaded its
+// state on that connection.
 func (h *hub) usage(i, attempt, no int, sealed spool.Sealed) {
-	row, seg := &h.rows.nodes[i], sealed.Segment
-	if row.awaitsResync {
+	if h.rows.nodes[i].awaitsResync {
 		if s := h.sessions[i]; s != nil && s.attempt == attempt {
 			s.unread = append(s.unread, func() { h.usage(i, attempt, no, sealed) })
 		}
 		return
 	}
-	ack := usageAck{attempt: attempt, no: no, incarnation: seg.GetIncarnation()}
+	ack := h.post(i, attempt, sealed)
+	ack.no = no
+	h.w.nodes[i].up.carry(false, "usage ack", func() { h.w.nodes[i].up.acked(ack) })
+}
+
+// post checks, posts and remembers a sealed segment in one transaction. The acknowledgement of a refused one names no
+// progress.
+func (h *hub) post(i, attempt int, sealed spool.Sealed) usageAck {
+	row, seg := &h.rows.nodes[i], sealed.Segment
+	ack := usageAck{attempt: attempt, incarnation: seg.GetIncarnation()}
+	if s := h.sessions[i]; s != nil && s.attempt == attempt && s.incarnation != seg.GetIncarnation() {
+		// A session carries the segments of one store.
+		ack.refused = protocol.Nack_MALFORMED
+		return ack
+	}
 	sum := sha256.Sum256(sealed.Payload)
 	at := usagechain.Link{Number: seg.GetNumber(), SHA256: sum[:], Previous: seg.GetPreviousSha256()}
 	if records := seg.GetRecords(); len(records) > 0 {
@@ -38,6 +52,7 @@ func (h *hub) usage(i, attempt, no int, sealed spool.Sealed) {
 	switch {
 	case err != nil:
 		ack.refused = protocol.RefusalOf(err)
+		return ack
 	case known:
 		if h.w.breaks(BreakDedupe) {
 			// The books forget what was billed.
@@ -55,11 +70,19 @@ func (h *hub) usage(i, attempt, no int, sealed spool.Sealed) {
 		h.settle(row)
 	}
 	ack.posted, ack.archived, ack.postedSHA256 = m.Number, m.archived, m.SHA256
-	h.w.nodes[i].up.carry(false, "usage ack", func() { h.w.nodes[i].up.acked(ack) })
+	return ack
 }
 
 // hello opens a session: from here on this connection of the node counts.
 func (h *hub) hello(i, attempt int, g helloMessage) {
+	answer := h.openSession(i, attempt, g)
+	u := &h.w.nodes[i].up
+	u.carry(false, "welcome", func() { u.welcomed(answer) })
+	h.sync(i, 0)
+}
+
+// openSession records a hello in one transaction.
+func (h *hub) openSession(i, attempt int, g helloMessage) welcome {
 	row := &h.rows.nodes[i]
 	m := row.mark(g.incarnation)
 	behind := nodeidentity.StoreBehind(nodeidentity.Store{
@@ -79,13 +102,10 @@ func (h *hub) hello(i, attempt int, g helloMessage) {
 		no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch,
 		generation: g.generation, digest: g.digest,
 	}
-	answer := welcome{
+	return welcome{
 		attempt: attempt, no: row.sessionNo, hubTime: h.w.now.time(), newIncarnation: behind, posted: m.Number,
 		archived: m.archived, postedSHA256: m.SHA256, requestUpload: row.awaitsResync,
 	}
-	u := &h.w.nodes[i].up
-	u.carry(false, "welcome", func() { u.welcomed(answer) })
-	h.sync(i, 0)
 }
 
 // gone ends a session, unless a newer one has replaced it.
@@ -97,7 +117,8 @@ func (h *hub) gone(i int, no uint64) {
 
 func (h *hub) accepted(i, attempt int, epoch, generation uint64, digest [sha256.Size]byte) {
 	row := &h.rows.nodes[i]
-	if epoch > row.acceptedEpoch || epoch == row.acceptedEpoch && generation > row.acceptedGeneration {
+	before := plan.StateVersion{Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration}
+	if (plan.StateVersion{Epoch: epoch, Generation: generation}).After(before) {
 		row.acceptedEpoch, row.acceptedGeneration = epoch, generation
 	}
 	if s := h.sessions[i]; s != nil && s.attempt == attempt {
@@ -106,11 +127,11 @@ func (h *hub) accepted(i, attempt int, epoch, generation uint64, digest [sha256.
 }
 
 func (h *hub) refused(i, attempt int, reason protocol.Nack_Reason, generation uint64) {
-	if s := h.sessions[i]; s == nil || s.attempt != attempt {
+	if s := h.sessions[i]; s == nil || s.attempt != attempt || !plan.ShowsNewerState(reason) {
 		return
 	}
-	if reason == protocol.Nack_GENERATION_OLDER || reason == protocol.Nack_GENERATION_CONFLICT {
-		h.sync(i, generation+1)
+	if least := h.rows.nodes[i].head.version().GenerationAfterRefusal(generation); least > 0 {
+		h.sync(i, least)
 	}
 }
 
@@ -175,6 +196,7 @@ func (h *hub) advance(row *nodeRow, m *memberRow) {
 // removed frees the room of a member of which nothing is left, and closes its bill.
 func (h *hub) removed(row *nodeRow, m *memberRow, at instant) {
 	m.Gone = true
+	m.life, _ = lifecycle.Advance(m.life, []lifecycle.MemberState{m.State(int64(m.revision))})
 	row.free(m)
 	h.booked(h.rows.books.Close(m.id, at.time(), h.w.now.time()))
 	h.settle(row)

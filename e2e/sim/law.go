@@ -199,7 +199,7 @@ func (o *oracle) coldBoot(n *node) {
 	now := n.now()
 	for _, w := range n.store.Desired().Workloads {
 		l, m := n.store.AgentLeases()[w.MemberID], n.store.Members[w.MemberID]
-		if w.Stopped || !l.Covers(now) || m.FailedRevision == w.Revision || !n.images[w.Services[0].Image] || n.clockFaulty ||
+		if w.Stopped || !l.Covers(now) || m.Tried(w.Revision) || !n.images[w.Services[0].Images[0]] || n.clockFaulty ||
 			o.members[w.MemberID].crashChance > 0 {
 			continue
 		}
@@ -371,7 +371,8 @@ func (o *oracle) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 		mine, known := n.store.Members[m.id]
 		switch {
 		case m.Gone:
-			if n.networks[m.id] || slices.ContainsFunc(n.containers, func(c *container) bool { return c.MemberID == m.id }) {
+			attached := slices.ContainsFunc(n.attachments(), func(a attachment) bool { return a.memberID == m.id })
+			if attached || slices.ContainsFunc(n.containers, func(c *container) bool { return c.MemberID == m.id }) {
 				stuck("the hub counts %s as gone, and something of it is there", m.id)
 			}
 		case !m.Desired:

@@ -87,7 +87,7 @@ func (w *World) command() {
 	case live == nil || dice < 4:
 		w.create()
 	case dice < 7:
-		w.hub.decommission(live)
+		_ = w.hub.decommission(live) // it may have begun already
 		w.oracle.members[live.id].wanted = false
 		if w.breaks(BreakProof) {
 			w.hub.rows.nodes[live.node].free(live)
@@ -111,13 +111,12 @@ func (w *World) command() {
 			w.hub.touch(live.node)
 		}
 	default:
-		next, _, err := lifecycle.Stop(live.life)
+		act := w.hub.stop
 		if live.stopped() {
-			next, _, err = lifecycle.Start(live.life, live.history())
+			act = w.hub.restart
 		}
-		if err == nil {
-			live.life = next
-			w.oracle.members[live.id].stopped = live.stopped()
+		if act(live) == nil {
+			w.oracle.members[live.id].stopped, w.oracle.members[live.id].revision = live.stopped(), live.revision
 			w.hub.touch(live.node)
 		}
 	}

@@ -45,7 +45,7 @@ type node struct {
 	// rtcDead is a machine that comes up in 1970.
 	rtcDead    bool
 	containers []*container
-	networks   map[string]bool
+	networks   map[attachment]bool
 	images     map[string]bool
 	// runs counts the runs of each member, for their ids.
 	runs map[string]int
@@ -59,9 +59,10 @@ type node struct {
 	life  int
 	clock clock.Clock
 	times machineTime
-	// busy are the running actions of each member; hold is until when a member waits after one that failed.
+	// busy are the running actions of each member; hold is until when a service or a member waits after one that
+	// failed.
 	busy       map[string][]*task
-	hold       map[string]time.Time
+	hold       map[heldWork]time.Time
 	lastSample instant
 	// phase is the agent's start: samples are due at whole intervals after it.
 	phase   instant
@@ -103,7 +104,7 @@ func newNode(w *World, i int) *node {
 	seed := sha256.Sum256(fmt.Appendf(nil, "node %d of %d", i, w.cfg.Seed))
 	n := &node{
 		w: w, i: i, id: fmt.Sprintf("node-%05d", i), key: ed25519.NewKeyFromSeed(seed[:]),
-		images: map[string]bool{}, networks: map[string]bool{}, runs: map[string]int{},
+		images: map[string]bool{}, networks: map[attachment]bool{}, runs: map[string]int{},
 	}
 	public, _ := n.key.Public().(ed25519.PublicKey)
 	n.self = protocol.NewNodeIdentity(n.id, public)
@@ -148,7 +149,7 @@ func (n *node) startAgent() {
 	n.store.Reopen()
 	n.startClock()
 	n.life++
-	n.busy, n.hold, n.report = map[string][]*task{}, map[string]time.Time{}, nil
+	n.busy, n.hold, n.report = map[string][]*task{}, map[heldWork]time.Time{}, nil
 	n.phase = n.w.now
 	n.sample(n.w.now)
 	n.activate()
@@ -171,7 +172,9 @@ func (n *node) start(c *container) {
 		if other == c || other.Status != agent.Running {
 			continue
 		}
-		if other.MemberID == c.MemberID && other.Service == c.Service {
+		// Of a service that starts first, the next copy stands beside the one that serves.
+		sameCopy := c.Copy == "" || c.Copy == other.Copy
+		if other.MemberID == c.MemberID && other.Service == c.Service && sameCopy {
 			n.w.fail(14, "member %s runs twice on node %s", c.MemberID, n.id)
 		}
 		for _, id := range c.AcceleratorIDs {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"maps"
 	"slices"
 	"time"
@@ -111,9 +112,9 @@ func (n *node) journalUnknown() {
 			n.store.UpdateMember(c.MemberID, func(m *nodestore.Member) { m.InstanceID = c.InstanceID })
 		}
 	}
-	for id := range n.networks {
-		if _, known := n.store.Members[id]; !known {
-			n.store.UpdateMember(id, func(*nodestore.Member) {})
+	for a := range n.networks {
+		if _, known := n.store.Members[a.memberID]; !known {
+			n.store.UpdateMember(a.memberID, func(*nodestore.Member) {})
 		}
 	}
 }
@@ -121,7 +122,7 @@ func (n *node) journalUnknown() {
 // closeMeasuredRuns removes runs whose container is gone and whose usage is sealed.
 func (n *node) closeMeasuredRuns(busy map[string]agent.Work) {
 	for id, run := range n.store.Runs {
-		if n.containerOf(id) == nil && !busy[run.MemberID].Other && n.store.Meter.Measured(id) {
+		if n.containerOf(id) == nil && !busy[run.MemberID].With(run.Service) && n.store.Meter.Measured(id) {
 			n.store.CloseRun(id)
 		}
 	}
@@ -134,7 +135,8 @@ func (n *node) probe(desired agent.Desired, observed agent.Observed) {
 			continue
 		}
 		for _, signed := range desired.Workloads {
-			if _, probed := signed.Effective(observed.Members[signed.MemberID]).Probed(c); probed {
+			m := observed.Members[signed.MemberID]
+			if _, probed := signed.Effective(m).Probed(c, m, n.now()); probed {
 				n.store.UpdateRun(c.ID, func(r *agent.Run) { r.ReadyAt = n.now() })
 				n.wake()
 			}
@@ -153,8 +155,8 @@ func (n *node) observe(now time.Time) agent.Observed {
 	for _, c := range n.containers {
 		o.Containers = append(o.Containers, c.Container(n.store.Runs[c.ID], times))
 	}
-	for _, id := range slices.Sorted(maps.Keys(n.networks)) {
-		o.Networks = append(o.Networks, n.store.Members[id].Network())
+	for _, a := range n.attachments() {
+		o.Networks = append(o.Networks, n.store.Members[a.memberID].Network(a.service))
 	}
 	for id, m := range n.store.Members {
 		o.Members[id] = m.Member
@@ -162,20 +164,32 @@ func (n *node) observe(now time.Time) agent.Observed {
 	for id := range n.busy {
 		o.Busy[id] = n.busyWith(id)
 	}
-	for id, until := range n.hold {
+	for held, until := range n.hold {
 		if until.After(now) {
-			b := o.Busy[id]
-			b.Other = true
-			o.Busy[id] = b
+			b := o.Busy[held.memberID]
+			b.Mark(held.service)
+			o.Busy[held.memberID] = b
 		}
 	}
 	return o
 }
 
+// attachments are the networks on the machine, in order.
+func (n *node) attachments() []attachment {
+	return slices.SortedFunc(maps.Keys(n.networks), func(a, b attachment) int {
+		return cmp.Or(cmp.Compare(a.memberID, b.memberID), cmp.Compare(a.service, b.service))
+	})
+}
+
 // busyWith returns the kinds of actions that run for a member.
 func (n *node) busyWith(id string) (w agent.Work) {
 	for _, t := range n.busy[id] {
-		w.Pulling, w.Other = w.Pulling || t.pulling, w.Other || !t.pulling
+		if t.image != "" {
+			w.Pulling = append(w.Pulling, t.image)
+		} else {
+			w.Mark(t.service)
+		}
 	}
+	slices.Sort(w.Pulling)
 	return w
 }

@@ -3,23 +3,52 @@ package sim
 import (
 	"strconv"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// takeBackup is a verified backup: what was posted before is archived. The rows themselves are copied only when they
-// will be needed.
+// takeBackup is a verified backup: what it holds is archived from then on. So its own rows say only what an earlier
+// backup holds. They are copied only when they will be needed.
 func (h *hub) takeBackup(keep bool) {
+	if keep {
+		h.backup = h.rows.clone()
+	}
 	for i := range h.rows.nodes {
 		for _, m := range h.rows.nodes[i].marks {
 			m.archived = m.Number
 		}
 	}
-	if keep {
-		h.backup = h.rows.clone()
+}
+
+// crash kills the hub. What was committed stays, what was on the wire is lost.
+func (h *hub) crash() {
+	if !h.up {
+		return
+	}
+	h.up = false
+	h.life++
+	clear(h.sessions)
+	for _, n := range h.w.nodes {
+		if n.agentUp {
+			n.up.lose()
+		}
+	}
+}
+
+func (h *hub) start() {
+	if h.up {
+		return
+	}
+	h.up = true
+	h.life++
+	for i := range h.rows.nodes {
+		for _, m := range h.rows.nodes[i].members {
+			if h.rows.books.IsOpen(m.id) {
+				h.planRenewal(m)
+			}
+		}
+		h.w.nodes[i].up.resumeDial()
 	}
 }
 
@@ -51,44 +80,15 @@ func (h *hub) uploaded(i, attempt int, up stateUpload) {
 	h.sync(i, 0)
 }
 
-// adopt applies what a node uploads: newer signed states and leases supersede older rows.
+// adopt applies what a node uploads: a newer signed state and leases supersede older rows.
 func (h *hub) adopt(row *nodeRow, up stateUpload) {
-	epoch, generation := up.state.GetEpoch(), up.state.GetGeneration()
-	newer := epoch > row.head.epoch || epoch == row.head.epoch && generation > row.head.generation
-	if newer && len(up.parts) == len(up.state.GetParts()) {
-		h.adoptState(row, up)
+	uploaded := plan.StateVersion{
+		Epoch: up.state.GetEpoch(), Generation: up.state.GetGeneration(), SHA256: up.digest[:],
 	}
-	for _, l := range up.leases {
-		m := row.member(l.GetMemberId())
-		if m == nil || m.Gone {
-			continue
-		}
-		_, recovered, err := h.rows.books.RecoverLease(l)
-		h.booked(err)
-		if !recovered {
-			continue
-		}
-		m.audit.lostLeases = true
-		h.planRenewal(m)
+	upload := plan.Upload{Newer: uploaded.Supersedes(row.head.version()), Workloads: up.parts}
+	for _, ref := range up.state.GetParts() {
+		upload.Named = append(upload.Named, ref.GetId())
 	}
-}
-
-func (h *hub) adoptState(row *nodeRow, up stateUpload) {
-	next := head{
-		epoch: up.state.GetEpoch(), generation: up.state.GetGeneration(), digest: up.digest, envelope: up.envelope,
-		refs: up.state.GetParts(), rev: -1,
-	}
-	named := map[string]*protocol.Workload{}
-	for _, w := range up.parts {
-		raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(w)
-		if err != nil {
-			h.w.fail(16, "part of %s: %v", row.id, err)
-			return
-		}
-		next.parts = append(next.parts, raw)
-		named[w.GetId()] = w
-	}
-	row.head = next
 	var known []plan.RecordedMember
 	for _, m := range row.members {
 		known = append(known, plan.RecordedMember{
@@ -102,11 +102,21 @@ func (h *hub) adoptState(row *nodeRow, up stateUpload) {
 			claims = append(claims, plan.RecordedClaim{AcceleratorID: id, AllocationID: owner.allocation})
 		}
 	}
-	upload := plan.Upload{Newer: true, Workloads: up.parts}
-	for id := range named {
-		upload.Named = append(upload.Named, id)
-	}
 	h.apply(row, plan.Adopt(known, claims, upload), up)
+	for _, l := range up.leases {
+		m := row.member(l.GetMemberId())
+		if m == nil || m.Gone {
+			continue
+		}
+		_, recovered, err := h.rows.books.RecoverLease(l)
+		h.booked(err)
+		if !recovered {
+			continue
+		}
+		m.audit.lostLeases = true
+		h.planRenewal(m)
+	}
+	row.rev++
 }
 
 // apply makes the rows say what plan.Adopt found, as package recovery does.
@@ -114,7 +124,7 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, up stateUpload) {
 	for _, id := range todo.Ended {
 		// The newer state does not name it: it was decommissioned after the backup.
 		m := row.member(id)
-		h.decommission(m)
+		_ = h.decommission(m) // it may have begun before the backup
 	}
 	for _, id := range todo.Left {
 		m := row.member(id)
@@ -128,17 +138,15 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, up stateUpload) {
 		}
 	}
 	for _, w := range todo.Made {
-		row.members = append(row.members, h.memberOf(row, w))
+		m := h.memberOf(row, w)
+		row.members = append(row.members, m)
+		for _, id := range m.accelerators {
+			row.claims[id] = m.id
+		}
 	}
 	for _, w := range todo.Changed {
 		m := row.member(w.GetId())
 		m.revision, m.life, m.services = w.GetRevision(), lifecycle.Adopted(w), w.GetServices()
-	}
-	for _, w := range up.parts {
-		m := row.member(w.GetId())
-		for _, id := range m.accelerators {
-			row.claims[id] = m.id
-		}
 	}
 }
 

@@ -138,7 +138,7 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 		{sim.BreakHub, []int{3, 16}, worldOf},
 		{sim.BreakProof, []int{14}, busy},
 		{sim.BreakClip, []int{5, 17}, worldOf},
-		{sim.BreakClock, []int{3, 5, 13, 17}, worldOf},
+		{sim.BreakClock, []int{3, 5, 13, 16, 17}, worldOf},
 		{sim.BreakCap, []int{3, 16}, worldOf},
 		{sim.BreakSilence, []int{13}, forgetful},
 		{sim.BreakBalance, []int{6}, worldOf},

@@ -32,10 +32,25 @@ type uplink struct {
 	answered map[int]bool
 	progress instant
 	paused   instant
+	// changed asks for a report, also across sessions; held is one that waits for the acknowledgement of the report
+	// before it, helds counts those.
+	changed, held bool
+	helds         int
 
 	// cutUp and cutDown are a network that carries nothing that way; rough one that delays, repeats and reorders.
 	cutUp, cutDown, rough bool
 	watched               bool
+}
+
+// peer is what a node's session says to its hub.
+type peer interface {
+	hello(i, attempt int, g helloMessage)
+	uploaded(i, attempt int, up stateUpload)
+	usage(i, attempt, no int, sealed spool.Sealed)
+	report(i, attempt int, r statusReport)
+	accepted(i, attempt int, epoch, generation uint64, digest [sha256.Size]byte)
+	refused(i, attempt int, reason protocol.Nack_Reason, generation uint64)
+	gone(i int, no uint64)
 }
 
 // errLost ends a session whose connection is dead.
@@ -50,7 +65,7 @@ func (u *uplink) carry(up bool, kind string, deliver func()) {
 		copies = 2
 	}
 	for i := range copies {
-		takes := w.between(second/1000, second/25)
+		takes := w.takes("carry", kind, second/1000, second/25)
 		if u.rough && !w.healing && (i > 0 || w.chance(0.3)) {
 			takes = w.upTo([]instant{second, 20 * second, 10 * minute}[w.rng.IntN(3)])
 		}
@@ -71,7 +86,7 @@ func (u *uplink) carry(up bool, kind string, deliver func()) {
 func (u *uplink) reachable() bool { return !u.cutUp && !u.cutDown && u.n.w.hub.up }
 
 func (u *uplink) start(n *node) {
-	u.n, u.backoff = n, hubsession.Backoff{}
+	u.n, u.backoff, u.changed = n, hubsession.Backoff{}, false
 	u.dial(0)
 }
 
@@ -135,7 +150,7 @@ func (u *uplink) resumeDial() {
 func (u *uplink) lose() {
 	mine, no := u.attempt, u.no
 	u.n.w.after(u.n.w.upTo(span(link.IdleTimeout)), u.n.i, "idle", func() {
-		u.n.w.hub.gone(u.n.i, no)
+		u.n.w.peer.gone(u.n.i, no)
 		if u.attempt == mine && u.no != 0 && u.n.agentUp {
 			u.redial(errLost)
 		}
@@ -169,7 +184,7 @@ func (u *uplink) hello(attempt int) {
 	u.carry(true, "hello", func() {
 		// A hello belongs to its connection; one whose connection has gone reaches nobody.
 		if u.attempt == attempt && u.no == 0 && u.n.agentUp {
-			u.n.w.hub.hello(u.n.i, attempt, g)
+			u.n.w.peer.hello(u.n.i, attempt, g)
 		}
 	})
 }
@@ -186,7 +201,7 @@ func (u *uplink) uploadState() {
 			up.leases = append(up.leases, l)
 		}
 	}
-	u.carry(true, "state upload", func() { u.n.w.hub.uploaded(u.n.i, attempt, up) })
+	u.carry(true, "state upload", func() { u.n.w.peer.uploaded(u.n.i, attempt, up) })
 }
 
 // welcome is the hub's answer.
@@ -221,12 +236,13 @@ func (u *uplink) welcomed(m welcome) {
 	}
 	u.no, u.since, u.paused = m.no, n.w.now, 0
 	u.reports, u.upload = hubsession.Reports{}, hubsession.NewUpload(n.store.Marks.Posted)
-	u.sentNo, u.answered = 0, map[int]bool{}
+	u.sentNo, u.answered, u.held = 0, map[int]bool{}, false
 	if m.requestUpload {
 		u.uploadState()
 	}
 	n.activate()
 	u.sendReport()
+	u.reportChange()
 	u.send()
 }
 
@@ -270,6 +286,13 @@ func (u *uplink) digestOf(sha256 []byte) []byte {
 	return sha256
 }
 
+// sealed uploads new segments. Where acknowledgements are due, the next one sends them.
+func (u *uplink) sealed() {
+	if !u.upload.Waiting() {
+		u.send()
+	}
+}
+
 // send uploads what the hub has not posted.
 func (u *uplink) send() {
 	n := u.n
@@ -287,9 +310,9 @@ func (u *uplink) send() {
 		}
 		u.upload.Sent()
 		u.sentNo++
-		u.watch()
+		u.watch(span(hubsession.AckTimeout))
 		attempt, no := u.attempt, u.sentNo
-		u.carry(true, "usage", func() { n.w.hub.usage(n.i, attempt, no, sealed) })
+		u.carry(true, "usage", func() { n.w.peer.usage(n.i, attempt, no, sealed) })
 	}
 }
 
@@ -333,21 +356,22 @@ func (u *uplink) acked(a usageAck) {
 	}
 }
 
-// watch ends a session in which no acknowledgement comes any more.
-func (u *uplink) watch() {
+// watch ends a session in which no acknowledgement comes any more. It checks after the wait.
+func (u *uplink) watch(wait instant) {
 	if u.watched {
 		return
 	}
 	u.watched = true
-	timeout := span(hubsession.AckTimeout)
-	u.n.w.after(timeout, -1, "ack timeout", func() {
+	u.n.w.after(wait, -1, "ack timeout", func() {
 		u.watched = false
-		switch waiting := u.no != 0 && u.upload.Waiting(); {
-		case waiting && u.n.w.now-u.progress >= timeout:
-			u.redial(errLost)
-		case waiting:
-			u.watch()
+		if u.no == 0 || !u.upload.Waiting() {
+			return
 		}
+		if left := u.progress + span(hubsession.AckTimeout) - u.n.w.now; left > 0 {
+			u.watch(left)
+			return
+		}
+		u.redial(errLost)
 	})
 }
 
@@ -357,19 +381,40 @@ func (u *uplink) tick() {
 		return
 	}
 	u.sendReport()
-	u.send()
+	u.sealed()
 }
 
+// reportSoon asks for a report of a change.
 func (u *uplink) reportSoon() {
-	if u.no == 0 {
+	u.changed = true
+	u.reportChange()
+}
+
+// reportChange reports a change, if there is one, once the report before it is acknowledged or has waited for long.
+func (u *uplink) reportChange() {
+	if u.no == 0 || !u.changed || u.held {
 		return
 	}
-	mine := u.attempt
-	u.n.w.after(second/50, u.n.i, "report", func() {
-		if mine == u.attempt && u.no != 0 {
-			u.sendReport()
+	u.changed = false
+	if !u.reports.Waiting() {
+		u.sendReport()
+		return
+	}
+	u.held = true
+	u.helds++
+	mine, no := u.attempt, u.helds
+	u.n.w.after(span(hubsession.ReportAckTimeout), u.n.i, "report", func() {
+		if mine == u.attempt && u.no != 0 && u.held && no == u.helds {
+			u.release()
 		}
 	})
+}
+
+// release sends the report that waited.
+func (u *uplink) release() {
+	u.held = false
+	u.sendReport()
+	u.reportChange()
 }
 
 // statusReport is the whole observed state.
@@ -388,7 +433,7 @@ func (u *uplink) sendReport() {
 	r.epoch, r.generation = n.store.State.GetEpoch(), n.store.State.GetGeneration()
 	r.counter, r.statuses = u.reports.Next(n.report, n.now(), func(id string) bool { return n.store.Members[id].Reported })
 	attempt := u.attempt
-	u.carry(true, "report", func() { n.w.hub.report(n.i, attempt, r) })
+	u.carry(true, "report", func() { n.w.peer.report(n.i, attempt, r) })
 }
 
 func (u *uplink) reportAcked(attempt int, counter uint64) {
@@ -396,6 +441,9 @@ func (u *uplink) reportAcked(attempt int, counter uint64) {
 		return
 	}
 	u.n.store.AcknowledgeRemovals(u.reports.Acknowledge(counter))
+	if u.held && !u.reports.Waiting() {
+		u.release()
+	}
 }
 
 // pushedState accepts a desired state, in order or not.
@@ -408,7 +456,7 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 	if err != nil {
 		reason, generation := protocol.RefusalOf(err), v.Message().GetGeneration()
 		if attempt == u.attempt {
-			u.carry(true, "refused", func() { n.w.hub.refused(n.i, attempt, reason, generation) })
+			u.carry(true, "refused", func() { n.w.peer.refused(n.i, attempt, reason, generation) })
 		}
 		return
 	}
@@ -416,7 +464,7 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 	n.diskRestored = false
 	epoch, generation, digest := n.store.State.GetEpoch(), n.store.State.GetGeneration(), n.store.Digest
 	if attempt == u.attempt {
-		u.carry(true, "accepted", func() { n.w.hub.accepted(n.i, attempt, epoch, generation, digest) })
+		u.carry(true, "accepted", func() { n.w.peer.accepted(n.i, attempt, epoch, generation, digest) })
 	}
 	n.activate()
 }

@@ -202,6 +202,8 @@ type World struct {
 
 	bundle protocol.Bundle
 	hub    *hub
+	// peer is the hub as the nodes' sessions know it.
+	peer   peer
 	nodes  []*node
 	oracle oracle
 	// healing is set while no fault and no command may happen.
@@ -259,6 +261,7 @@ func newWorld(cfg Config) *World {
 	}
 	w.oracle = newOracle(w)
 	w.hub = newHub(w)
+	w.peer = w.hub
 	for i := range cfg.Nodes {
 		w.nodes = append(w.nodes, newNode(w, i))
 	}

@@ -140,7 +140,7 @@ func (s *Store) SetClock(from time.Time, to clock.Stamp) error {
 	}
 	for id, m := range s.Members {
 		if m.Removal == nil {
-			s.UpdateMember(id, func(m *Member) { meter.MoveTimes(leap, &m.RetryAt, &m.ExitedAt) })
+			s.UpdateMember(id, func(m *Member) { m.MoveTimes(leap) })
 		}
 	}
 	metered, records := meter.ClockStep(s.Meter, from, to.At)
