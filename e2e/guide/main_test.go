@@ -6,4 +6,4 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/harness"
 )
 
-func TestMain(m *testing.M) { harness.RunTests(m, prepareJupyter) }
+func TestMain(m *testing.M) { harness.RunTests(m, harness.PrepareJupyter, prepareBrowser) }

@@ -1,8 +1,10 @@
 package harness
 
 import (
+	"bytes"
 	"slices"
 	"strings"
+	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -33,26 +35,29 @@ func (w *Testbed) Instance(id string) api.AppInstance {
 	return i
 }
 
-// EventTypes lists the types of an instance's events, without their common prefix, and without pulls, of which a node
-// reports only those that take a while.
-func (w *Testbed) EventTypes(id string) (types []string) {
+// Events lists an instance's events without pulls, of which a node reports only those that take a while.
+func (w *Testbed) Events(id string) []api.Event {
 	w.T.Helper()
 	events, err := w.Tenant.Events(w.Ctx, w.Operator, id)
 	require.NoError(w.T, err)
-	for _, e := range events {
-		if e.Type != "apps.instance.image_pull" {
-			types = append(types, strings.TrimPrefix(e.Type, "apps.instance."))
-		}
+	return slices.DeleteFunc(events, func(e api.Event) bool { return e.Type == "apps.instance.image_pull" })
+}
+
+// EventTypes lists the types of Events without their common prefix.
+func (w *Testbed) EventTypes(id string) (types []string) {
+	w.T.Helper()
+	for _, e := range w.Events(id) {
+		types = append(types, strings.TrimPrefix(e.Type, "apps.instance."))
 	}
 	return types
 }
 
 // RequireRuns compares the bill of an ended instance with what containerd saw: the number of runs, each measured
-// without a gap and none overlapping another, and every second charged once.
-func (w *Testbed) RequireRuns(containers *ContainerdOracle, id string, runs int) {
+// without a gap and none overlapping another, and every second charged once. Containers that run together are one run.
+func (w *Testbed) RequireRuns(containers *ContainerdOracle, i api.AppInstance, runs int) {
 	w.T.Helper()
-	postings := w.FinalPostings(w.Instance(id))
-	usage, err := w.Tenant.Usage(w.Ctx, id)
+	postings := w.FinalPostings(i)
+	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(w.T, err)
 	mine := slices.DeleteFunc(sessionRecords(usage), func(u api.UsageRecord) bool { return u.EndedAt.Equal(u.StartedAt) })
 	for _, u := range mine {
@@ -60,7 +65,17 @@ func (w *Testbed) RequireRuns(containers *ContainerdOracle, id string, runs int)
 	}
 	total := SessionSeconds(w.T, usage)
 	require.Equal(w.T, runs-1, countGaps(w.T, mine), "one gap between two runs, none within one")
-	ran, slack := containers.RunningTime(w.T), time.Duration(runs)*eventDelay
+	ran, slack := containers.RunningTimeOf(w.T, i.Members[0].ID), time.Duration(runs)*eventDelay
 	RequireBilledBetween(w.T, total, ran-MeteringInterval-slack, ran+slack)
 	RequireCost(w.T, postings, total, 1)
+}
+
+// Edited replaces texts, each of which must be there.
+func Edited(t *testing.T, text []byte, changes ...string) []byte {
+	t.Helper()
+	for n := 0; n < len(changes); n += 2 {
+		require.Contains(t, string(text), changes[n])
+		text = bytes.Replace(text, []byte(changes[n]), []byte(changes[n+1]), 1)
+	}
+	return text
 }

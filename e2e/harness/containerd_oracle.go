@@ -2,6 +2,7 @@ package harness
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -87,7 +88,7 @@ func (tr *ContainerdOracle) Starts() int {
 	return len(tr.started)
 }
 
-// RunningTime is how long containers ran in all, by containerd's clock; every one must have exited.
+// RunningTime is how long members ran in all, by containerd's clock; every container must have exited.
 func (tr *ContainerdOracle) RunningTime(t *testing.T) time.Duration {
 	t.Helper()
 	return tr.RunningTimeOf(t, "")
@@ -100,22 +101,47 @@ func (tr *ContainerdOracle) RunningTimeOf(t *testing.T, memberID string) time.Du
 	return total
 }
 
-// RunsOf is how long a member's containers ran in all, and how many did; the empty id stands for all members. Each
-// container must have exited.
-func (tr *ContainerdOracle) RunsOf(t *testing.T, memberID string) (total time.Duration, runs int) {
+// RunsOf is how long a member ran in all, and in how many stretches: time in which several containers of it ran counts
+// once. The empty id stands for all members, each by itself. Each container must have exited.
+func (tr *ContainerdOracle) RunsOf(t *testing.T, memberID string) (total time.Duration, stretches int) {
 	t.Helper()
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
+	members := map[string][]Stretch{}
 	for id, start := range tr.started {
 		if memberID != "" && MemberOf(id) != memberID {
 			continue
 		}
 		require.Contains(t, tr.exited, id, "the container has not exited")
-		total += tr.exited[id].Sub(start)
-		runs++
+		members[MemberOf(id)] = append(members[MemberOf(id)], Stretch{start, tr.exited[id]})
 	}
-	require.Positive(t, runs, "no container of %q ran", memberID)
-	return total, runs
+	require.NotEmpty(t, members, "no container of %q ran", memberID)
+	for _, ran := range members {
+		ranFor, n := Together(ran)
+		total, stretches = total+ranFor, stretches+n
+	}
+	return total, stretches
+}
+
+// Stretch is a time in which a container ran.
+type Stretch struct{ From, To time.Time }
+
+// Together is how long at least one of several containers ran, and in how many stretches.
+func Together(ran []Stretch) (total time.Duration, stretches int) {
+	ran = slices.Clone(ran)
+	slices.SortFunc(ran, func(a, b Stretch) int { return a.From.Compare(b.From) })
+	var until time.Time
+	for _, s := range ran {
+		if !s.To.After(s.From) || !s.To.After(until) {
+			continue
+		}
+		if s.From.After(until) {
+			stretches++
+			until = s.From
+		}
+		total, until = total+s.To.Sub(until), s.To
+	}
+	return total, stretches
 }
 
 // MemberOf is the member that a container run belongs to: a run is named <member>.<number>.
@@ -143,18 +169,20 @@ func (tr *ContainerdOracle) FirstStart() (first time.Time) {
 	return first
 }
 
-// RunningTimeUntil is how long a member's containers ran before the given time, or in all when it is zero.
+// RunningTimeUntil is how long a member ran before the given time, or in all when it is zero.
 func (tr *ContainerdOracle) RunningTimeUntil(member string, moment time.Time) (total time.Duration) {
 	tr.mu.Lock()
 	defer tr.mu.Unlock()
+	var ran []Stretch
 	for id, start := range tr.started {
 		end := tr.exited[id]
 		if !moment.IsZero() && end.After(moment) {
 			end = moment
 		}
 		if MemberOf(id) == member && end.After(start) {
-			total += end.Sub(start)
+			ran = append(ran, Stretch{start, end})
 		}
 	}
+	total, _ = Together(ran)
 	return total
 }

@@ -15,7 +15,7 @@ import (
 // ContainerdClient opens a node's namespace of containerd; the caller closes it.
 func (w *Testbed) ContainerdClient(a *devcluster.Agent) *client.Client {
 	w.T.Helper()
-	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
+	cl, err := client.New(a.Config.ContainerdAddress, client.WithDefaultNamespace(a.Config.ContainerdNamespace))
 	require.NoError(w.T, err)
 	return cl
 }
@@ -35,6 +35,36 @@ func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
 		require.NoError(w.T, err)
 		require.NoError(w.T, c.Delete(w.Ctx, client.WithSnapshotCleanup))
 	}
+}
+
+// ServiceContainer is the running container of a service.
+type ServiceContainer struct {
+	ID, Image string
+	PID       uint32
+	Revision  string
+}
+
+// Running are the containers of the instance that run on the node, by their services.
+func (w *Testbed) Running(i api.AppInstance) map[string]ServiceContainer {
+	w.T.Helper()
+	cl := w.ContainerdClient(w.Agent)
+	defer func() { require.NoError(w.T, cl.Close()) }()
+	containers, err := cl.Containers(w.Ctx, fmt.Sprintf("labels.%q==%q", "gpuaas.instance", i.ID))
+	require.NoError(w.T, err)
+	found := map[string]ServiceContainer{}
+	for _, c := range containers {
+		task, err := c.Task(w.Ctx, nil)
+		if err != nil {
+			continue // it is on its way up or down
+		}
+		info, infoErr := c.Info(w.Ctx)
+		if s, err := task.Status(w.Ctx); err == nil && infoErr == nil && s.Status == client.Running {
+			found[info.Labels["gpuaas.service"]] = ServiceContainer{
+				ID: c.ID(), Image: info.Image, PID: task.Pid(), Revision: info.Labels["gpuaas.revision"],
+			}
+		}
+	}
+	return found
 }
 
 // PidOf is the process of the instance's one container.

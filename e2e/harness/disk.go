@@ -73,3 +73,24 @@ func (w *Testbed) Rows() map[string]string {
 	require.NoError(w.T, db.Close(w.Ctx))
 	return content
 }
+
+// TablesWith names the tables of the hub with a row that holds the text, also inside binary values.
+func (w *Testbed) TablesWith(text string) (found []string) {
+	w.T.Helper()
+	db := w.Database()
+	var names []string
+	require.NoError(w.T, db.QueryRow(w.Ctx,
+		`SELECT array_agg(table_name::text) FROM information_schema.tables WHERE table_schema = 'public'`).Scan(&names))
+	for _, name := range names {
+		var there bool
+		// The name comes from the catalogue of the database itself.
+		sql := fmt.Sprintf(`SELECT EXISTS (SELECT 1 FROM %q r WHERE strpos(to_jsonb(r)::text, $1) > 0
+			OR strpos(to_jsonb(r)::text, encode(convert_to($1, 'UTF8'), 'hex')) > 0)`, name)
+		require.NoError(w.T, db.QueryRow(w.Ctx, sql, text).Scan(&there))
+		if there {
+			found = append(found, name)
+		}
+	}
+	require.NoError(w.T, db.Close(w.Ctx))
+	return found
+}

@@ -91,7 +91,9 @@ func checkLeaks(m *testing.M) (code int, err error) {
 	}
 	// A containerd that is killed while it starts a shim leaves the socket that it made for it; a shim that is left is
 	// found as a process.
-	before, err := leakcheck.Take(leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), "/run/containerd/s/")})
+	before, err := leakcheck.Take(leakcheck.Scope{
+		IgnoreFiles: append(sandbox.Kept(), "/run/containerd/s/"), IgnoreMounts: sandbox.Kept(),
+	})
 	if err != nil {
 		return 1, err
 	}

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
 // Shell is a person at a terminal with a home directory of the test's own.
@@ -99,4 +101,20 @@ func (s *Shell) Forward(args ...string) (url string) {
 // Items is a page of a list as gpuaas prints it.
 type Items[T any] struct {
 	Items []T `json:"items"`
+}
+
+// UserEmail is the user of UserShell.
+const UserEmail = "ada@acme.example"
+
+// UserShell makes a user who may operate the apps of the project main, and returns the user's terminal.
+func (w *Testbed) UserShell(admin *Shell) *Shell {
+	w.T.Helper()
+	admin.MustRun("users", "create", UserEmail, "--org", "acme")
+	admin.MustRun("roles", "set", UserEmail, "app_operator", "--project", "main")
+	token := AsJSON[client.UserToken](admin, "users", "token", UserEmail)
+	s := w.Shell("ada")
+	file := filepath.Join(w.Dir, "ada", "token")
+	require.NoError(w.T, os.WriteFile(file, []byte(token.Token), 0o600))
+	s.MustRun("login", "--url", w.Hub.Ready.APIURL, "--ca-file", w.Hub.Ready.CAFile, "--token-file", file)
+	return s
 }

@@ -149,7 +149,7 @@ func (w *Testbed) Ports(n int) string {
 
 // Scope is what the leak check compares: the whole sandbox for a testbed that is alone, otherwise what bears its names.
 func (w *Testbed) Scope() leakcheck.Scope {
-	s := leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), preparedHubDir)}
+	s := leakcheck.Scope{IgnoreFiles: append(sandbox.Kept(), preparedHubDir), IgnoreMounts: sandbox.Kept()}
 	if w.alone {
 		return s
 	}
@@ -178,12 +178,15 @@ func (w *Testbed) showLogs() {
 }
 
 // StartContainerd starts the containerd that all nodes of the testbed share.
-func (w *Testbed) StartContainerd() {
+func (w *Testbed) StartContainerd() { w.StartContainerdIn("containerd") }
+
+// StartContainerdIn starts a containerd in a directory of the testbed; the nodes that are configured next use it.
+func (w *Testbed) StartContainerdIn(dir string) {
 	w.T.Helper()
-	var err error
-	w.Containerd, err = devcluster.StartContainerd(w.Ctx, filepath.Join(w.Dir, "containerd"))
+	started, err := devcluster.StartContainerd(w.Ctx, filepath.Join(w.Dir, dir))
 	require.NoError(w.T, err)
-	w.T.Cleanup(func() { require.NoError(w.T, w.Containerd.Destroy()) })
+	w.Containerd = started
+	w.T.Cleanup(func() { require.NoError(w.T, started.Destroy()) })
 }
 
 // HubConfig is a hub on loopback with ports of its own choice.

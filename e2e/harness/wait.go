@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
@@ -31,4 +32,20 @@ func DifferenceError(lines []string) error {
 // HasKind reports whether a posting of the kind is among them.
 func HasKind(postings []client.Posting, kind client.PostingKind) bool {
 	return slices.ContainsFunc(postings, func(p client.Posting) bool { return p.Kind == kind })
+}
+
+// Step is a part of a long test.
+type Step struct {
+	Name string
+	Take func()
+}
+
+// Take takes the steps one after the other, and logs when each was over.
+func (w *Testbed) Take(steps ...Step) {
+	w.T.Helper()
+	began := time.Now()
+	for _, s := range steps {
+		s.Take()
+		w.T.Logf("%s after %s", s.Name, time.Since(began).Round(100*time.Millisecond))
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
@@ -148,11 +149,33 @@ func TestAHostileContainerIsAlone(t *testing.T) {
 			s.requireUntouched()
 		}
 	})
+	t.Run("its volume leads nowhere", func(t *testing.T) { s.misusesItsVolume(t, intruder) })
 	s.intruders.end(s, intruder)
-	for _, with := range []string{"memory", "shared memory", "disk", "files", "log"} {
+	for _, with := range []string{"memory", "shared memory", "disk", "files", "log", "volume", "volume's files"} {
 		t.Run("it fills nobody's "+with, func(t *testing.T) { s.fills(t, with) })
 	}
 	s.neighbours.end(s, s.neighbour)
+}
+
+// misusesItsVolume fills a volume with links out of it, devices and the like: none works, and the machine's files are
+// as they were when the node has restarted the container upon them.
+func (s *scene) misusesItsVolume(t *testing.T, intruder client.AppInstance) {
+	canary := filepath.Join(s.Dir, "canary")
+	require.NoError(t, os.WriteFile(canary, []byte("untouched"), 0o644))
+	out, err := ask(s.Ctx, intruder, "/volume", url.Values{"of": {canary}})
+	require.NoError(t, err)
+	require.Empty(t, out.Done)
+	require.Len(t, out.Refused, 13)
+	pid := s.PidOf(intruder)
+	require.NoError(t, unix.Kill(int(pid), unix.SIGKILL))
+	s.Eventually("the container runs again upon its volume", func() error {
+		_, err := ask(s.Ctx, intruder, "/see", nil)
+		return err
+	})
+	content, err := os.ReadFile(canary)
+	require.NoError(t, err)
+	require.Equal(t, "untouched", string(content))
+	s.requireUntouched()
 }
 
 // fills has an intruder take what it can: it is refused more, or its container is ended.

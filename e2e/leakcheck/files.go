@@ -28,7 +28,11 @@ var noise = regexp.MustCompile(strings.Join([]string{
 }, "|"))
 
 func isNoise(path string, extra []string) bool {
-	return noise.MatchString(path) || slices.ContainsFunc(extra, func(prefix string) bool {
+	return noise.MatchString(path) || isBelow(path, extra)
+}
+
+func isBelow(path string, prefixes []string) bool {
+	return slices.ContainsFunc(prefixes, func(prefix string) bool {
 		return prefix != "" && (path == prefix || strings.HasPrefix(path, strings.TrimSuffix(prefix, "/")+"/"))
 	})
 }

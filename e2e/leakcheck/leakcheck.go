@@ -44,6 +44,8 @@ type Scope struct {
 	Files []string
 	// IgnoreFiles are path prefixes that are not compared, in addition to the package's own short list.
 	IgnoreFiles []string
+	// IgnoreMounts are path prefixes below which mounts are not compared: directories where other programs mount.
+	IgnoreMounts []string
 	// Contains keeps only items whose text holds one of these; empty keeps all. For tests that share a machine with
 	// others: they name everything they make with one unique word.
 	Contains []string

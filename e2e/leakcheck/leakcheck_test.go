@@ -159,6 +159,26 @@ func TestIgnoredPathsAreNotCompared(t *testing.T) {
 	require.NotEmpty(t, leakcheck.Diff(before, take(t, scope)))
 }
 
+func TestMountsOfOtherProgramsAreNotCompared(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), word())
+	require.NoError(t, os.Mkdir(dir, 0o700))
+	require.NoError(t, unix.Mount("none", dir, "tmpfs", 0, ""))
+	mounted := true
+	t.Cleanup(func() {
+		if mounted {
+			require.NoError(t, unix.Unmount(dir, 0))
+		}
+	})
+	scope := leakcheck.Scope{Kinds: []leakcheck.Kind{leakcheck.Mount}, Contains: []string{word()}}
+	seen := take(t, scope)
+	scope.IgnoreMounts = []string{filepath.Dir(dir)}
+	ignored := take(t, scope)
+	require.NoError(t, unix.Unmount(dir, 0))
+	mounted = false
+	require.Len(t, leakcheck.Left(seen), 1)
+	require.Empty(t, leakcheck.Left(ignored))
+}
+
 // failing is a fake test, so that a failing guard does not fail the real one.
 type failing struct {
 	testing.TB

@@ -105,6 +105,9 @@ func takeMounts(s *Snapshot) error {
 	}
 	count := map[string]int{}
 	for _, m := range mounts {
+		if isBelow(m.point, s.scope.IgnoreMounts) {
+			continue
+		}
 		id := fmt.Sprintf("%s (%s of %s, root %s)", m.point, m.fstype, m.source, m.root)
 		count[id]++
 		s.add(Mount, id, fmt.Sprintf("× %d", count[id]))

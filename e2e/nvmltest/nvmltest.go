@@ -131,3 +131,18 @@ func (l *Library) Set(lines ...string) {
 	require.NoError(l.t, os.WriteFile(next, []byte(strings.Join(lines, "\n")+"\n"), 0o600))
 	require.NoError(l.t, os.Rename(next, l.machine))
 }
+
+// ComputeMode is the id of a GPU and the compute mode that a program has set last; empty where none has.
+func (l *Library) ComputeMode() string {
+	raw, _ := os.ReadFile(l.machine + ".mode")
+	return string(raw)
+}
+
+// MPSControl stands in for nvidia-cuda-mps-control: as a daemon it makes its socket and a file in /dev/shm, and
+// otherwise it writes down its commands.
+const MPSControl = `#!/bin/sh
+if [ "$1" != -f ]; then exec cat >> "$CUDA_MPS_LOG_DIRECTORY/commands"; fi
+echo "$CUDA_VISIBLE_DEVICES" > "$CUDA_MPS_LOG_DIRECTORY/gpu"
+touch /dev/shm/gpuaas-test-mps "$CUDA_MPS_PIPE_DIRECTORY/control"
+exec sleep 1000
+`

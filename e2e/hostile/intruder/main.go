@@ -34,6 +34,10 @@ func main() {
 		time.Sleep(time.Hour)
 		return
 	}
+	if len(os.Args) > 1 && os.Args[1] == "whoami" {
+		fmt.Print(os.Geteuid())
+		return
+	}
 	server := &http.Server{Addr: ":8080", ReadHeaderTimeout: 5 * time.Second, Handler: http.HandlerFunc(serve)}
 	if err := server.ListenAndServe(); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -54,6 +58,8 @@ func serve(w http.ResponseWriter, r *http.Request) {
 		out = dial(r.URL.Query())
 	case "see":
 		out = see()
+	case "volume":
+		out = try(misuses(r.FormValue("of")))
 	case "fork":
 		out = bounded(fork)
 	case "watch":
@@ -143,6 +149,61 @@ func attempts() map[string]func() error {
 			defer func() { _ = os.Remove(path) }()
 			return errors.Join(unix.Mknod(path, device.mode|0o600, int(unix.Mkdev(device.major, device.minor))),
 				open(path, os.O_RDONLY))
+		}
+	}
+	return all
+}
+
+// misuses are what must not come of what a volume can hold: links out of it, device nodes, set-user-ID programs. of is
+// a file of the machine.
+func misuses(of string) map[string]func() error {
+	const dir = "/data/"
+	all := map[string]func() error{
+		"a set-user-ID program that may more": func() error {
+			program := dir + "program"
+			binary, err := os.ReadFile("/app")
+			err = errors.Join(err, os.WriteFile(program, binary, 0o600), os.Chown(program, 1, 1),
+				os.Chmod(program, os.ModeSetuid|0o755))
+			if err != nil {
+				return err
+			}
+			who, err := exec.Command(program, "whoami").Output()
+			if err == nil && string(who) == "0" {
+				err = errors.New("it runs as its caller")
+			}
+			return err
+		},
+		"a mount below it": func() error { return unix.Mount("tmpfs", dir, "tmpfs", 0, "") },
+		"its file system with devices and set-user-ID programs": func() error {
+			return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_BIND, "")
+		},
+		"its file system's own files": func() error { return open(dir+"../lost+found", os.O_RDONLY) },
+		"a freeze of it": func() error {
+			const fiFreeze = 0xC0045877
+			f, err := os.Open(dir)
+			if err != nil {
+				return err
+			}
+			defer func() { _ = f.Close() }()
+			return unix.IoctlSetInt(int(f.Fd()), fiFreeze, 0)
+		},
+	}
+	for name, device := range map[string]struct{ mode, major, minor uint32 }{
+		"a loop device": {unix.S_IFBLK, 7, 0}, "physical memory": {unix.S_IFCHR, 1, 1}, "a disk": {unix.S_IFBLK, 253, 0},
+	} {
+		all["a device node of "+name] = func() error {
+			path := dir + strings.ReplaceAll(name, " ", "-")
+			return errors.Join(unix.Mknod(path, device.mode|0o600, int(unix.Mkdev(device.major, device.minor))),
+				open(path, os.O_RDONLY))
+		}
+	}
+	for i, target := range []string{
+		of, "../../../../../../.." + of, "/proc/1/root" + of, "/proc/self/root/../.." + of, "/proc/1/cwd/.." + of,
+	} {
+		all["a link to "+target] = func() error {
+			link := fmt.Sprint(dir, "link", i)
+			_ = os.Remove(link)
+			return errors.Join(os.Symlink(target, link), open(link, os.O_RDONLY))
 		}
 	}
 	return all
@@ -292,6 +353,13 @@ func fill(with string) Outcome {
 			file, err = appendTo(file, "/dev/shm/full", block)
 		case "disk":
 			file, err = appendTo(file, "/full", block)
+		case "volume":
+			file, err = appendTo(file, "/data/full", block)
+		case "volume's files":
+			for range 1 << 8 {
+				out.Count++
+				err = errors.Join(err, os.WriteFile(fmt.Sprint("/data/", out.Count), nil, 0o600))
+			}
 		case "log":
 			_, err = os.Stdout.Write(block)
 		case "files":

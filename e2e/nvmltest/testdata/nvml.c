@@ -2,7 +2,7 @@
 // machine that the file $FAKE_NVML describes. Types and numbers follow the library's API reference. Lines of the file:
 //
 //   driver <version> <CUDA version × 1000 + minor × 10>
-//   gpu <UUID> <PCI bus> <memory MiB> <cores> <ok|ecc|pending|failed|lost> <name>
+//   gpu <UUID> <PCI bus> <memory MiB> <cores> <ok|ecc|pending|failed|lost|reset> <name>
 //   mig <UUID> <memory MiB> <profile>     a MIG device of the GPU before; turns MIG on
 //   link <bus of the other GPU> <count>   NVLinks of the GPU before; the bus 0 is a switch
 //   hang                                  the library hangs for ever when it is started
@@ -254,9 +254,46 @@ int nvmlDeviceGetRemappedRows(struct device *d, unsigned *corrected, unsigned *u
 	return SUCCESS;
 }
 
+struct field_value {
+	unsigned id, scope;
+	long long at, latency;
+	unsigned type;
+	int code;
+	union {
+		unsigned number;
+		double widest;
+	} value;
+};
+
+/* 230 is NVML_FI_DEV_GET_GPU_RECOVERY_ACTION, whose value 1 asks for a reset. */
+int nvmlDeviceGetFieldValues(struct device *d, int count, struct field_value *values) {
+	for (int i = 0; i < count; i++) {
+		values[i].code = values[i].id == 230 ? SUCCESS : NOT_SUPPORTED;
+		values[i].value.number = !strcmp(d->health, "reset");
+	}
+	return SUCCESS;
+}
+
 int nvmlDeviceGetTotalEccErrors(struct device *d, int type, int counter, unsigned long long *count) {
 	*count = type == 1 && counter == 0 && !strcmp(d->health, "ecc");
 	return SUCCESS;
+}
+
+int nvmlDeviceGetCurrentClocksEventReasons(struct device *d, unsigned long long *reasons) {
+	/* 64 is the hardware's thermal slowdown, 4 the power limit. */
+	*reasons = 4 | (strcmp(d->health, "hot") ? 0 : 64);
+	return SUCCESS;
+}
+
+/* Of the programs that run the fake machine, the last one to set the mode leaves it in the file <machine>.mode. */
+int nvmlDeviceSetComputeMode(struct device *d, unsigned mode) {
+	char path[512];
+	FILE *f;
+	snprintf(path, sizeof path, "%s.mode", getenv("FAKE_NVML"));
+	if (!(f = fopen(path, "w")))
+		return UNKNOWN;
+	fprintf(f, "%s %u", d->uuid, mode);
+	return fclose(f) ? UNKNOWN : SUCCESS;
 }
 
 int nvmlDeviceGetMigMode(struct device *d, unsigned *current, unsigned *pending) {

@@ -6,15 +6,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-
-	"github.com/gpuaas/gpuaas/deploy/apps/jupyter"
 )
 
-// prepareJupyter builds the Jupyter image and installs what drives the browser.
-func prepareJupyter(ctx context.Context, root string) error {
-	if _, err := jupyter.Build(ctx, filepath.Join(root, ".cache"), os.Stderr); err != nil {
-		return err
-	}
+// prepareBrowser installs what drives the browser.
+func prepareBrowser(ctx context.Context, root string) error {
 	return installBrowser(ctx, filepath.Join(root, "e2e", "browser"), filepath.Join(root, ".cache", "npm"))
 }
 

@@ -1,0 +1,156 @@
+package harness
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+)
+
+// bootEnv names the file that tells an agent with failpoints the id of the machine's boot (package failpoint).
+const bootEnv = "GPUAAS_FAILPOINT_CLOCK"
+
+// Rebootable makes a node's agent read the id of the boot from a file that Reboot changes.
+func (w *Testbed) Rebootable(c *devcluster.AgentConfig) {
+	w.T.Helper()
+	c.Bin = FailpointBinaries(w.T)
+	c.Env = append(c.Env, bootEnv+"="+c.Dir+"-boot")
+	writeBoot(w, *c)
+}
+
+func writeBoot(w *Testbed, c devcluster.AgentConfig) {
+	w.T.Helper()
+	require.NoError(w.T, os.WriteFile(c.Dir+"-boot", fmt.Appendf(nil, "0s boot-%d", time.Now().UnixNano()), 0o600))
+}
+
+// Reboot cuts the power of a node that has a containerd of its own, and boots it: of processes, links, mounts, cgroups,
+// and files in memory nothing is left, of what is on disk everything. No container runs between the two times.
+func (w *Testbed) Reboot(a *devcluster.Agent) (off, on time.Time) {
+	w.T.Helper()
+	require.NoError(w.T, a.Kill9())
+	require.NoError(w.T, w.Containerd.Kill9())
+	for _, pid := range processesWith(w.Containerd.Address) {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+	for _, dir := range cgroupsOf(a.Config.CgroupParent) {
+		w.Eventually("the containers of "+dir+" are dead", func() error { return emptyCgroup(dir) })
+	}
+	off = time.Now()
+	w.unmountBelow(w.Containerd.Dir, a.Config.RunDir, a.Config.DataDir())
+	w.removeLinks(a.Config.Bridge)
+	for _, dir := range []string{
+		filepath.Join(w.Containerd.Dir, "state"), a.Config.RunDir, "/dev/gpuaas-" + a.Config.ContainerdNamespace,
+	} {
+		require.NoError(w.T, os.RemoveAll(dir))
+	}
+	writeBoot(w, a.Config)
+	on = time.Now()
+	require.NoError(w.T, w.Containerd.Start(w.Ctx))
+	w.RestartAgent(a)
+	return off, on
+}
+
+// processesWith are the processes that have this argument.
+func processesWith(argument string) (pids []int) {
+	files, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil || !slices.Contains(strings.Split(string(text), "\x00"), argument) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(file))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}
+
+// cgroupsOf are the directories of a cgroup: one in each hierarchy of version 1, one in version 2.
+func cgroupsOf(path string) []string {
+	one, _ := filepath.Glob("/sys/fs/cgroup" + path)
+	all, _ := filepath.Glob("/sys/fs/cgroup/*" + path)
+	return append(one, all...)
+}
+
+// emptyCgroup kills what is in a cgroup, and removes it once that is gone.
+func emptyCgroup(dir string) error {
+	var dirs []string
+	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err == nil && d.IsDir() {
+			dirs = append(dirs, path)
+		}
+		return err
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	slices.Reverse(dirs)
+	for _, path := range dirs {
+		procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		if err != nil {
+			return err
+		}
+		for word := range strings.FieldsSeq(string(procs)) {
+			if pid, err := strconv.Atoi(word); err == nil && pid > 0 {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		if err := os.Remove(path); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// unmountBelow unmounts everything in the directories, the last mount first.
+func (w *Testbed) unmountBelow(dirs ...string) {
+	w.T.Helper()
+	f, err := os.Open("/proc/self/mountinfo")
+	require.NoError(w.T, err)
+	defer func() { _ = f.Close() }()
+	var points []string
+	for lines := bufio.NewScanner(f); lines.Scan(); {
+		point := strings.Fields(lines.Text())[4]
+		if slices.ContainsFunc(dirs, func(dir string) bool { return strings.HasPrefix(point, dir+"/") }) {
+			points = append(points, point)
+		}
+	}
+	slices.Reverse(points)
+	for _, point := range points {
+		require.NoError(w.T, unix.Unmount(point, unix.MNT_DETACH), point)
+	}
+}
+
+// removeLinks removes a bridge with the links on it, and the firewall table of its agent.
+func (w *Testbed) removeLinks(bridge string) {
+	w.T.Helper()
+	found, err := netlink.LinkByName(bridge)
+	require.NoError(w.T, err)
+	links, err := netlink.LinkList()
+	require.NoError(w.T, err)
+	for _, l := range links {
+		if l.Attrs().MasterIndex == found.Attrs().Index {
+			// It may be gone by now: its other end was in a namespace without processes and mounts.
+			_ = netlink.LinkDel(l)
+		}
+	}
+	require.NoError(w.T, netlink.LinkDel(found))
+	out, err := exec.CommandContext(w.Ctx, "nft", "delete", "table", "inet", "gpuaas_"+bridge).CombinedOutput()
+	require.NoError(w.T, err, "%s", out)
+}
