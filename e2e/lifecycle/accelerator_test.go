@@ -6,7 +6,6 @@ import (
 	"slices"
 	"testing"
 
-	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/e2e/harness"
@@ -22,18 +21,15 @@ func TestGPUsThatComeAndGoAreShownWithoutARestart(t *testing.T) {
 		t.Skip("make build found no gcc: there is no gpuaas-nvml")
 	}
 	library := nvmltest.New(t)
-	machine := filepath.Join(w.Dir, "machine")
-	archive, err := txtar.ParseFile(filepath.Join(harness.Source(t), "agent/internal/accelerator/testdata/radeon.txtar"))
-	require.NoError(t, err)
-	require.NoError(t, txtar.Write(archive, machine))
-	require.NoError(t, os.MkdirAll(filepath.Join(machine, "sys/module/nvidia"), 0o755))
 	const nvidia = "gpu GPU-8f6d2e1a-0001 1b 81559 16896 ok NVIDIA H100 80GB HBM3"
 	library.Set("driver 550.54.15 12040", nvidia, "mig MIG-0aa4 11008 1g.12gb")
 
 	w.StartContainerd()
 	w.StartHub(w.HubConfig())
 	c := w.AgentConfig("node")
-	c.ExtraArgs, c.Env = append(c.ExtraArgs, "--accelerator-root", machine), append(c.Env, library.Env...)
+	machine := w.Machine(&c, "radeon.txtar")
+	require.NoError(t, os.MkdirAll(filepath.Join(machine, "sys/module/nvidia"), 0o755))
+	c.Env = append(c.Env, library.Env...)
 	id := w.StartAgent(c).Ready.NodeID
 	s := w.AdminShell()
 	health := func() map[string]string {

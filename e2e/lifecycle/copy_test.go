@@ -22,7 +22,7 @@ func TestFilesAreCopiedIntoAndOutOfAnAppAndItsLogIsReadSinceATime(t *testing.T) 
 	began := time.Now()
 	i := w.Launch("app")
 	admin := w.AdminShell()
-	user := login(w, admin)
+	user := w.UserShell(admin)
 	cp := func(args ...string) []string { return append([]string{"cp", "--project", "main"}, args...) }
 
 	tree := filepath.Join(t.TempDir(), "tree")
@@ -46,8 +46,8 @@ func TestFilesAreCopiedIntoAndOutOfAnAppAndItsLogIsReadSinceATime(t *testing.T) 
 	user.Fails(1, "kernel", cp(tree, "app:/proc/1")...)
 	user.Fails(2, "INSTANCE:/PATH", cp(tree, back)...)
 
-	admin.MustRun("roles", "set", forwardUser, "viewer", "--project", "main")
-	admin.MustRun("users", "set-roles", forwardUser, "org_billing")
+	admin.MustRun("roles", "set", harness.UserEmail, "viewer", "--project", "main")
+	admin.MustRun("users", "set-roles", harness.UserEmail, "org_billing")
 	user.Fails(4, "apps.instance.exec", cp("app:/dev/shm/tree", back)...)
 	rows := harness.AsJSON[harness.Items[client.AuditRow]](admin, "audit", "list", "--resource", i.ID, "--action",
 		"apps.instance.copy").Items

@@ -34,8 +34,14 @@ func processes(t *testing.T, args ...string) (n int) {
 // run runs a command in the app by the command line.
 func run(w *harness.Testbed, s *harness.Shell, input string, args ...string) harness.Output {
 	w.T.Helper()
+	return runIn(w, s, "app", input, args...)
+}
+
+// runIn runs a command in an instance by the command line.
+func runIn(w *harness.Testbed, s *harness.Shell, instance, input string, args ...string) harness.Output {
+	w.T.Helper()
 	cmd := exec.CommandContext(w.Ctx, filepath.Join(harness.Binaries(w.T), "gpuaas"),
-		append([]string{"exec", "--project", "main", "app", "-i"}, args...)...)
+		append([]string{"exec", "--project", "main", instance, "-i"}, args...)...)
 	var out, stderr bytes.Buffer
 	cmd.Env, cmd.Stdin, cmd.Stdout, cmd.Stderr = s.Env, strings.NewReader(input), &out, &stderr
 	_ = cmd.Run()
@@ -46,7 +52,7 @@ func TestACommandRunsInTheAppAndDiesWithItsStream(t *testing.T) {
 	w := harness.NewPlatform(t)
 	i := w.Launch("app")
 	admin := w.AdminShell()
-	user := login(w, admin)
+	user := w.UserShell(admin)
 
 	input := strings.Repeat("input ", 1<<18)
 	got := run(w, user, input, "--", "/app", "cat")
@@ -116,8 +122,8 @@ func requireDeathWithStream(w *harness.Testbed, admin *harness.Shell, i client.A
 	require.NoError(t, err)
 	t.Cleanup(mine.Close)
 	s := begin(waiting, mine)
-	admin.MustRun("roles", "set", forwardUser, "viewer", "--project", "main")
-	admin.MustRun("users", "set-roles", forwardUser, "org_billing")
+	admin.MustRun("roles", "set", harness.UserEmail, "viewer", "--project", "main")
+	admin.MustRun("users", "set-roles", harness.UserEmail, "org_billing")
 	_, err = io.Copy(io.Discard, s)
 	require.Error(t, err)
 	dead(waiting)

@@ -9,8 +9,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"os"
-	"path/filepath"
 	"strings"
 	"testing"
 
@@ -21,26 +19,12 @@ import (
 )
 
 const (
-	forwardUser = "ada@acme.example"
 	// slowBytes are more than all buffers between an app and its reader hold; fastBytes pass beside them.
 	slowBytes = 4 << 30
 	fastBytes = 16 << 20
 	// heldBytes is what the buffers may hold of one stream: those of sockets, a window and pieces.
 	heldBytes = 64 << 20
 )
-
-// login makes a user with a role in the project, and returns the user's terminal.
-func login(w *harness.Testbed, admin *harness.Shell) *harness.Shell {
-	w.T.Helper()
-	admin.MustRun("users", "create", forwardUser, "--org", "acme")
-	admin.MustRun("roles", "set", forwardUser, "app_operator", "--project", "main")
-	token := harness.AsJSON[client.UserToken](admin, "users", "token", forwardUser)
-	s := w.Shell("ada")
-	file := filepath.Join(w.Dir, "ada", "token")
-	require.NoError(w.T, os.WriteFile(file, []byte(token.Token), 0o600))
-	s.MustRun("login", "--url", w.Hub.Ready.APIURL, "--ca-file", w.Hub.Ready.CAFile, "--token-file", file)
-	return s
-}
 
 // oneConnection is a client whose every request is a connection of its own, and so a stream of its own.
 func oneConnection() *http.Client {
@@ -69,7 +53,7 @@ func TestAPortIsForwardedForAsLongAsTheRightLasts(t *testing.T) {
 	w := harness.NewPlatform(t)
 	i := w.Launch("app")
 	admin := w.AdminShell()
-	user := login(w, admin)
+	user := w.UserShell(admin)
 	url := user.Forward("app", "--project", "main", "http")
 
 	// Bytes arrive both ways.
@@ -103,7 +87,7 @@ func TestAPortIsForwardedForAsLongAsTheRightLasts(t *testing.T) {
 
 	// The right ends while a stream is open.
 	open := request(w.Ctx, t, "GET", fmt.Sprint(url, "/send?bytes=", slowBytes), nil)
-	admin.MustRun("tokens", "revoke", "--all", "--user", forwardUser)
+	admin.MustRun("tokens", "revoke", "--all", "--user", harness.UserEmail)
 	_, err = io.Copy(io.Discard, open.Body)
 	require.Error(t, err, "the stream ends before its data")
 	user.Fails(3, "", "port-forward", "app", "--project", "main", "http")

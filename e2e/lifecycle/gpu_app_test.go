@@ -4,44 +4,22 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
-	"github.com/rogpeppe/go-internal/txtar"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // The hub claims an AMD GPU of a machine whose sysfs was written by hand; hub, agent, containerd and runc are real.
 func TestAnAppHasTheAcceleratorOfItsAllocation(t *testing.T) {
-	w := harness.New(t)
-	w.StartContainerd()
-	w.StartHub(w.HubConfig())
-	w.NewTenant("acme")
-	machine := filepath.Join(w.Dir, "machine")
-	archive, err := txtar.ParseFile(filepath.Join(harness.Source(t), "agent/internal/accelerator/testdata/radeon.txtar"))
-	require.NoError(t, err)
-	require.NoError(t, txtar.Write(archive, machine))
-	c := w.AgentConfig("node")
-	c.ExtraArgs = append(c.ExtraArgs, "--accelerator-root", machine)
-	w.Agent = w.StartAgent(c)
-	w.ShipApp()
-	w.ShipVersion("2.0.0", "accelerator: none", "accelerator: amd", "  compatibility:\n",
-		"  compatibility:\n    min_gpu_count: 1\n")
-
-	allocation, err := client.Read[client.Allocation](w.Admin().CreateAllocation(w.Ctx, w.Tenant.Project.ID,
-		client.AllocationCreate{
-			NodeID: w.Agent.Ready.NodeID, CapacityShape: client.CapacityShapeGpuSlice, CPUCores: 1, MemoryMib: 512,
-			AcceleratorCount: 1, AcceleratorModel: "AMD Radeon RX 7900",
-		}))
-	require.NoError(t, err)
+	w, machine := harness.NewGPUPlatform(t, "radeon.txtar")
+	allocation := w.AllocateGPUs(w.Agent.Ready.NodeID, "AMD Radeon RX 7900", 1, 512)
 	require.Equal(t, []string{"GPU-d20b5fe3917c4468"}, allocation.AcceleratorIds)
-	w.Eventually("the allocation is active", func() error {
-		a, err := client.Read[client.Allocation](w.Admin().GetAllocation(w.Ctx, w.Tenant.Project.ID, allocation.ID))
-		return harness.Pending(err, a.Status == client.AllocationStatusActive)
-	})
 	i, _, err := w.Tenant.Launch(w.Ctx, w.Operator, client.AppInstanceCreate{
 		AppSlug: harness.AppSlug, Version: "2.0.0", DisplayName: "gpu",
 		PlacementIntent: client.PlacementIntent{AllocationIds: []string{allocation.ID}},
@@ -52,6 +30,13 @@ func TestAnAppHasTheAcceleratorOfItsAllocation(t *testing.T) {
 	requireDevice(t, pid, "kfd", unix.Mkdev(235, 0))
 	requireDevice(t, pid, "dri/renderD128", unix.Mkdev(226, 128))
 	require.NoFileExists(t, fmt.Sprintf("/proc/%d/root/dev/dri/renderD129", pid))
+
+	w.Eventually("the time of its accelerator is metered", func() error {
+		usage, err := w.Tenant.Usage(w.Ctx, i.ID)
+		return harness.Pending(err, slices.ContainsFunc(usage, func(u client.UsageRecord) bool {
+			return string(u.Meter) == protocol.MeterAcceleratorSeconds
+		}))
+	})
 
 	require.NoError(t, w.Agent.Kill9())
 	w.RestartAgent(w.Agent)
@@ -73,7 +58,7 @@ func TestAnAppHasTheAcceleratorOfItsAllocation(t *testing.T) {
 			w.ContainersOn(w.Agent, i) == 1)
 	})
 	w.Decommission(i)
-	left, err := os.ReadDir("/dev/gpuaas-" + c.ContainerdNamespace)
+	left, err := os.ReadDir("/dev/gpuaas-" + w.Agent.Config.ContainerdNamespace)
 	require.NoError(t, err)
 	require.Empty(t, left)
 }

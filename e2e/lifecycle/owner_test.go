@@ -69,7 +69,7 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	w.RequireAnswer(refused)
 
 	w.Decommission(refused)
-	w.RequireRuns(containers, running.ID, 2)
+	w.RequireRuns(containers, running, 2)
 }
 
 // requireSignedByOwner verifies the refusal that the tenant sees with the node's key.
