@@ -3,6 +3,7 @@ package chaos_test
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -28,6 +29,8 @@ const (
 type containerProcess struct {
 	createdAt, startedAt, endedAt time.Time
 	pid                           int
+	// hostname begins with the name of its service.
+	hostname string
 }
 
 // kernelOracle observes the containers of one containerd namespace while containerd, agent and hub are down: process
@@ -125,7 +128,15 @@ func (o *kernelOracle) watchProcess(ctx context.Context, id string) {
 		_ = unix.Close(fd)
 		return
 	}
-	l := &containerProcess{pid: pid, createdAt: o.booted.Add(time.Duration(ticks) * time.Second / clockTicksPerSecond)}
+	var spec struct{ Hostname string }
+	text, err = os.ReadFile(filepath.Join(o.bundles, id, "config.json"))
+	if err != nil || json.Unmarshal(text, &spec) != nil {
+		_ = unix.Close(fd)
+		return
+	}
+	l := &containerProcess{
+		pid: pid, createdAt: o.booted.Add(time.Duration(ticks) * time.Second / clockTicksPerSecond), hostname: spec.Hostname,
+	}
 	o.mu.Lock()
 	o.byContainer[id] = l
 	o.mu.Unlock()

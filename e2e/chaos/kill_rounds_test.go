@@ -43,6 +43,19 @@ func (k *killTest) rounds(which func(point string) bool) {
 		}
 	}
 	k.random.Shuffle(len(k.due), func(i, j int) { k.due[i], k.due[j] = k.due[j], k.due[i] })
+	nothingLeft := k.leakCheck()
+	for len(k.due) > 0 {
+		began := time.Now()
+		l := k.round()
+		nothingLeft()
+		k.requireLaws(l)
+		k.T.Logf("round of %s, %d points to go", time.Since(began).Round(time.Millisecond), len(k.due))
+	}
+}
+
+// leakCheck takes the state of the machine, and returns a function that waits until it is the same again.
+func (k *killTest) leakCheck() (nothingLeft func()) {
+	k.T.Helper()
 	scope := k.Scope()
 	scope.ContainerdAddress, scope.KeepImages, scope.IgnoreFiles = k.Containerd.Address, true, append(scope.IgnoreFiles,
 		k.Dir)
@@ -54,9 +67,8 @@ func (k *killTest) rounds(which func(point string) bool) {
 	}
 	before, err := leakcheck.Take(scope)
 	require.NoError(k.T, err)
-	for len(k.due) > 0 {
-		began := time.Now()
-		l := k.round()
+	return func() {
+		k.T.Helper()
 		k.until("nothing is left of the instance", func(context.Context) error {
 			after, err := leakcheck.Take(scope)
 			if err != nil {
@@ -64,21 +76,23 @@ func (k *killTest) rounds(which func(point string) bool) {
 			}
 			return harness.DifferenceError(leakcheck.Diff(before, after))
 		})
-		k.requireLaws(l)
-		k.T.Logf("round of %s, %d points to go", time.Since(began).Round(time.Millisecond), len(k.due))
 	}
 }
 
-// round takes one instance through its lifecycle, without the steps that pass no due point.
+// round takes one instance, of one service or of several, through its lifecycle, without the steps that pass no due
+// point.
 func (k *killTest) round() instanceHistory {
 	k.T.Helper()
-	l, version, first := instanceHistory{}, "1.0.0", launch
-	if k.isDue(launchNew) {
+	l, version, first, slug := instanceHistory{}, "1.0.0", launch, harness.AppSlug
+	switch {
+	case k.isDue(launchNew):
 		first, version = launchNew, k.shipNew()
+	case k.random.IntN(2) == 0:
+		slug = harness.ProjectSlug
 	}
 	k.step(first, api.AppInstanceStatusRunning, &l, func(ctx context.Context, once api.RequestEditorFn) error {
 		i, err := api.Read[api.AppInstance](k.Operator.CreateAppInstance(ctx, k.Tenant.Project.ID, api.AppInstanceCreate{
-			AppSlug: harness.AppSlug, Version: version, DisplayName: "killed", PlacementIntent: api.PlacementIntent{
+			AppSlug: slug, Version: version, DisplayName: "killed", PlacementIntent: api.PlacementIntent{
 				AllocationIds: []string{k.Allocation.ID},
 			},
 		}, once))
@@ -100,8 +114,18 @@ func (k *killTest) round() instanceHistory {
 		k.step(failedUpgrade, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "3.0.0"), "upgrade_requested", "failed",
 			"rolled_back")
 	}
+	if slug == harness.AppSlug && k.isDue(startFirst) {
+		k.step(startFirst, api.AppInstanceStatusRunning, &l, k.upgradeTo(&l, "4.0.0"), "upgrade_requested", "upgraded")
+	}
+	if slug == harness.AppSlug && k.isDue(installs) {
+		k.step(installs, api.AppInstanceStatusRunning, &l, k.installEnvironment(&l), "upgrade_requested", "upgraded")
+		defer k.deleteEnvironments()
+	}
 	if k.isDue(reconfigure) {
 		k.step(reconfigure, api.AppInstanceStatusRunning, &l, k.reconfigure(&l), "changed")
+	}
+	if k.isDue(onVolume) {
+		k.step(onVolume, api.AppInstanceStatusRunning, &l, k.workOnVolume())
 	}
 	if k.isDue(stop) || k.isDue(start) {
 		k.step(stop, api.AppInstanceStatusStopped, &l, func(ctx context.Context, once api.RequestEditorFn) error {
@@ -128,6 +152,35 @@ func (k *killTest) upgradeTo(l *instanceHistory, version string) func(context.Co
 			api.AppInstanceUpgrade{TargetVersion: version}, once))
 		return err
 	}
+}
+
+// installEnvironment upgrades to a version with a package that no environment has yet.
+func (k *killTest) installEnvironment(l *instanceHistory) func(context.Context, api.RequestEditorFn) error {
+	requirements := []string{"package-" + scenario.NewID()}
+	return func(ctx context.Context, once api.RequestEditorFn) error {
+		_, err := api.Read[api.AppInstance](k.Operator.UpgradeAppInstance(ctx, k.Tenant.Project.ID, l.id,
+			api.AppInstanceUpgrade{
+				TargetVersion: "5.0.0", Environment: api.EnvironmentChoice{Requirements: requirements},
+			}, once))
+		return err
+	}
+}
+
+// deleteEnvironments removes the environments that a round has left on the node.
+func (k *killTest) deleteEnvironments() {
+	k.T.Helper()
+	k.until("no environment is kept", func(ctx context.Context) error {
+		list, err := api.Read[api.EnvironmentList](k.Operator.ListEnvironments(ctx, k.Tenant.Project.ID,
+			&api.ListEnvironmentsParams{}))
+		for _, e := range list.Items {
+			res, deleteErr := k.Operator.DeleteEnvironment(ctx, k.Tenant.Project.ID, e.Digest, e.NodeID)
+			if deleteErr == nil {
+				deleteErr = res.Body.Close()
+			}
+			err = errors.Join(err, deleteErr)
+		}
+		return harness.Pending(err, len(list.Items) == 0)
+	})
 }
 
 // reconfigure changes the config once, however often it is asked: the operation takes no idempotency key.

@@ -28,7 +28,10 @@ const (
 	hubRestart    = "restart of the hub"
 	upgrade       = "upgrade"
 	failedUpgrade = "failed upgrade"
+	startFirst    = "upgrade that starts first"
 	reconfigure   = "change of the config"
+	onVolume      = "work on a volume"
+	installs      = "upgrade that installs an environment"
 	stop          = "stop"
 	start         = "start"
 	decommission  = "decommission"
@@ -60,6 +63,7 @@ func passedIn(point string) []string {
 		{"agent/admission/", starts},
 		{"agent/leases/", []string{launch}},
 		{"agent/pull/", []string{launchNew}},
+		{"agent/publish/", []string{startFirst}},
 		{"agent/network/removed", []string{decommission}},
 		{"agent/network/", []string{launch}},
 		{"agent/shared_network/", []string{launch}},
@@ -69,6 +73,8 @@ func passedIn(point string) []string {
 		{"agent/confirm/", []string{upgrade}},
 		{"agent/fallback/", []string{failedUpgrade}},
 		{"agent/config/", []string{reconfigure}},
+		{"agent/volume/", []string{onVolume}},
+		{"agent/environment/", []string{installs}},
 		{"agent/stop/", ends},
 		{"agent/exit/", ends},
 		{"agent/remove/", ends},
@@ -144,6 +150,7 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 	for range k.repeats() {
 		k.rounds(func(point string) bool { return !needsEmptyNode(point) && !enrolls(point) })
 	}
+	k.removals()
 	require.Equal(t, pid, k.PidOf(sentinel), "the sentinel was restarted")
 	k.RequireAnswer(sentinel)
 	k.Decommission(sentinel)
@@ -205,11 +212,22 @@ func newKillTest(t *testing.T, seed uint64) *killTest {
 		require.NoError(t, devcluster.Uninstall(context.WithoutCancel(k.Ctx), c))
 	})
 
+	second := []string{harness.FirstGreeting, harness.SecondGreeting}
+	unready := []string{
+		"path: /healthz", "path: /nowhere", "readiness_timeout_seconds: 30",
+		"readiness_timeout_seconds: 2",
+	}
 	k.ShipApp()
-	k.ShipVersion("2.0.0", harness.FirstGreeting, harness.SecondGreeting)
-	k.ShipVersion("3.0.0", "path: /healthz", "path: /nowhere", "readiness_timeout_seconds: 30",
-		"readiness_timeout_seconds: 2")
-	k.Allocate(k.Agent)
+	k.ShipVersion("2.0.0", second...)
+	k.ShipVersion("3.0.0", unready...)
+	k.ShipVersion("4.0.0", append(second, "metering:", "upgrade: {strategy: start_first}\n  metering:")...)
+	k.ShipVersion("5.0.0", append(second, "    scratch:", "    environment: {path: /opt/environment, python: /app, "+
+		"max_size_mib: 32, build_timeout_seconds: 60}\n    scratch:")...)
+	k.ShipProject(map[string][]string{"1.0.0": nil, "2.0.0": second, "3.0.0": unready})
+	// There is room for the sentinel and for two copies of another instance.
+	var err error
+	k.Allocation, err = k.Tenant.Allocate(k.Ctx, k.Tenant.Admin, k.Agent.Ready.NodeID, 2, 512)
+	require.NoError(t, err)
 	k.oracle = k.WatchContainerd(c.ContainerdNamespace)
 	return k
 }

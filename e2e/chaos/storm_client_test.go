@@ -23,6 +23,8 @@ type lifecycle struct {
 	// events are the events that must have happened once each, runs the number of container runs.
 	events []string
 	runs   int
+	// app is the slug of its app, which has several services where that is the project's.
+	app string
 }
 
 // work takes one instance after the other through its lifecycle until the faults are over.
@@ -35,6 +37,9 @@ func (s *storm) work(ctx context.Context, over <-chan struct{}, number int, hub 
 		default:
 		}
 		l := &stormClient{s: s, ctx: ctx, hub: hub}
+		if l.app = harness.AppSlug; number == 0 {
+			l.app = harness.ProjectSlug
+		}
 		if err := l.runLifecycle(random, fmt.Sprintf("instance-%d-%d", number, n)); err != nil {
 			return fmt.Errorf("instance %d of worker %d (%s): %w", n, number, l.id, err)
 		}
@@ -58,7 +63,7 @@ func (l *stormClient) runLifecycle(random *rand.Rand, name string) error {
 	project := l.s.Tenant.Project.ID
 	i, err := callUntilAnswered[client.AppInstance](l, func(key client.RequestEditorFn) (*http.Response, error) {
 		return l.hub.CreateAppInstance(l.ctx, project, client.AppInstanceCreate{
-			AppSlug: harness.AppSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
+			AppSlug: l.app, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
 				AllocationIds: []string{l.s.Allocation.ID},
 			},
 		}, key)

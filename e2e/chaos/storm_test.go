@@ -62,8 +62,9 @@ func planOfStorm(t *testing.T) stormPlan {
 	return p
 }
 
-// Law 13: hub, PostgreSQL, containerd and agent are killed in random order while clients take instances through their
-// lifecycle. Everything converges, each step happens once, and each second that the oracles saw is billed once.
+// Law 13: hub, PostgreSQL, containerd and agent are killed in random order while clients take instances, one of them of
+// an app of several services, through their lifecycle. Everything converges, each step happens once, and each second
+// that the oracles saw is billed once.
 func TestLaw13EverythingResumesThroughAStormOfKills(t *testing.T) {
 	plan := planOfStorm(t)
 	s := newStorm(t, plan)
@@ -72,6 +73,7 @@ func TestLaw13EverythingResumesThroughAStormOfKills(t *testing.T) {
 	s.endSentinel()
 	s.awaitFinalBills()
 	s.requireBills()
+	s.requireProjectBills()
 	s.requireNoPanic()
 }
 
@@ -129,8 +131,10 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 	shipSmallApp(w)
 	w.Allocation, err = w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, w.Agent.Ready.NodeID, 2, 2048)
 	require.NoError(t, err)
-	// The image is pulled before the first kill: this test is not about registries.
+	// The images are pulled before the first kill: this test is not about registries.
 	w.Decommission(w.Launch("first"))
+	w.ShipProject(map[string][]string{"1.0.0": nil, "2.0.0": {harness.FirstGreeting, harness.SecondGreeting}})
+	w.Decommission(w.LaunchProject("first of several services"))
 	s.containerdOracle, s.kernelOracle = w.WatchContainerd(conf.ContainerdNamespace),
 		watchKernel(w, conf.ContainerdNamespace)
 	t.Cleanup(func() {
@@ -352,7 +356,7 @@ func (s *storm) endSentinel() {
 	require.Equal(s.T, s.sentinelPID, s.PidOf(s.sentinel), "the sentinel was restarted")
 	s.Decommission(s.sentinel)
 	s.lifecycles = append(s.lifecycles, lifecycle{
-		id: s.sentinel.ID, member: s.sentinel.Members[0].ID, runs: 1,
+		id: s.sentinel.ID, member: s.sentinel.Members[0].ID, runs: 1, app: harness.AppSlug,
 		events: []string{"requested", "deploying", "running", "decommission_requested", "decommissioned"},
 	})
 }

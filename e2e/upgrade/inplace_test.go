@@ -88,6 +88,10 @@ func upgradeInPlace(t *testing.T, steps []upgradeStep) {
 	kept := w.Launch("kept")
 	pid := w.PidOf(kept)
 	made := w.Launch("made before the upgrade, gone after it")
+	w.ShipProject(map[string][]string{"1.0.0": nil})
+	several := w.LaunchProject("of several services")
+	services := w.Running(several)
+	require.Len(t, services, 2)
 	serving := w.KeepCalling(kept)
 	var young api.AppInstance
 
@@ -101,6 +105,7 @@ func upgradeInPlace(t *testing.T, steps []upgradeStep) {
 			return harness.Pending(err, len(after) > len(before))
 		})
 		require.Equal(t, pid, w.PidOf(kept), "%s leaves the process alone", s.name)
+		require.Equal(t, services, w.Running(several), s.name)
 		passing := w.Launch("passing")
 		w.RequireAnswer(passing)
 		hasNoAddressTwice(w)
@@ -113,6 +118,8 @@ func upgradeInPlace(t *testing.T, steps []upgradeStep) {
 
 	require.NoError(t, serving(), "the app answered throughout")
 	w.Decommission(young)
+	w.Decommission(several)
+	w.RequireRuns(containers, several, 2) // the service that runs once, and then the others without a gap
 	w.Decommission(kept)
 	w.FinalPostings(kept)
 	usage, err := w.Tenant.Usage(w.Ctx, kept.ID)

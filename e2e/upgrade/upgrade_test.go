@@ -55,7 +55,7 @@ func TestUpgradeAndRollbackStayInPlaceAndAreBilledOnce(t *testing.T) {
 		"requested", "deploying", "running", "upgrade_requested", "upgraded", "rollback_requested", "rolled_back",
 		"decommission_requested", "decommissioned",
 	}, w.EventTypes(first.ID))
-	w.RequireRuns(containers, first.ID, 3)
+	w.RequireRuns(containers, first, 3)
 }
 
 // The hub is killed as soon as the node has the state with the upgrade in it: what follows is the node's alone.
@@ -93,8 +93,7 @@ func TestLaw03AFailedUpgradeGoesBackWithoutTheHub(t *testing.T) {
 	requireSamePlace(t, i, after)
 	require.Equal(t, []string{"requested", "deploying", "running", "upgrade_requested", "failed", "rolled_back"},
 		w.EventTypes(i.ID))
-	events, err := w.Tenant.Events(w.Ctx, w.Operator, i.ID)
-	require.NoError(t, err)
+	events := w.Events(i.ID)
 	require.Equal(t, "readiness_timeout", events[4].Data.Reason)
 	require.Equal(t, "rolling_back", events[4].Data.To)
 	require.Equal(t, events[3].Data.CorrelationID, events[5].Data.CorrelationID)
@@ -108,7 +107,43 @@ func TestLaw03AFailedUpgradeGoesBackWithoutTheHub(t *testing.T) {
 	require.EqualValues(t, 3, upgraded.Revision)
 	requireGreeting(w, upgraded, harness.SecondGreeting)
 	w.Decommission(i)
-	w.RequireRuns(containers, i.ID, 4)
+	w.RequireRuns(containers, i, 4)
+}
+
+// The hub is killed while a sidecar that never is ready replaces the one that runs: the node returns to that by itself,
+// and the server is not touched.
+func TestLaw03ASidecarThatFailsGoesBackWithoutTheHub(t *testing.T) {
+	w := harness.NewPlatform(t)
+	const always = "        restart: always\n"
+	w.ShipProject(map[string][]string{"1.0.0": nil, "2.0.0": {
+		always, always + "        readiness: {kind: exec, command: [/app, exit, \"9\"]}\n",
+		"readiness_timeout_seconds: 30", "readiness_timeout_seconds: 4",
+	}})
+	containers := w.WatchContainerd(w.Agent.Config.ContainerdNamespace)
+	i := w.LaunchProject("project")
+	first, serving := w.Running(i), w.KeepCalling(i)
+	sidecarAt := func(revision string) error {
+		now := w.Running(i)["sidecar"]
+		return harness.Pending(nil, now.Revision == revision && now.ID != first["sidecar"].ID)
+	}
+	_, err := api.Read[api.AppInstance](w.Operator.UpgradeAppInstance(w.Ctx, w.Tenant.Project.ID, i.ID,
+		api.AppInstanceUpgrade{TargetVersion: "2.0.0"}))
+	require.NoError(t, err)
+	w.Eventually("the node has the upgrade", func() error { return sidecarAt("2") })
+	require.NoError(t, w.Hub.Kill9())
+	w.Eventually("the node runs the first sidecar again", func() error { return sidecarAt("1") })
+	w.RestartHub()
+	w.Eventually("the hub follows", func() error {
+		now := w.Instance(i.ID)
+		return harness.Pending(nil, now.Status == api.AppInstanceStatusRunning && now.Version == "1.0.0" &&
+			now.Health == api.AppInstanceHealthHealthy)
+	})
+	require.NoError(t, serving(), "the server answered throughout")
+	require.Equal(t, first["web"], w.Running(i)["web"])
+	require.Equal(t, []string{"requested", "deploying", "running", "upgrade_requested", "failed", "rolled_back"},
+		w.EventTypes(i.ID))
+	w.Decommission(i)
+	w.RequireRuns(containers, i, 2) // the service that runs once, and then the others without a gap
 }
 
 // priceIsKnown holds what an app was said to cost before its launch against what a running instance of it says.
@@ -180,5 +215,5 @@ func TestStopAndStartKeepThePlaceAndBillOnlyWhatRan(t *testing.T) {
 		"requested", "deploying", "running", "stop_requested", "stopped", "start_requested", "running",
 		"decommission_requested", "decommissioned",
 	}, w.EventTypes(first.ID))
-	w.RequireRuns(containers, first.ID, 2)
+	w.RequireRuns(containers, first, 2)
 }
