@@ -18,7 +18,7 @@ import (
 
 // rows are all rows, in the order of the table.
 func rows() []Row {
-	return slices.Concat(nodeRows(), hubRows(), simulationRows())
+	return slices.Concat(nodeRows(), imageRows(), hubRows(), simulationRows())
 }
 
 func main() {

@@ -25,11 +25,15 @@ const (
 func nodeRows() []Row {
 	return []Row{
 		{"lifecycle", measureLifecycle},
+		{"launch-configured", measureConfigured},
 		{"many", measureMany},
 		{"idle", measureIdle},
 		{"restart", measureRestart},
 		{"pass", measurePass},
 		{"logs", measureLogs},
+		{"port-forward", measureForward},
+		{"project", measureProject},
+		{"start-first", measureUpgrade},
 	}
 }
 
@@ -59,18 +63,11 @@ func measureLifecycle(ctx context.Context, e *Env) (_ []Result, err error) {
 	if err != nil {
 		return nil, err
 	}
-	model, _, err := s.Launch(ctx, "model")
+	bench, end, err := s.Baseline(ctx, e)
 	if err != nil {
 		return nil, err
 	}
-	bench, err := s.Baseline(ctx, e, model.ID)
-	if err != nil {
-		return nil, err
-	}
-	defer func() {
-		_, gone := s.Decommission(ctx, model.ID)
-		err = errors.Join(err, bench.Close(ctx), gone)
-	}()
+	defer func() { err = errors.Join(err, end()) }()
 	var launch, removal Samples
 	var baselines baselineSamples
 	for i := range warmUpSamples + e.Samples(fullSamples) {

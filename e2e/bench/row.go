@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -69,11 +70,25 @@ func newEnv(source string, samples int) (*Env, error) {
 		Source: source, Bin: filepath.Join(source, "bin"), samples: samples,
 		root: fmt.Sprintf("/tmp/gpuaas-bench-%d", os.Getpid()),
 	}
-	if err := os.Mkdir(e.root, 0o711); err != nil {
+	if err := e.lock(); err != nil {
 		return nil, err
+	}
+	if err := os.Mkdir(e.root, 0o711); err != nil {
+		return nil, errors.Join(err, e.close())
 	}
 	e.Defer(func() error { return os.RemoveAll(e.root) })
 	return e, os.Chmod(e.root, 0o711)
+}
+
+// lock keeps other runs away, which would use the same bridge and ports. The name of an abstract socket is the network
+// namespace's, as bridges and ports are, and ends with the process (unix(7)).
+func (e *Env) lock() error {
+	l, err := net.Listen("unix", "@gpuaas-bench")
+	if err != nil {
+		return fmt.Errorf("another benchmark runs on this machine: %w", err)
+	}
+	e.Defer(l.Close)
+	return nil
 }
 
 // Samples is the number of samples to take: full, or fewer in a quick run (N=…).

@@ -25,6 +25,8 @@ const (
 	appVersion = "1.0.0"
 	// probedVersion is the same app, probed every second instead of every five.
 	probedVersion = "1.0.1"
+	// fastVersion is the same app with a core instead of a tenth of one.
+	fastVersion = "1.0.3"
 	// price is an hour's, in the tenants' currency.
 	price       = "3.60"
 	trustDomain = "bench.gpuaas.internal"
@@ -232,14 +234,30 @@ func (s *Testbed) DecommissionAll(ctx context.Context, ids []string) error {
 	})
 }
 
-// Baseline prepares the measurement of containerd and CNI alone for the instance's container.
-func (s *Testbed) Baseline(ctx context.Context, e *Env, instanceID string) (*baseline.Bench, error) {
+// Baseline launches an instance and prepares the measurement of containerd and CNI alone for its container. end removes
+// both.
+func (s *Testbed) Baseline(ctx context.Context, e *Env) (bench *baseline.Bench, end func() error, err error) {
+	model, _, err := s.Launch(ctx, "model")
+	if err != nil {
+		return nil, nil, err
+	}
+	gone := func() error {
+		_, err := s.Decommission(ctx, model.ID)
+		return err
+	}
+	if bench, err = s.baselineOf(ctx, e, model.ID); err != nil {
+		return nil, nil, errors.Join(err, gone())
+	}
+	return bench, func() error { return errors.Join(bench.Close(ctx), gone()) }, nil
+}
+
+func (s *Testbed) baselineOf(ctx context.Context, e *Env, instanceID string) (*baseline.Bench, error) {
 	c := s.Agent.Config
 	container, err := baseline.Find(ctx, c.ContainerdAddress, c.ContainerdNamespace, instanceID)
 	if err != nil {
 		return nil, err
 	}
-	dir, err := e.Dir("baseline")
+	dir, err := e.Dir("baseline-" + instanceID)
 	if err != nil {
 		return nil, err
 	}
