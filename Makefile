@@ -8,7 +8,7 @@ TOOLS      := $(CURDIR)/.cache/tools
 GO         := go
 APP        ?= demo
 # The end-to-end tests: the packages whose main function runs them in a sandbox, the longest first.
-LONGEST    := ./e2e/guide ./e2e/chaos
+LONGEST    := ./e2e/lifecycle ./e2e/guide ./e2e/chaos
 E2E        := $(LONGEST) $(filter-out $(LONGEST),$(patsubst %/main_test.go,./%,$(shell \
 	grep -l harness.RunTests e2e/*/main_test.go)))
 LDFLAGS    := -s -w
@@ -55,7 +55,7 @@ demo-app:
 	@$(GO) build -ldflags '$(LDFLAGS)' -o $(BIN)/demo-app ./deploy/demo/app
 
 .PHONY: demo
-demo: deps build ## bring up a hub and a node that run, meter and bill a real app (APP=demo or jupyter)
+demo: deps build ## bring up a hub and a node that run, meter and bill a real app (APP=demo, jupyter or vllm)
 	@$(GO) run ./deploy/demo up --bin $(BIN) --app $(APP)
 
 .PHONY: demo-down
@@ -98,8 +98,9 @@ test-gpu: build ## containers on this machine's own GPUs find exactly those that
 
 .PHONY: e2e
 e2e: build build-failpoint demo-app ## end to end, with the real binaries; each package runs in a sandbox of its own
-	@# Fetch and build what the packages need, before others see the mounts of that come and go; no test runs.
-	@out=$$($(GO) test -vet=off -p 1 -run '^$$' ./e2e/guide ./e2e/upgrade) || { echo "$$out"; exit 1; }
+	@# Fetch and build what the packages need before their tests compete for the machine. No test runs; without -count=1
+	@# the Go tool would also skip the preparation when it has run this very binary before.
+	@out=$$($(GO) test -vet=off -count=1 -p 1 -run '^$$' ./e2e/guide ./e2e/notebook ./e2e/upgrade) || { echo "$$out"; exit 1; }
 	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 20m $(E2E)
 
 .PHONY: release-fixture
