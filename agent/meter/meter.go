@@ -282,9 +282,10 @@ func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 	case r.Unknown:
 		iv.Unknown = true
 		return false
-	case iv.StartedAt.IsZero() && (!ok || !r.Up && r.ExitedAt.IsZero() && started.IsZero()):
-		// Not up yet: the start is still running, or the daemon died during it.
-		return now.Sub(iv.OpenedAt) > PendingFor
+	case ok && r.starting(), !ok && iv.StartedAt.IsZero():
+		// The start is still running, or the daemon died during it. An earlier sample may have counted from it all the same:
+		// a start that is tried again finds the container up.
+		return iv.StartedAt.IsZero() && now.Sub(iv.OpenedAt) > PendingFor
 	case !ok:
 		// Vanished: it ran at least until its last sample; any more is unknown.
 		return true
@@ -318,6 +319,9 @@ func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 	}
 	return false
 }
+
+// starting reports whether the container has neither started nor ended, as far as the runtime says.
+func (r Run) starting() bool { return !r.Up && r.StartedAt.IsZero() && r.ExitedAt.IsZero() }
 
 // exit ends the interval at the runtime's own exit time, and at the last sample that saw the container up where that
 // time is not known.

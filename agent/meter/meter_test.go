@@ -217,6 +217,14 @@ func TestStartUnderWayWaitsAndAnEventualFailureIsForgotten(t *testing.T) {
 	require.Empty(t, s.Intervals)
 }
 
+func TestStartThatIsTriedAgainWhileItsContainerIsUpLosesNothing(t *testing.T) {
+	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
+	s, got := meter.Sample(s, observation(11, meter.Run{RunID: "r1", MemberID: "m1"}))
+	require.Empty(t, got, "its start is tried again and finds it up")
+	_, got = meter.Sample(s, observation(31, up("r1", 0.5, 4)))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 31, 30_500_000}, lines(got)[0])
+}
+
 func TestCancelLeavesAnIntervalThatHasBegun(t *testing.T) {
 	s, _ := meter.Sample(opened(), observation(1, up("r1", 0.5, 0)))
 	require.Len(t, meter.Cancel(s, "r1").Intervals, 1)
