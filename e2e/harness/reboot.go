@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/netnamespace"
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 )
 
@@ -142,7 +143,7 @@ func (w *Testbed) removeLinks(bridge string) {
 	w.T.Helper()
 	found, err := netlink.LinkByName(bridge)
 	require.NoError(w.T, err)
-	links, err := netlink.LinkList()
+	links, err := netnamespace.List(netlink.LinkList) // other nodes' links change meanwhile
 	require.NoError(w.T, err)
 	for _, l := range links {
 		if l.Attrs().MasterIndex == found.Attrs().Index {

@@ -42,9 +42,15 @@ func (l *fieldLife) requireExec() {
 	require.Contains(l.T, got.Out, "address already in use", "the command is in the sidecar's network")
 }
 
+// unbilledSince adds a step in which the server may not have run to the time that need not be billed.
+func (l *fieldLife) unbilledSince(began time.Time) { l.lost += time.Since(began) }
+
 // configure changes the config, which the sidecar reads anew, or which restarts both, as the manifest says.
 func (l *fieldLife) configure() {
 	before := l.Running(l.i)
+	if l.restarts {
+		defer l.unbilledSince(time.Now())
+	}
 	_, err := api.Read[api.AppInstance](l.Operator.ChangeAppInstance(l.Ctx, l.Tenant.Project.ID, l.i.ID,
 		api.AppInstanceChange{Config: map[string]any{"read_every_seconds": 0.3}}))
 	require.NoError(l.T, err)
@@ -79,10 +85,10 @@ func (l *fieldLife) upgrade() {
 
 // failUpgrade upgrades to a server that never is ready: the node goes back by itself.
 func (l *fieldLife) failUpgrade() {
-	before, asked := l.Running(l.i), time.Now()
+	before := l.Running(l.i)
+	defer l.unbilledSince(time.Now())
 	left, err := l.Tenant.Upgrade(l.Ctx, l.Operator, l.i.ID, l.broken, nil)
 	require.NoError(l.T, err)
-	l.lost += time.Since(asked)
 	require.Equal(l.T, l.next, left.Version)
 	failed := slices.DeleteFunc(l.Events(l.i.ID), func(e api.Event) bool { return e.Type != "apps.instance.failed" })
 	require.Len(l.T, failed, 1)
@@ -92,6 +98,7 @@ func (l *fieldLife) failUpgrade() {
 }
 
 func (l *fieldLife) rollBack() {
+	defer l.unbilledSince(time.Now())
 	back, err := l.Tenant.Rollback(l.Ctx, l.Operator, l.i.ID, nil)
 	require.NoError(l.T, err)
 	require.Equal(l.T, l.version, back.Version)
@@ -99,7 +106,7 @@ func (l *fieldLife) rollBack() {
 }
 
 func (l *fieldLife) stopAndStart() {
-	asked := time.Now()
+	defer l.unbilledSince(time.Now())
 	_, err := l.Tenant.Stop(l.Ctx, l.Operator, l.i.ID)
 	require.NoError(l.T, err)
 	require.Empty(l.T, l.Running(l.i))
@@ -111,7 +118,7 @@ func (l *fieldLife) stopAndStart() {
 	idle.to = time.Now()
 	_, err = l.Tenant.Start(l.Ctx, l.Operator, l.i.ID)
 	require.NoError(l.T, err)
-	l.idle, l.lost = append(l.idle, idle), l.lost+time.Since(asked)
+	l.idle = append(l.idle, idle)
 	l.requireOrder(idle.to)
 	_, now, _ := l.services()
 	require.True(l.T, now.ExitedAt.After(idle.to), "a start after a stop runs the preparation again")
@@ -142,7 +149,7 @@ func (l *fieldLife) reboot() {
 	_, prepared, _ := l.services()
 	cached := func() string { return fmt.Sprintf("/proc/%d/root/cache/weights", l.Running(l.i)["vllm"].PID) }
 	require.NoError(l.T, os.WriteFile(cached(), []byte("weights"), 0o600))
-	asked := time.Now()
+	defer l.unbilledSince(time.Now())
 	off, on := l.Reboot(l.Agent)
 	l.Eventually("the hub sees the app run again", func() error {
 		now := l.Instance(l.i.ID)
@@ -152,7 +159,7 @@ func (l *fieldLife) reboot() {
 		_, _, sidecar := l.services()
 		return harness.Pending(nil, sidecar.StartedAt.After(on) && sidecar.Status == "ready")
 	})
-	l.idle, l.lost = append(l.idle, timespan{off, on}), l.lost+time.Since(asked)
+	l.idle = append(l.idle, timespan{off, on})
 	l.requireOrder(on)
 	_, now, _ := l.services()
 	require.Equal(l.T, prepared.ExitedAt, now.ExitedAt, "the preparation is not run again")
@@ -192,7 +199,7 @@ func (l *fieldLife) decommission() {
 		accelerated = accelerated || string(u.Meter) == protocol.MeterAcceleratorSeconds
 	}
 	require.Equal(l.T, l.GPUs > 0, accelerated)
-	const slack = 5 * time.Second // pauses between two containers
+	const slack = 5 * time.Second // what the agent had not saved when the power was cut
 	harness.RequireBilledBetween(l.T, harness.RequireNoOverlap(l.T, usage), last.Sub(first)-l.lost-slack,
 		last.Sub(first))
 }
