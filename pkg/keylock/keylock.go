@@ -25,14 +25,28 @@ func (m *Map) Lock(ctx context.Context, key string) (unlock func(), err error) {
 	l := m.join(key)
 	select {
 	case l.held <- struct{}{}:
-		return func() {
-			<-l.held
-			m.leave(key, l)
-		}, nil
+		return func() { m.unlock(key, l) }, nil
 	case <-ctx.Done():
 		m.leave(key, l)
 		return nil, ctx.Err()
 	}
+}
+
+// TryLock is Lock that does not wait: free reports whether it holds the lock.
+func (m *Map) TryLock(key string) (unlock func(), free bool) {
+	l := m.join(key)
+	select {
+	case l.held <- struct{}{}:
+		return func() { m.unlock(key, l) }, true
+	default:
+		m.leave(key, l)
+		return nil, false
+	}
+}
+
+func (m *Map) unlock(key string, l *lock) {
+	<-l.held
+	m.leave(key, l)
 }
 
 // Len returns how many keys are locked or waited for.

@@ -53,3 +53,13 @@ func TestAWaiterLeavesWhenItsContextEnds(t *testing.T) {
 	require.NoError(t, err, "the key is free again")
 	unlock()
 }
+
+func TestTryLockDoesNotWait(t *testing.T) {
+	var locks Map
+	unlock, free := locks.TryLock("a")
+	require.True(t, free)
+	_, free = locks.TryLock("a")
+	require.False(t, free)
+	unlock()
+	require.Zero(t, locks.Len())
+}

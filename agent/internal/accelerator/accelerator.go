@@ -114,9 +114,7 @@ func New(cfg Config) *Inventory {
 		},
 		{vendor: protocol.VendorAMD, scan: amd.scan, edits: amd.edits, scanned: make(chan struct{})},
 	}}
-	i.mps = &mps{
-		dir: cfg.MPSDir, program: cfg.NVML, root: nvidia.root, ended: i.changes.Send, givenAt: map[string]time.Time{},
-	}
+	i.mps = &mps{dir: cfg.MPSDir, program: cfg.NVML, root: nvidia.root, ended: i.changes.Send}
 	return i
 }
 

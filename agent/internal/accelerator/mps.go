@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
+	"github.com/gpuaas/gpuaas/pkg/keylock"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -38,10 +39,10 @@ type mps struct {
 	// ended is called when a daemon has ended.
 	ended func()
 
-	// mu is held while a daemon is started or ended.
-	mu sync.Mutex
+	// locks are by GPU; one is held while the GPU's daemon is started or ended.
+	locks keylock.Map
 	// givenAt is when a container last got the daemon of a GPU.
-	givenAt map[string]time.Time
+	givenAt sync.Map
 	// failed has the GPUs whose daemon did not start last.
 	failed sync.Map
 }
@@ -53,8 +54,11 @@ func (m *mps) give(ctx context.Context, g grant, org string, used bool) (*cdi.MP
 	if m.dir == "" || !isName(gpu) || !isName(org) {
 		return nil, fmt.Errorf("MPS needs the org of a container: %q", org)
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	unlock, err := m.locks.Lock(ctx, gpu)
+	if err != nil {
+		return nil, err
+	}
+	defer unlock()
 	at := filepath.Join(m.dir, gpu, org)
 	n := uint64(max(1, len(g.accelerator.GetPartitions())))
 	out := &cdi.MPS{
@@ -72,7 +76,7 @@ func (m *mps) give(ctx context.Context, g grant, org string, used bool) (*cdi.MP
 		}
 		m.failed.Delete(gpu)
 	}
-	m.givenAt[gpu] = time.Now()
+	m.givenAt.Store(gpu, time.Now())
 	return out, nil
 }
 
@@ -205,7 +209,7 @@ func (m *mps) stop(gpu string) error {
 			return fmt.Errorf("unmount the memory that MPS shared: %w", err)
 		}
 	}
-	delete(m.givenAt, gpu)
+	m.givenAt.Delete(gpu)
 	return os.RemoveAll(filepath.Join(m.dir, gpu))
 }
 
@@ -218,18 +222,30 @@ func awaitEnd(at string) {
 	}
 }
 
-// stopIdle ends the daemons of GPUs that no container has had for a while; used are the others, as of usedAt.
+// stopIdle ends the daemons of GPUs that no container has had for a while; used are the others, as of usedAt. It leaves
+// a GPU alone whose daemon is being started or ended.
 func (m *mps) stopIdle(used map[string]bool, usedAt time.Time, idle time.Duration) error {
-	m.mu.Lock()
-	defer m.mu.Unlock()
 	var errs []error
 	gpus, _ := os.ReadDir(m.dir)
 	for _, gpu := range gpus {
-		if id := gpu.Name(); !used[id] && usedAt.After(m.givenAt[id].Add(idle)) {
-			errs = append(errs, m.stop(id))
+		if id := gpu.Name(); !used[id] {
+			errs = append(errs, m.stopIdleSince(usedAt.Add(-idle), id))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+func (m *mps) stopIdleSince(at time.Time, gpu string) error {
+	unlock, free := m.locks.TryLock(gpu)
+	if !free {
+		return nil
+	}
+	defer unlock()
+	last, _ := m.givenAt.Load(gpu)
+	if given, _ := last.(time.Time); !at.After(given) {
+		return nil
+	}
+	return m.stop(gpu)
 }
 
 // hasFailed reports whether the last start of a daemon failed.

@@ -18,7 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// mpsMachine has a GPU with four slices.
+// mpsMachine has two GPUs with four slices each.
 func mpsMachine(t *testing.T, program string) (*nvmltest.Library, accelerator.Config) {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -26,9 +26,9 @@ func mpsMachine(t *testing.T, program string) (*nvmltest.Library, accelerator.Co
 	}
 	library := nvmltest.New(t)
 	library.Setenv()
-	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1))
+	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1), strings.Replace(second, secondID, secondUUID, 1))
 	root, dir := t.TempDir(), t.TempDir()
-	library.Driver(root, 1)
+	library.Driver(root, 2)
 	require.NoError(t, os.WriteFile(filepath.Join(root, "usr/bin/nvidia-cuda-mps-control"), []byte(program), 0o755))
 	t.Cleanup(func() { require.NoError(t, accelerator.StopMPS(dir)) })
 	return library, accelerator.Config{
@@ -116,4 +116,35 @@ func TestAnMPSDaemonThatDoesNotStartIsACondition(t *testing.T) {
 	_, err := i.Edits(t.Context(), []string{firstUUID + "-mps4-0"}, "acme")
 	require.ErrorContains(t, err, "no such GPU")
 	require.Equal(t, []string{protocol.ConditionNoMPS}, i.Conditions())
+}
+
+// The daemon of the first GPU has no socket until that of the second one has started and ended.
+func TestAnMPSDaemonThatDoesNotAnswerDelaysNoOther(t *testing.T) {
+	asked, answers := filepath.Join(t.TempDir(), "asked"), filepath.Join(t.TempDir(), "answers")
+	_, cfg := mpsMachine(t, strings.Replace(nvmltest.MPSControl, "\n", "\n"+`
+if [ "$1 $CUDA_VISIBLE_DEVICES" = "-f `+firstUUID+`" ]; then
+	touch `+asked+`
+	until [ -e `+answers+` ]; do sleep 0.02; done
+fi
+`, 1))
+	cfg.MPSIdle = time.Millisecond
+	i := start(t, cfg)
+	slow := make(chan error, 1)
+	go func() {
+		_, err := i.Edits(t.Context(), []string{firstUUID + "-mps4-0"}, "acme")
+		slow <- err
+	}()
+	isThere := func(path string) bool {
+		_, err := os.Stat(path)
+		return err == nil
+	}
+	require.Eventually(t, func() bool { return isThere(asked) }, waitLimit, 10*time.Millisecond)
+	_, err := i.Edits(t.Context(), []string{secondUUID + "-mps4-0"}, "acme")
+	require.NoError(t, err)
+	require.Eventually(t, func() bool {
+		i.SetUsed(nil)
+		return !isThere(filepath.Join(cfg.MPSDir, secondUUID))
+	}, waitLimit, 10*time.Millisecond)
+	require.NoError(t, os.WriteFile(answers, nil, 0o600))
+	require.NoError(t, <-slow)
 }

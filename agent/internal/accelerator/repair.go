@@ -73,9 +73,11 @@ func (i *Inventory) repair(ctx context.Context) {
 		i.mu.Lock()
 		used, usedAt := maps.Clone(i.ladder.used), i.ladder.usedAt
 		i.mu.Unlock()
-		if err := i.mps.stopIdle(used, usedAt, i.cfg.MPSIdle); err != nil {
-			i.cfg.Log.WarnContext(ctx, "an MPS daemon cannot be ended", slog.Any("error", err))
-		}
+		underWay.Go(func() { // one that does not end delays nothing else
+			if err := i.mps.stopIdle(used, usedAt, i.cfg.MPSIdle); err != nil {
+				i.cfg.Log.WarnContext(ctx, "an MPS daemon cannot be ended", slog.Any("error", err))
+			}
+		})
 		select {
 		case <-ctx.Done():
 		case <-time.After(i.cfg.Interval):
