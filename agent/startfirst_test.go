@@ -143,50 +143,55 @@ func TestOfTwoCopiesTheOlderOneIsMetered(t *testing.T) {
 	}))
 }
 
-// TestOneCopyServesWhateverFails lets containers exit, become ready and miss their time, and loses what the agent was
-// to record, at random.
+// failAtRandom upgrades while, at random, what the agent was to record is lost, containers exit, time passes, and one
+// of ready makes containers ready; check runs after each action. Then nothing fails any more, and the upgrade ends.
+func (m *machine) failAtRandom(t *rapid.T, w agent.Workload, check func(), ready ...func()) {
+	m.accept(desired(w))
+	for range rapid.IntRange(1, 60).Draw(t, "passes") {
+		for _, a := range agent.Diff(desired(w), week("web"), m.Observed, m.now) {
+			m.crashing = rapid.IntRange(0, 4).Draw(t, "crash") == 0
+			if _, publishes := a.(agent.PublishPorts); m.crashing && !publishes {
+				break // the agent died before it
+			}
+			m.do(a)
+			if m.crashing {
+				break
+			}
+			check()
+		}
+		switch rapid.IntRange(0, 5).Draw(t, "event") {
+		case 0, 1:
+			rapid.SampledFrom(ready).Draw(t, "ready")()
+		case 2:
+			if len(m.Containers) == 0 {
+				break
+			}
+			c := &m.Containers[rapid.IntRange(0, len(m.Containers)-1).Draw(t, "exits")]
+			if c.Status == agent.Running {
+				c.Status, c.ExitedAt, c.ReadyAt = agent.Exited, m.now, time.Time{}
+			}
+		case 3:
+			m.now = m.now.Add(time.Duration(rapid.IntRange(1, 90).Draw(t, "seconds")) * time.Second)
+		}
+	}
+	m.crashing = false
+	for range 10 {
+		m.now = m.now.Add(30 * time.Second)
+		m.runToFixedPoint(t, desired(w), week("web"))
+		m.ready(1)
+		m.ready(2)
+	}
+	m.runToFixedPoint(t, desired(w), week("web"))
+	require.Equal(t, protocol.WorkloadStatus_READY, statusOf(w, m).GetStatus())
+}
+
 func TestOneCopyServesWhateverFails(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := serving(t)
-		w := siteUpgrade(2)
-		m.accept(desired(w))
-		for range rapid.IntRange(1, 60).Draw(t, "passes") {
-			for _, a := range agent.Diff(desired(w), week("web"), m.Observed, m.now) {
-				m.crashing = rapid.IntRange(0, 4).Draw(t, "crash") == 0
-				if _, publishes := a.(agent.PublishPorts); m.crashing && !publishes {
-					break // the agent died before it
-				}
-				m.do(a)
-				if m.crashing {
-					break
-				}
-				require.LessOrEqual(t, len(m.Containers), 2)
-			}
-			switch rapid.IntRange(0, 5).Draw(t, "event") {
-			case 0:
-				m.ready(2)
-			case 1:
-				m.ready(1)
-			case 2:
-				i := rapid.IntRange(0, 1).Draw(t, "exits")
-				if i < len(m.Containers) && m.Containers[i].Status == agent.Running {
-					m.Containers[i].Status, m.Containers[i].ExitedAt, m.Containers[i].ReadyAt = agent.Exited, m.now, time.Time{}
-				}
-			case 3:
-				m.now = m.now.Add(time.Duration(rapid.IntRange(1, 90).Draw(t, "seconds")) * time.Second)
-			}
-		}
-		m.crashing = false
-		for range 5 { // then nothing fails any more
-			m.now = m.now.Add(30 * time.Second)
-			m.runToFixedPoint(t, desired(w), week("web"))
-			m.ready(1)
-			m.ready(2)
-		}
-		m.runToFixedPoint(t, desired(w), week("web"))
+		m.failAtRandom(t, siteUpgrade(2), func() { require.LessOrEqual(t, len(m.Containers), 2) },
+			func() { m.ready(2) }, func() { m.ready(1) })
 		require.Len(t, m.Containers, 1)
 		require.Len(t, m.Networks, 1)
 		require.NotNil(t, m.served())
-		require.Equal(t, protocol.WorkloadStatus_READY, statusOf(w, m).GetStatus())
 	})
 }
