@@ -17,11 +17,11 @@ func startFirst(more ...string) []string {
 	return append([]string{"metering:", "upgrade: {strategy: start_first}\n  metering:"}, more...)
 }
 
-// upgradeData is the data of the last request for an upgrade.
+// upgradeData is the data of the last request for an upgrade or a rollback.
 func upgradeData(w *harness.Testbed, id string) (data api.EventData) {
 	w.T.Helper()
 	for _, e := range w.Events(id) {
-		if e.Type == "apps.instance.upgrade_requested" {
+		if e.Type == "apps.instance.upgrade_requested" || e.Type == "apps.instance.rollback_requested" {
 			data = e.Data
 		}
 	}
