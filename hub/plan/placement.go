@@ -169,20 +169,39 @@ const (
 	// LacksPort: a port of the node is in use, or its owner lets nobody choose it.
 	LacksPort         Misfit = "port_unavailable"
 	LacksAccelerators Misfit = "insufficient_accelerators"
+	// SharedOtherwise: enough accelerators are free, shared in another way than the instance's Sharing.
+	SharedOtherwise Misfit = "accelerators_shared_otherwise"
 	// NotEntitled: the version needs more accelerators than the project may use.
 	NotEntitled Misfit = "not_entitled"
 	// VolumeElsewhere: another node keeps a volume that the instance is to have.
 	VolumeElsewhere Misfit = "volume_on_another_node"
 )
 
-// FirstFit returns the choice for the first need that fits the candidate; where none does, why the last one does not.
+// FirstFit returns the choice for the first need that fits the candidate; where none does, that it lacks only another
+// way of sharing, or else why the last one does not fit.
 func FirstFit(needs []Need, candidate Candidate) (c Choice, misfit Misfit) {
+	otherwise := false
 	for _, need := range needs {
 		if c, misfit = Fit(need, candidate); misfit == Fits {
-			break
+			return c, Fits
 		}
+		otherwise = otherwise || misfit == SharedOtherwise
+	}
+	if otherwise {
+		return Choice{}, SharedOtherwise
 	}
 	return c, misfit
+}
+
+// SharingThatFits returns the way to share an accelerator with which one of the needs would fit the candidate, one of
+// protocol's or empty for not at all; ok is false where that is not what they lack.
+func SharingThatFits(needs []Need, candidate Candidate) (sharing string, ok bool) {
+	for _, need := range needs {
+		if _, misfit := Fit(need, candidate); misfit == SharedOtherwise {
+			return need.otherSharing(candidate)
+		}
+	}
+	return "", false
 }
 
 // Fit returns the accelerators of the candidate that the need would use, or why it does not fit.
@@ -210,16 +229,36 @@ func Fit(need Need, candidate Candidate) (Choice, Misfit) {
 		// With the unhealthy accelerators: no one else may use them, and they may recover.
 		return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: allIDs(candidate.Accelerators)}, Fits
 	}
-	suitable := matching(need, candidate)
-	ids := chooseAccelerators(suitable, need.Accelerators)
-	if ids == nil && need.Variant.Name == "" {
-		// An allocation may hold several instances: only those need accelerators of one model.
-		ids = closest(suitable, need.Accelerators)
-	}
+	ids := need.choose(candidate)
 	if len(ids) < need.Accelerators {
+		if _, ok := need.otherSharing(candidate); ok {
+			return Choice{}, SharedOtherwise
+		}
 		return Choice{}, LacksAccelerators
 	}
 	return Choice{ID: candidate.ID, Need: need, AcceleratorIDs: ids}, Fits
+}
+
+// choose returns the accelerators of the candidate that the need would use; none where there are not enough.
+func (n Need) choose(candidate Candidate) []string {
+	suitable := matching(n, candidate)
+	ids := chooseAccelerators(suitable, n.Accelerators)
+	if ids == nil && n.Variant.Name == "" {
+		// An allocation may hold several instances: only those need accelerators of one model.
+		ids = closest(suitable, n.Accelerators)
+	}
+	return ids
+}
+
+// otherSharing returns a way to share with which the candidate has enough accelerators; ok is false where there is
+// none.
+func (n Need) otherSharing(candidate Candidate) (sharing string, ok bool) {
+	for _, n.Sharing = range []string{"", protocol.SharingMPS, protocol.SharingTimeSlices} {
+		if len(n.choose(candidate)) == n.Accelerators {
+			return n.Sharing, true
+		}
+	}
+	return "", false
 }
 
 // matching returns the accelerators that the need may use. A partition of a node's accelerator is given only by the

@@ -79,6 +79,43 @@ func TestPlacement(t *testing.T) {
 	}
 }
 
+func TestAMisfitNamesTheWayOfSharingThatWouldFit(t *testing.T) {
+	slice := func(id, sharing string) plan.Accelerator {
+		return plan.Accelerator{ID: id, Vendor: "nvidia", Healthy: true, PartOf: "GPU-0", Sharing: sharing}
+	}
+	turns, mps := slice("GPU-0-ts2-0", protocol.SharingTimeSlices), slice("GPU-1-mps2-0", protocol.SharingMPS)
+	broken := turns
+	broken.Healthy = false
+	whole := plan.Accelerator{ID: "GPU-2", Vendor: "nvidia", Healthy: true}
+	const lacks, otherwise = plan.LacksAccelerators, plan.SharedOtherwise
+	for name, c := range map[string]struct {
+		has           []plan.Accelerator
+		count         int
+		asked, better string
+		misfit        plan.Misfit
+	}{
+		"a slice for who wants a GPU":   {[]plan.Accelerator{turns}, 1, "", protocol.SharingTimeSlices, otherwise},
+		"MPS for who wants time slices": {[]plan.Accelerator{mps}, 1, protocol.SharingTimeSlices, protocol.SharingMPS, otherwise},
+		"a GPU for who wants a slice":   {[]plan.Accelerator{whole}, 1, protocol.SharingMPS, "", otherwise},
+		"the slice that is wanted":      {[]plan.Accelerator{turns}, 1, protocol.SharingTimeSlices, "", plan.Fits},
+		"slices for who wants two GPUs": {[]plan.Accelerator{turns, turns}, 2, "", "", lacks},
+		"a slice of an unhealthy GPU":   {[]plan.Accelerator{broken}, 1, "", "", lacks},
+		"nothing":                       {nil, 1, "", "", lacks},
+	} {
+		at := plan.Candidate{ID: "r", Usable: true, Shape: plan.ShapeGPUSlice, Accelerators: c.has}
+		need := plan.Need{
+			Accelerators: c.count, Sharing: c.asked, Variant: manifest.Variant{Name: "cuda", Accelerator: "nvidia"},
+		}
+		other := need
+		other.Variant = manifest.Variant{Name: "rocm", Accelerator: "amd"}
+		_, misfit := plan.FirstFit([]plan.Need{need, other}, at)
+		require.Equal(t, c.misfit, misfit, name)
+		sharing, ok := plan.SharingThatFits([]plan.Need{need, other}, at)
+		require.Equal(t, c.misfit == plan.SharedOtherwise, ok, name)
+		require.Equal(t, c.better, sharing, name)
+	}
+}
+
 func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	version := func(minimum int, exclusive bool, accelerators ...string) manifest.Manifest {
 		var m manifest.Manifest

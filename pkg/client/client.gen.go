@@ -1130,20 +1130,23 @@ func (e TargetKind) Valid() bool {
 
 // Defines values for TargetReason.
 const (
-	TargetReasonFeatureMissing           TargetReason = "feature_missing"
-	TargetReasonInsufficientAccelerators TargetReason = "insufficient_accelerators"
-	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
-	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
-	TargetReasonNotEmpty                 TargetReason = "not_empty"
-	TargetReasonNotEntitled              TargetReason = "not_entitled"
-	TargetReasonNotUsable                TargetReason = "not_usable"
-	TargetReasonVolumeOnAnotherNode      TargetReason = "volume_on_another_node"
-	TargetReasonWrongShape               TargetReason = "wrong_shape"
+	TargetReasonAcceleratorsSharedOtherwise TargetReason = "accelerators_shared_otherwise"
+	TargetReasonFeatureMissing              TargetReason = "feature_missing"
+	TargetReasonInsufficientAccelerators    TargetReason = "insufficient_accelerators"
+	TargetReasonInsufficientCPU             TargetReason = "insufficient_cpu"
+	TargetReasonInsufficientMemory          TargetReason = "insufficient_memory"
+	TargetReasonNotEmpty                    TargetReason = "not_empty"
+	TargetReasonNotEntitled                 TargetReason = "not_entitled"
+	TargetReasonNotUsable                   TargetReason = "not_usable"
+	TargetReasonVolumeOnAnotherNode         TargetReason = "volume_on_another_node"
+	TargetReasonWrongShape                  TargetReason = "wrong_shape"
 )
 
 // Valid indicates whether the value is a known member of the TargetReason enum.
 func (e TargetReason) Valid() bool {
 	switch e {
+	case TargetReasonAcceleratorsSharedOtherwise:
+		return true
 	case TargetReasonFeatureMissing:
 		return true
 	case TargetReasonInsufficientAccelerators:
@@ -2983,14 +2986,14 @@ type Target struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
 
-	// Reason The first reason for which it does not fit; absent where it does
+	// Reason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
 	Reason TargetReason `json:"reason,omitempty,omitzero"`
 }
 
 // TargetKind defines model for Target.Kind.
 type TargetKind string
 
-// TargetReason The first reason for which it does not fit; absent where it does
+// TargetReason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
 type TargetReason string
 
 // TargetList defines model for TargetList.

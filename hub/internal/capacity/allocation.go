@@ -287,8 +287,8 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 		found plan.Choice
 		fits  int
 		older int
-		// inUse is the last candidate that fits but for a port of its node.
-		inUse *Candidate
+		// inUse is the last candidate that fits but for a port of its node, shared one that fits but for its way of sharing.
+		inUse, shared *Candidate
 	)
 	for _, r := range candidates {
 		c, misfit := plan.FirstFit(needs, r.Candidate)
@@ -297,6 +297,9 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 		}
 		if misfit == plan.LacksPort {
 			inUse = &r
+		}
+		if misfit == plan.SharedOtherwise {
+			shared = &r
 		}
 		if misfit != plan.Fits {
 			continue
@@ -313,6 +316,8 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 		return Candidate{}, plan.Choice{}, FeatureMissing()
 	case fits == 0 && inUse != nil:
 		return Candidate{}, plan.Choice{}, PortUnavailable(needs[0].HostPorts, inUse.HostPorts)
+	case fits == 0 && shared != nil:
+		return Candidate{}, plan.Choice{}, sharedOtherwise(needs, *shared)
 	case named:
 		return Candidate{}, plan.Choice{}, fault.New(fault.Conflict, CodeInsufficient,
 			"The named allocation is not active, its node takes nothing new, or it has not enough left for this version.",
@@ -329,6 +334,17 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 func FeatureMissing() error {
 	return fault.New(fault.Conflict, codeFeatureMissing, "The node's agent is older than the manifest of this version; "+
 		"once the node is updated, try again.", nil).WithField("/version", "needs features that the node lacks")
+}
+
+// sharedOtherwise is the fault of an instance that needs only another way of sharing to fit the allocation.
+func sharedOtherwise(needs []plan.Need, at Candidate) error {
+	f := fault.New(fault.Conflict, CodeInsufficient, "The accelerators of the allocation are shared in another way than "+
+		"accelerator_sharing says; change it where the version allows that, or use another allocation.", nil)
+	const pointer = "/resources/accelerator_sharing"
+	if sharing, ok := plan.SharingThatFits(needs, at.Candidate); ok && sharing != "" {
+		return f.WithHint(pointer, "the allocation has slices of shared GPUs", sharing)
+	}
+	return f.WithHint(pointer, "the allocation has GPUs that are not shared", "leave it out")
 }
 
 func placementRequired(public string) error {

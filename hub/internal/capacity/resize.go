@@ -54,6 +54,8 @@ func Resize(ctx context.Context, tx db.Tx, memberID string, needs []plan.Need,
 	case plan.Fits:
 	case plan.LacksPort:
 		return plan.Choice{}, "", PortUnavailable(needs[0].HostPorts, at.HostPorts)
+	case plan.SharedOtherwise:
+		return plan.Choice{}, "", sharedOtherwise(needs, at)
 	default:
 		return plan.Choice{}, "", misfitInPlace(misfit)
 	}
@@ -210,7 +212,7 @@ func misfitInPlace(misfit plan.Misfit) error {
 			"was published on; upgrade to its version with another port.", nil).
 			WithField("/version", "was published on a port that is in use")
 	case plan.Fits, plan.NotUsable, plan.NotEmpty, plan.WrongShape, plan.LacksFeature, plan.NotEntitled,
-		plan.VolumeElsewhere:
+		plan.VolumeElsewhere, plan.SharedOtherwise:
 	}
 	return f.WithField("/version", "does not run in this allocation: "+string(misfit))
 }

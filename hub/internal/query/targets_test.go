@@ -1,11 +1,15 @@
 package query_test
 
 import (
+	"context"
+	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -13,10 +17,11 @@ import (
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// The node that keeps the volume, and the entitlement, count as for a launch.
-func TestTargetsKnowVolumesAndTheEntitlement(t *testing.T) {
+// The node that keeps the volume counts as for a launch.
+func TestTargetsKnowVolumes(t *testing.T) {
 	w := commandtest.New(t)
 	there := w.Allocation()
 	node := w.Node
@@ -46,6 +51,62 @@ func TestTargetsKnowVolumesAndTheEntitlement(t *testing.T) {
 	w.Exec(`UPDATE volumes SET status = 'restoring'`)
 	_, err = ask(v.ID)
 	require.EqualValues(t, "volume_status", fault.As(err).Code)
+}
+
+// What is free is slices of a shared GPU, and the entitlement allows one accelerator.
+func TestTargetsNameTheWayOfSharingAndTheEntitlement(t *testing.T) {
+	w := commandtest.New(t)
+	verified, env := w.Sign(strings.NewReplacer(
+		"accelerator: none", "accelerator: nvidia",
+		"version: 1.0.0", "version: 2.0.0\n  compatibility: {min_gpu_count: 1}", "memory_mib:",
+		"accelerators: {min: 1, default: 1, max: 2}, accelerator_sharing: [time_slices], memory_mib:",
+	).Replace(commandtest.Manifest()))
+	w.PublishVersion("2.0.0", verified, env)
+	const model = "H200 1/2 time slice"
+	shared := &protocol.Accelerator{Id: "GPU-0", Vendor: "nvidia", Model: "H200", Health: "ok"}
+	for n := range 2 {
+		shared.Partitions = append(shared.Partitions, &protocol.AcceleratorPartition{
+			Id: fmt.Sprintf("GPU-0-ts2-%d", n), Profile: "1/2 time slice", Sharing: protocol.SharingTimeSlices,
+		})
+	}
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{shared}, w.Now)
+		if err != nil {
+			return err
+		}
+		_, _, err = catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+			ProjectID: w.Project.ID, OrgID: w.Project.OrgID, AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID(),
+			Policy: catalog.Policy{MaxAccelerators: 1},
+		}, w.Now)
+		return err
+	})
+	in := w.AllocationInput()
+	in.AcceleratorCount, in.AcceleratorModel = 1, model
+	a, err := w.Commands().CreateAllocation(t.Context(), w.Meta("slice"), in)
+	require.NoError(t, err)
+	two := 2
+	for _, c := range []struct {
+		choice         manifest.Choice
+		allocated, new plan.Misfit
+	}{
+		{manifest.Choice{}, plan.SharedOtherwise, plan.LacksAccelerators},
+		{manifest.Choice{AcceleratorModel: model}, plan.SharedOtherwise, plan.SharedOtherwise},
+		{
+			manifest.Choice{AcceleratorModel: model, AcceleratorSharing: protocol.SharingTimeSlices}, plan.Fits,
+			plan.Fits,
+		},
+		{manifest.Choice{Accelerators: &two}, plan.NotEntitled, plan.NotEntitled},
+	} {
+		list, err := (&query.Service{DB: w.DB}).Targets(t.Context(), w.User, query.TargetsInput{
+			ProjectID: w.Project.ID, AppSlug: "demo", Version: "2.0.0", Resources: c.choice, Now: w.Now,
+		})
+		require.NoError(t, err)
+		got := map[string]plan.Misfit{}
+		for _, target := range list {
+			got[target.ID] = target.Misfit
+		}
+		require.Equal(t, map[string]plan.Misfit{a.ID: c.allocated, w.Node: c.new}, got, "%+v", c.choice)
+	}
 }
 
 func TestTargetsSayWhereAnInstanceFitsAndWhyNotElsewhere(t *testing.T) {
