@@ -1,5 +1,11 @@
 package protocol
 
+import (
+	"fmt"
+	"strconv"
+	"strings"
+)
+
 // Vendors of accelerators.
 const (
 	VendorNVIDIA = "nvidia"
@@ -33,6 +39,38 @@ const (
 	// SharingTimeSlices: the driver runs the processes in turn, and limits nothing.
 	SharingTimeSlices = "time_slices"
 )
+
+// MaxSlices of one GPU: MPS serves 48 processes.
+const MaxSlices = 48
+
+// SliceID is the id of the n-th slice of a shared GPU. It names mode and number of the slices: one of another mode or
+// size is another slice.
+func SliceID(gpu, sharing string, slices, n int) string {
+	return fmt.Sprintf("%s-%s%d-%d", gpu, sliceMode(sharing), slices, n)
+}
+
+// SliceOf reads the id of a slice: how its GPU is shared, and in how many slices. The number is 0 for the id of an
+// accelerator that is none.
+func SliceOf(id string) (sharing string, slices int) {
+	parts := strings.Split(id, "-")
+	if len(parts) < 3 {
+		return "", 0
+	}
+	for _, sharing := range []string{SharingMPS, SharingTimeSlices} {
+		number, is := strings.CutPrefix(parts[len(parts)-2], sliceMode(sharing))
+		if n, err := strconv.Atoi(number); is && err == nil && n > 1 && n <= MaxSlices {
+			return sharing, n
+		}
+	}
+	return "", 0
+}
+
+func sliceMode(sharing string) string {
+	if sharing == SharingMPS {
+		return "mps"
+	}
+	return "ts"
+}
 
 // Kinds of links between accelerators.
 const (

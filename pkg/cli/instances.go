@@ -163,6 +163,8 @@ func (a *app) estimateCommand() *cobra.Command {
 		})
 	c.Flags().StringVar(&version, "version", "", "version (default: the newest active one)")
 	c.Flags().StringVar(&p.AllocationID, "allocation", "", "id of the allocation that it would run on")
+	c.Flags().Int32Var(&p.Accelerators, "accelerators", 0, "number of accelerators (0: the version's default)")
+	c.Flags().StringVar((*string)(&p.AcceleratorSharing), "accelerator-sharing", "", sharingUsage)
 	c.Flags().Int64Var(&p.CPUMillis, "cpu-millis", 0, cpuUsage)
 	c.Flags().Int64Var(&p.MemoryMib, "memory-mib", 0, memoryUsage)
 	c.Flags().StringArrayVar(&p.Requirement, "requirement", nil, requirementUsage)

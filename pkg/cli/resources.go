@@ -73,6 +73,8 @@ func (a *app) targetsCommand() *cobra.Command {
 }
 
 const (
+	sharingUsage = "one slice of a GPU that other instances of the org use as well: mps or time_slices, where the version " +
+		"allows it"
 	cpuUsage         = "CPU in thousandths of a core, within the version's bounds (0: as it is, or the version's default)"
 	memoryUsage      = "memory in MiB, within the version's bounds (0: as it is, or the version's default)"
 	requirementUsage = "Python package of the environment, as NAME[EXTRA]>=VERSION (repeatable)"
@@ -114,8 +116,7 @@ func placementFlags(f *pflag.FlagSet) *resourceChoice {
 	r := &resourceChoice{}
 	f.Int32Var(&r.accelerators, "accelerators", -1, "number of accelerators; 0 for none (-1: as it is, or the default)")
 	f.StringVar(&r.AcceleratorModel, "accelerator-model", "", "model of the accelerators, as nodes report it")
-	f.StringVar((*string)(&r.AcceleratorSharing), "accelerator-sharing", "", "one slice of a GPU that other instances of "+
-		"the org use as well: mps or time_slices, where the version allows it")
+	f.StringVar((*string)(&r.AcceleratorSharing), "accelerator-sharing", "", sharingUsage)
 	f.Int64Var(&r.CPUMillis, "cpu-millis", 0, cpuUsage)
 	f.Int64Var(&r.MemoryMib, "memory-mib", 0, memoryUsage)
 	f.StringArrayVar(&r.requirements, "requirement", nil, requirementUsage)

@@ -16,8 +16,6 @@ const (
 	allGPUs = "all"
 	// exclusive is the mode of a GPU that is not shared.
 	exclusive = "exclusive"
-	// maxSlices of one GPU: MPS serves 48 processes.
-	maxSlices = 48
 )
 
 // Sharing says which GPUs are shared and how, by their ids.
@@ -50,8 +48,8 @@ func ParseSharing(text string) (Sharing, error) {
 		case name != protocol.SharingMPS && name != protocol.SharingTimeSlices:
 			return nil, sharingInvalid("%q: a GPU is %s, %s:N or %s:N", part, exclusive, protocol.SharingMPS,
 				protocol.SharingTimeSlices)
-		case err != nil || n < 2 || n > maxSlices:
-			return nil, sharingInvalid("%q: a GPU has from 2 to %d slices", part, maxSlices)
+		case err != nil || n < 2 || n > protocol.MaxSlices:
+			return nil, sharingInvalid("%q: a GPU has from 2 to %d slices", part, protocol.MaxSlices)
 		default:
 			all[id] = sharingMode{name, n}
 		}
@@ -88,14 +86,14 @@ func (s Sharing) share(a *protocol.Accelerator) *protocol.Accelerator {
 	if mode.slices == 0 || !canShare(a) {
 		return a
 	}
-	short, profile := "ts", "time slice"
+	profile := "time slice"
 	if mode.sharing == protocol.SharingMPS {
-		short, profile = "mps", "MPS"
+		profile = "MPS"
 	}
 	a = proto.CloneOf(a)
 	for n := range mode.slices {
 		a.Partitions = append(a.Partitions, &protocol.AcceleratorPartition{
-			Id:          fmt.Sprintf("%s-%s%d-%d", a.GetId(), short, mode.slices, n),
+			Id:          protocol.SliceID(a.GetId(), mode.sharing, mode.slices, n),
 			Profile:     fmt.Sprintf("1/%d %s", mode.slices, profile),
 			MemoryBytes: a.GetMemoryBytes() / uint64(mode.slices), Sharing: mode.sharing,
 		})

@@ -126,13 +126,14 @@ func (s *Service) fund(ctx context.Context, tx db.Tx, m Meta, project iam.Projec
 	member placement, w resolvedVersion,
 ) error {
 	need := member.choice.Need
-	_, err := ledger.OpenMember(ctx, tx, ledger.Subject{
+	subject := ledger.Subject{
 		ID: member.id, OrgID: project.OrgID, ProjectID: project.ID, AppInstanceID: instanceID, AppSlug: w.App.Slug,
 		AllocationID: member.candidate.ID, NodeID: member.candidate.NodeID, SKU: member.candidate.Allocation.SKU,
 		OperatingMode: w.OperatingMode, ControlPlaneScope: w.ControlPlaneScope, RuntimeBackend: w.RuntimeBackend,
-		CorrelationID: m.CorrelationID, CPUMillis: need.CPUMillis, MemoryBytes: need.MemoryBytes,
-		Accelerators: int64(len(member.choice.AcceleratorIDs)), OpenedAt: m.Now,
-	}, s.LeaseDuration)
+		CorrelationID: m.CorrelationID, CPUMillis: need.CPUMillis, MemoryBytes: need.MemoryBytes, OpenedAt: m.Now,
+	}
+	subject.SetAccelerators(member.choice.AcceleratorIDs)
+	_, err := ledger.OpenMember(ctx, tx, subject, s.LeaseDuration)
 	return err
 }
 

@@ -222,7 +222,7 @@ func (s *Service) lowerInPlace(ctx context.Context, tx db.Tx, m Meta, i instance
 			Now:       m.Now,
 			Duration:  s.LeaseDuration,
 			AppSlug:   i.AppSlug,
-		}, choice.Need.CPUMillis, choice.Need.MemoryBytes, int64(len(choice.AcceleratorIDs))); err != nil {
+		}, choice.Need.CPUMillis, choice.Need.MemoryBytes, choice.AcceleratorIDs); err != nil {
 			return nil, "", err
 		}
 	}

@@ -2523,7 +2523,7 @@ type Price struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2551,7 +2551,7 @@ type PriceCreate struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2567,7 +2567,7 @@ type PriceList struct {
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
 }
 
-// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 type PriceUnit string
 
 // Problem RFC 9457 problem details.
@@ -3025,7 +3025,7 @@ type UsageHour struct {
 	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
 	AppSlug       string `json:"app_slug,omitempty,omitzero"`
 
-	// Charged Decimal; price × quantity. Absent where the meter has no price
+	// Charged Decimal; price × quantity, for a slice of a GPU the part of it. Absent where the meter has no price
 	Charged string `json:"charged,omitempty,omitzero"`
 
 	// Currency ISO 4217 code.
@@ -3361,6 +3361,9 @@ type Whoami struct {
 
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
+
+// Accelerators defines model for Accelerators.
+type Accelerators = int32
 
 // After defines model for After.
 type After = int64
@@ -3719,8 +3722,12 @@ type ListEntitlementsParams struct {
 
 // EstimateCostParams defines parameters for EstimateCost.
 type EstimateCostParams struct {
-	// AllocationID Where it would run; absent means a place without a SKU
+	// AllocationID Where it would run; absent means a place without a SKU that has the accelerators, and of a slice the price of its GPU
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+
+	// Accelerators Absent means the version's default, or none where it can do without
+	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
 	// CPUMillis Absent means the version's default
 	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
@@ -3744,7 +3751,7 @@ type ListTargetsParams struct {
 	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
 
 	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       int32              `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
 	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
@@ -6806,6 +6813,22 @@ func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "allocation_id", c.Request.URL.Query(), &params.AllocationID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
 	if err != nil {
 		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter allocation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "accelerators" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerators", c.Request.URL.Query(), &params.Accelerators, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerators: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "accelerator_sharing" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerator_sharing", c.Request.URL.Query(), &params.AcceleratorSharing, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerator_sharing: %w", err), http.StatusBadRequest)
 		return
 	}
 

@@ -59,15 +59,22 @@ func (s *Server) ListLedger(ctx context.Context, r ListLedgerRequestObject) (Lis
 
 // EstimateCost prices an app before it is launched.
 func (s *Server) EstimateCost(ctx context.Context, r EstimateCostRequestObject) (EstimateCostResponseObject, error) {
+	chosen := manifest.Choice{
+		AcceleratorSharing: string(r.Params.AcceleratorSharing),
+		CPUMillis:          uint64(r.Params.CPUMillis),
+		MemoryMiB:          uint64(r.Params.MemoryMib),
+		Environment:        r.Params.Requirement,
+	}
+	if count := int(r.Params.Accelerators); count > 0 {
+		chosen.Accelerators = &count
+	}
 	e, err := s.Queries.Estimate(ctx, principalOf(ctx), query.EstimateInput{
 		ProjectID:    r.ProjectID,
 		AppSlug:      r.AppSlug,
 		Version:      r.Version,
 		AllocationID: r.Params.AllocationID,
-		Resources: manifest.Choice{
-			CPUMillis: uint64(r.Params.CPUMillis), MemoryMiB: uint64(r.Params.MemoryMib), Environment: r.Params.Requirement,
-		},
-		Now: metaFrom(ctx).Now,
+		Resources:    chosen,
+		Now:          metaFrom(ctx).Now,
 	})
 	if err != nil {
 		return nil, err

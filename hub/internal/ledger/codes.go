@@ -4,6 +4,8 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 
 // Codes of the faults of this package.
 const (
+	// codeAcceleratorPartFixed: the app instance is billed for another part of a GPU.
+	codeAcceleratorPartFixed fault.Code = "accelerator_part_fixed"
 	// CodeAmountInvalid: the amount is out of range or cannot be read.
 	CodeAmountInvalid fault.Code = "amount_invalid"
 	// codeIDInvalid: an id in the filter is malformed.

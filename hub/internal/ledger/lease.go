@@ -55,16 +55,32 @@ func nextLease(ctx context.Context, tx db.Tx, s subject, r LeaseRequest) (*proto
 }
 
 // RaiseLimits lets a member use more from now on: where a limit grows, it gets a lease whose hold covers that. A limit
-// never shrinks: usage of the time before may still come.
-func RaiseLimits(ctx context.Context, tx db.Tx, r LeaseRequest, cpuMillis, memoryBytes, accelerators int64) error {
+// never shrinks: usage of the time before may still come. For the same reason the part of a GPU that it has is the one
+// that it had first: an hour has one price.
+func RaiseLimits(ctx context.Context, tx db.Tx, r LeaseRequest, cpuMillis, memoryBytes int64,
+	acceleratorIDs []string,
+) error {
 	s, err := lockSubject(ctx, tx, r.SubjectID)
-	if err != nil || cpuMillis <= s.CPUMillis && memoryBytes <= s.MemoryBytes && accelerators <= s.Accelerators {
+	if err != nil {
 		return err
 	}
+	var next Subject
+	next.SetAccelerators(acceleratorIDs)
+	if s.Accelerators > 0 && next.Accelerators > 0 && s.AcceleratorSlices != next.AcceleratorSlices {
+		return fault.New(fault.Unprocessable, codeAcceleratorPartFixed, "The app instance is billed for another part of a "+
+			"GPU; deploy it anew.", nil).
+			WithField("/resources/accelerator_sharing", "gives it another part of a GPU").Permanent()
+	}
+	if cpuMillis <= s.CPUMillis && memoryBytes <= s.MemoryBytes && next.Accelerators <= s.Accelerators {
+		return nil
+	}
 	s.CPUMillis, s.MemoryBytes = max(s.CPUMillis, cpuMillis), max(s.MemoryBytes, memoryBytes)
-	s.Accelerators = max(s.Accelerators, accelerators)
-	if err := tx.Queue(ctx, `UPDATE subjects SET cpu_millis = $2, memory_bytes = $3, accelerators = $4 WHERE id = $1`,
-		s.ID, s.CPUMillis, s.MemoryBytes, s.Accelerators); err != nil {
+	if next.Accelerators > s.Accelerators {
+		s.Accelerators, s.AcceleratorSlices = next.Accelerators, next.AcceleratorSlices
+	}
+	if err := tx.Queue(ctx, `UPDATE subjects SET cpu_millis = $2, memory_bytes = $3, accelerators = $4,
+		accelerator_slices = $5 WHERE id = $1`,
+		s.ID, s.CPUMillis, s.MemoryBytes, s.Accelerators, s.AcceleratorSlices); err != nil {
 		return err
 	}
 	_, err = nextLease(ctx, tx, s, r)
@@ -299,6 +315,7 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing
 	if p, ok := at(schedule(rows, MeterAllocationSeconds, "", s.SKU, s.currency), now); ok && p.Nanos > 0 {
 		rows = slices.DeleteFunc(rows, func(p Price) bool { return p.AppSlug == "" })
 	}
+	rows = s.ofSlice(rows)
 	var out []billing.FrozenPrice
 	for _, meter := range nodeMeters() {
 		if p, ok := at(schedule(rows, meter, s.AppSlug, s.SKU, s.currency), now); ok {
@@ -309,4 +326,19 @@ func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing
 		}
 	}
 	return out, nil
+}
+
+// ofSlice makes the prices of an accelerator's time those of the member's slice of 1/n: a n-th, paid for n times the
+// quantity, so that nothing is rounded. The price of its SKU is that of the slice.
+func (s subject) ofSlice(rows []Price) []Price {
+	if s.AcceleratorSlices == 0 {
+		return rows
+	}
+	rows = slices.Clone(rows)
+	for i, p := range rows {
+		if p.Meter == protocol.MeterAcceleratorSeconds && p.SKU == "" {
+			rows[i].PerQuantity *= s.AcceleratorSlices
+		}
+	}
+	return rows
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Kinds of subjects.
@@ -66,11 +67,23 @@ type Subject struct {
 	// processor time or memory has a price. Zero means unknown: nothing is held for it then.
 	CPUMillis   int64
 	MemoryBytes int64
-	// Accelerators are those that the member has to itself; without any it is charged for none.
+	// Accelerators are those that the member has, a slice of a GPU is one; without any it is charged for none.
 	Accelerators int64
+	// AcceleratorSlices is in how many slices the GPU is shared of which the member has one; 0: none of its accelerators
+	// is a slice.
+	AcceleratorSlices int64
 	// VolumeBytes is what a volume takes with its snapshots.
 	VolumeBytes int64
 	OpenedAt    time.Time
+}
+
+// SetAccelerators says which accelerators a member has.
+func (s *Subject) SetAccelerators(ids []string) {
+	s.Accelerators, s.AcceleratorSlices = int64(len(ids)), 0
+	for _, id := range ids {
+		_, slices := protocol.SliceOf(id)
+		s.AcceleratorSlices = int64(slices)
+	}
 }
 
 // subject is the row, with how far it has come.

@@ -20,7 +20,7 @@ import (
 const subjectColumns = `id, kind, org_id, project_id, coalesce(app_instance_id::text, ''), app_slug,
 	coalesce(allocation_id::text, ''), node_id, sku,
 	operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, accelerators,
-	volume_bytes, opened_at, currency, lease_no,
+	accelerator_slices, volume_bytes, opened_at, currency, lease_no,
 	accrued_until, closed_at, settled_at, coalesce(final_incarnation, ''), coalesce(final_sequence, 0), failures,
 	idle_since, idle_until`
 
@@ -29,7 +29,7 @@ func scanSubject(row pgx.CollectableRow) (subject, error) {
 	err := row.Scan(&s.ID, &s.Kind, &s.OrgID, &s.ProjectID, &s.AppInstanceID, &s.AppSlug, &s.AllocationID, &s.NodeID,
 		&s.SKU,
 		&s.OperatingMode, &s.ControlPlaneScope, &s.RuntimeBackend, &s.CorrelationID, &s.CPUMillis, &s.MemoryBytes,
-		&s.Accelerators, &s.VolumeBytes, &s.OpenedAt, &s.currency, &s.leaseNo,
+		&s.Accelerators, &s.AcceleratorSlices, &s.VolumeBytes, &s.OpenedAt, &s.currency, &s.leaseNo,
 		&s.accruedUntil, (*zeronull.Timestamptz)(&s.closedAt), (*zeronull.Timestamptz)(&s.settledAt), &s.final.Incarnation,
 		&s.final.Sequence, &s.failures, (*zeronull.Timestamptz)(&s.idle.From), (*zeronull.Timestamptz)(&s.idle.To))
 	if s.idle.From.IsZero() {
@@ -56,12 +56,12 @@ func insertSubject(ctx context.Context, tx db.Tx, s Subject) (made bool, err err
 	tag, err := tx.Exec(ctx,
 		`INSERT INTO subjects (id, kind, org_id, project_id, app_instance_id, app_slug, allocation_id, node_id, sku,
 			operating_mode, control_plane_scope, runtime_backend, correlation_id, cpu_millis, memory_bytes, opened_at, currency,
-			lease_no, accrued_until, renew_at, accelerators, volume_bytes)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16, $17, $18, $19)
+			lease_no, accrued_until, renew_at, accelerators, volume_bytes, accelerator_slices)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, '', 0, $16, $17, $18, $19, $20)
 		ON CONFLICT (id) DO NOTHING`,
 		s.ID, s.Kind, s.OrgID, s.ProjectID, db.OrNull(s.AppInstanceID), s.AppSlug, db.OrNull(s.AllocationID), s.NodeID, s.SKU,
 		s.OperatingMode, s.ControlPlaneScope, s.RuntimeBackend, s.CorrelationID, s.CPUMillis, s.MemoryBytes, s.OpenedAt,
-		renewAt, s.Accelerators, s.VolumeBytes)
+		renewAt, s.Accelerators, s.VolumeBytes, s.AcceleratorSlices)
 	return tag.RowsAffected() == 1, err
 }
 

@@ -1,7 +1,9 @@
 package query
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"strings"
 	"time"
 
@@ -12,8 +14,10 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Page is a page of a listing; Next, where it is not empty, begins the next one.
@@ -58,7 +62,7 @@ func (s *Service) Audit(ctx context.Context, p iam.Principal, q event.AuditQuery
 		})
 }
 
-// EstimateInput names what is to be priced. Without an allocation its SKU is unknown.
+// EstimateInput names what is to be priced. Without an allocation its SKU is unknown, and a slice is priced as its GPU.
 type EstimateInput struct {
 	ProjectID, AppSlug, Version, AllocationID string
 	Resources                                 manifest.Choice
@@ -79,22 +83,48 @@ func (s *Service) Estimate(ctx context.Context, p iam.Principal, in EstimateInpu
 			if err != nil {
 				return Estimate{}, err
 			}
-			member := ledger.Subject{Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug}
+			if err := version.Manifest.CheckChoice(in.Resources); err != nil {
+				return Estimate{}, inQuery(err)
+			}
+			cpuMillis, memoryMiB := version.Manifest.Demand(in.Resources)
+			member := ledger.Subject{
+				Kind: ledger.Member, OrgID: project.OrgID, ProjectID: project.ID, AppSlug: in.AppSlug,
+				CPUMillis: int64(cpuMillis), MemoryBytes: int64(memoryMiB) << 20,
+				Accelerators: acceleratorsOf(version.Manifest, in.Resources),
+			}
 			if in.AllocationID != "" {
 				allocation, err := capacity.Get(ctx, tx, project.ID, in.AllocationID)
 				if err != nil {
 					return Estimate{}, err
 				}
 				member.SKU = allocation.SKU
+				member.SetAccelerators(costliest(allocation.AcceleratorIDs, member.Accelerators, in.Resources.AcceleratorSharing))
 			}
-			if err := version.Manifest.CheckChoice(in.Resources); err != nil {
-				return Estimate{}, inQuery(err)
-			}
-			cpuMillis, memoryMiB := version.Manifest.Demand(in.Resources)
-			member.CPUMillis, member.MemoryBytes = int64(cpuMillis), int64(memoryMiB)<<20
 			e, err := ledger.EstimateMember(ctx, tx, member, in.Now)
 			return Estimate{e, member.CPUMillis, member.MemoryBytes}, err
 		})
+}
+
+// acceleratorsOf is how many accelerators an instance has where there are enough.
+func acceleratorsOf(m manifest.Manifest, c manifest.Choice) (most int64) {
+	for _, need := range plan.Needs(m, c, 0) {
+		most = max(most, int64(need.Accelerators))
+	}
+	return most
+}
+
+// costliest returns at most n of the accelerators that are shared in one way: of slices the largest.
+func costliest(ids []string, n int64, sharing string) []string {
+	ids = slices.DeleteFunc(slices.Clone(ids), func(id string) bool {
+		how, _ := protocol.SliceOf(id)
+		return how != sharing
+	})
+	slices.SortFunc(ids, func(a, b string) int {
+		_, inA := protocol.SliceOf(a)
+		_, inB := protocol.SliceOf(b)
+		return cmp.Compare(inA, inB)
+	})
+	return ids[:min(len(ids), int(n))]
 }
 
 // inQuery points the fields of a fault about resources at the parameters of the query.

@@ -2,7 +2,6 @@ package query_test
 
 import (
 	"context"
-	"fmt"
 	"strings"
 	"testing"
 
@@ -53,8 +52,11 @@ func TestTargetsKnowVolumes(t *testing.T) {
 	require.EqualValues(t, "volume_status", fault.As(err).Code)
 }
 
-// What is free is slices of a shared GPU, and the entitlement allows one accelerator.
-func TestTargetsNameTheWayOfSharingAndTheEntitlement(t *testing.T) {
+const slicesModel = "H200 1/2 time slice"
+
+// withSlices makes version 2.0.0 of the demo one that needs a GPU and may share it, and allocates a slice of the node's.
+func withSlices(t *testing.T) (*commandtest.World, capacity.Allocation) {
+	t.Helper()
 	w := commandtest.New(t)
 	verified, env := w.Sign(strings.NewReplacer(
 		"accelerator: none", "accelerator: nvidia",
@@ -62,37 +64,43 @@ func TestTargetsNameTheWayOfSharingAndTheEntitlement(t *testing.T) {
 		"accelerators: {min: 1, default: 1, max: 2}, accelerator_sharing: [time_slices], memory_mib:",
 	).Replace(commandtest.Manifest()))
 	w.PublishVersion("2.0.0", verified, env)
-	const model = "H200 1/2 time slice"
 	shared := &protocol.Accelerator{Id: "GPU-0", Vendor: "nvidia", Model: "H200", Health: "ok"}
 	for n := range 2 {
 		shared.Partitions = append(shared.Partitions, &protocol.AcceleratorPartition{
-			Id: fmt.Sprintf("GPU-0-ts2-%d", n), Profile: "1/2 time slice", Sharing: protocol.SharingTimeSlices,
+			Id: protocol.SliceID("GPU-0", protocol.SharingTimeSlices, 2, n), Profile: "1/2 time slice",
+			Sharing: protocol.SharingTimeSlices,
 		})
 	}
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		_, err := capacity.ApplyInventory(ctx, tx, w.Node, []*protocol.Accelerator{shared}, w.Now)
-		if err != nil {
-			return err
-		}
-		_, _, err = catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+		return err
+	})
+	in := w.AllocationInput()
+	in.AcceleratorCount, in.AcceleratorModel = 1, slicesModel
+	a, err := w.Commands().CreateAllocation(t.Context(), w.Meta("slice"), in)
+	require.NoError(t, err)
+	return w, a
+}
+
+// What is free is slices of a shared GPU, and the entitlement allows one accelerator.
+func TestTargetsNameTheWayOfSharingAndTheEntitlement(t *testing.T) {
+	w, a := withSlices(t)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
 			ProjectID: w.Project.ID, OrgID: w.Project.OrgID, AppSlug: "demo", Enabled: true, UpdatedBy: db.NewID(),
 			Policy: catalog.Policy{MaxAccelerators: 1},
 		}, w.Now)
 		return err
 	})
-	in := w.AllocationInput()
-	in.AcceleratorCount, in.AcceleratorModel = 1, model
-	a, err := w.Commands().CreateAllocation(t.Context(), w.Meta("slice"), in)
-	require.NoError(t, err)
 	two := 2
 	for _, c := range []struct {
 		choice         manifest.Choice
 		allocated, new plan.Misfit
 	}{
 		{manifest.Choice{}, plan.SharedOtherwise, plan.LacksAccelerators},
-		{manifest.Choice{AcceleratorModel: model}, plan.SharedOtherwise, plan.SharedOtherwise},
+		{manifest.Choice{AcceleratorModel: slicesModel}, plan.SharedOtherwise, plan.SharedOtherwise},
 		{
-			manifest.Choice{AcceleratorModel: model, AcceleratorSharing: protocol.SharingTimeSlices}, plan.Fits,
+			manifest.Choice{AcceleratorModel: slicesModel, AcceleratorSharing: protocol.SharingTimeSlices}, plan.Fits,
 			plan.Fits,
 		},
 		{manifest.Choice{Accelerators: &two}, plan.NotEntitled, plan.NotEntitled},

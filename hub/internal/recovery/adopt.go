@@ -269,14 +269,16 @@ func (a adopter) allocation(ctx context.Context, tx db.Tx, at capacity.Allocatio
 func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at capacity.Allocation,
 	modes catalog.Resolved, use capacity.Use,
 ) error {
-	return ledger.OpenSubject(ctx, tx, ledger.Subject{
+	s := ledger.Subject{
 		ID: w.GetId(), Kind: ledger.Member, OrgID: w.GetOrgId(), ProjectID: w.GetProjectId(),
 		AppInstanceID: w.GetInstanceId(), AppSlug: w.GetAppSlug(),
 		AllocationID: at.ID, NodeID: a.b.NodeID, SKU: at.SKU, OperatingMode: modes.OperatingMode,
 		ControlPlaneScope: modes.ControlPlaneScope,
 		RuntimeBackend:    modes.RuntimeBackend, CorrelationID: w.GetCorrelationId(), CPUMillis: use.CPUMillis,
-		MemoryBytes: use.MemoryBytes, Accelerators: int64(len(use.AcceleratorIDs)), OpenedAt: a.by.Now,
-	})
+		MemoryBytes: use.MemoryBytes, OpenedAt: a.by.Now,
+	}
+	s.SetAccelerators(use.AcceleratorIDs)
+	return ledger.OpenSubject(ctx, tx, s)
 }
 
 // instance adds or updates the instance, with its event and audit row.

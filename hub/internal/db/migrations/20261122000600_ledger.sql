@@ -23,6 +23,8 @@ CREATE TABLE IF NOT EXISTS subjects (
   cpu_millis INT8 NOT NULL,
   memory_bytes INT8 NOT NULL,
   accelerators INT8 NOT NULL,
+  -- In how many slices the GPU is shared of which a member has one; 0 where it has its accelerators to itself.
+  accelerator_slices INT8 NOT NULL DEFAULT 0,
   -- What a volume takes with its snapshots; changes with those.
   volume_bytes INT8 NOT NULL DEFAULT 0,
   opened_at TIMESTAMPTZ NOT NULL,
