@@ -99,10 +99,12 @@ func (h *hub) adopt(row *nodeRow, up stateUpload) {
 	var claims []plan.RecordedClaim
 	for _, id := range row.accelerators {
 		if owner := row.member(row.claims[id]); owner != nil {
-			claims = append(claims, plan.RecordedClaim{AcceleratorID: id, AllocationID: owner.allocation})
+			claims = append(claims, plan.RecordedClaim{
+				AcceleratorID: id, AllocationID: owner.allocation, OrgID: strconv.Itoa(owner.org),
+			})
 		}
 	}
-	h.apply(row, plan.Adopt(known, claims, upload), up)
+	h.apply(row, plan.Adopt(known, claims, nil, upload), up)
 	for _, l := range up.leases {
 		m := row.member(l.GetMemberId())
 		if m == nil || m.Gone {

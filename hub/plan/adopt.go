@@ -31,6 +31,7 @@ type RecordedMember struct {
 type RecordedClaim struct {
 	AcceleratorID string
 	AllocationID  string
+	OrgID         string
 }
 
 // Adoption is how the rows must change before a state may be compiled from them (law 16). Its lists are sorted.
@@ -44,15 +45,16 @@ type Adoption struct {
 	// Left are all members that the node has removed or is removing, including Ended: their absence from its reports
 	// proves that they are gone.
 	Left []string
-	// Superseded are accelerators that the rows give to another allocation than the newer state does.
+	// Superseded are accelerators that the rows give to another allocation than the newer state does, and parts of a GPU
+	// that the newer state gives to another org.
 	Superseded []RecordedClaim
 	// Missing are members that the rows do not know and whose document the node does not have: they never ran.
 	Missing []string
 }
 
 // Adopt compares the rows with what the node uploaded. Only what was signed by this hub's own keys may get here; so a
-// newer state wins over older rows. The next compiled state has all that runs.
-func Adopt(members []RecordedMember, claims []RecordedClaim, b Upload) Adoption {
+// newer state wins over older rows. The next compiled state has all that runs. oneOrg is that of Node.
+func Adopt(members []RecordedMember, claims []RecordedClaim, oneOrg map[string]string, b Upload) Adoption {
 	known := map[string]RecordedMember{}
 	for _, m := range members {
 		known[m.ID] = m
@@ -70,7 +72,8 @@ func Adopt(members []RecordedMember, claims []RecordedClaim, b Upload) Adoption 
 		}
 	}
 	if b.Newer {
-		out.newer(known, claims, b)
+		out.newer(known, b)
+		out.supersede(claims, oneOrg, b)
 	}
 	slices.Sort(out.Left)
 	slices.Sort(out.Ended)
@@ -82,9 +85,8 @@ func Adopt(members []RecordedMember, claims []RecordedClaim, b Upload) Adoption 
 	return out
 }
 
-func (a *Adoption) newer(known map[string]RecordedMember, claims []RecordedClaim, b Upload) {
+func (a *Adoption) newer(known map[string]RecordedMember, b Upload) {
 	uploaded := map[string]bool{}
-	owner := map[string]string{}
 	for _, w := range b.Workloads {
 		uploaded[w.GetId()] = true
 		m, there := known[w.GetId()]
@@ -95,20 +97,31 @@ func (a *Adoption) newer(known map[string]RecordedMember, claims []RecordedClaim
 			w.GetStopped() != m.Stopped):
 			a.Changed = append(a.Changed, w)
 		}
-		for _, s := range w.GetServices() {
-			for _, id := range s.GetResources().GetAcceleratorIds() {
-				owner[id] = w.GetAllocationId()
-			}
-		}
-	}
-	for _, c := range claims {
-		if by := owner[c.AcceleratorID]; by != "" && by != c.AllocationID {
-			a.Superseded = append(a.Superseded, c)
-		}
 	}
 	for _, id := range b.Named {
 		if _, there := known[id]; !there && !uploaded[id] {
 			a.Missing = append(a.Missing, id)
+		}
+	}
+}
+
+// supersede finds the claims that had ended before the newer state was signed: it gives their accelerators to others.
+func (a *Adoption) supersede(claims []RecordedClaim, oneOrg map[string]string, b Upload) {
+	allocation, org := map[string]string{}, map[string]string{}
+	for _, w := range b.Workloads {
+		for _, s := range w.GetServices() {
+			for _, id := range s.GetResources().GetAcceleratorIds() {
+				allocation[id] = w.GetAllocationId()
+				if gpu := oneOrg[id]; gpu != "" {
+					org[gpu] = w.GetOrgId()
+				}
+			}
+		}
+	}
+	for _, c := range claims {
+		by, of := allocation[c.AcceleratorID], org[oneOrg[c.AcceleratorID]]
+		if by != "" && by != c.AllocationID || of != "" && of != c.OrgID {
+			a.Superseded = append(a.Superseded, c)
 		}
 	}
 }

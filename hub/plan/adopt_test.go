@@ -27,8 +27,8 @@ func TestLaw16ANewerStateWinsOverTheRestoredRows(t *testing.T) {
 		{ID: "same", Revision: 2, Desired: true},
 		{ID: "stopped", Revision: 1, Desired: true},
 	}
-	claims := []plan.RecordedClaim{{"gpu-0", "alloc-ended"}, {"gpu-1", "alloc-same"}}
-	got := plan.Adopt(rows, claims, plan.Upload{
+	claims := []plan.RecordedClaim{{"gpu-0", "alloc-ended", "org"}, {"gpu-1", "alloc-same", "org"}}
+	got := plan.Adopt(rows, claims, nil, plan.Upload{
 		Newer: true, Named: []string{"changed", "made", "missing", "same", "stopped"},
 		Workloads: []*protocol.Workload{
 			doc("made", 1, false, "gpu-0"), doc("changed", 3, false),
@@ -39,13 +39,28 @@ func TestLaw16ANewerStateWinsOverTheRestoredRows(t *testing.T) {
 	require.Equal(t, []string{"changed", "stopped"}, ids(got.Changed))
 	require.Equal(t, []string{"ended"}, got.Ended)
 	require.Equal(t, []string{"ended", "ending"}, got.Left)
-	require.Equal(t, []plan.RecordedClaim{{"gpu-0", "alloc-ended"}}, got.Superseded)
+	require.Equal(t, []plan.RecordedClaim{{"gpu-0", "alloc-ended", "org"}}, got.Superseded)
 	require.Equal(t, []string{"missing"}, got.Missing)
+}
+
+// The newer state was signed when another org had a slice of the GPU: by then the claims of the org before had ended.
+func TestLaw14ANewerStateGivesAGPUToOneOrg(t *testing.T) {
+	oneOrg := map[string]string{"gpu-0-ts4-0": "gpu-0", "gpu-0-ts4-1": "gpu-0", "gpu-0-ts4-2": "gpu-0", "gpu-1-ts4-0": "gpu-1"}
+	claims := []plan.RecordedClaim{
+		{"gpu-0-ts4-0", "alloc-before", "before"}, {"gpu-0-ts4-2", "alloc-idle", "now"},
+		{"gpu-1-ts4-0", "alloc-before", "before"}, {"gpu-2", "alloc-whole", "before"},
+	}
+	w := doc("made", 1, false, "gpu-0-ts4-1")
+	w.OrgId = "now"
+	b := plan.Upload{Newer: true, Named: []string{"made"}, Workloads: []*protocol.Workload{w}}
+	require.Equal(t, claims[:1], plan.Adopt(nil, claims, oneOrg, b).Superseded)
+	b.Newer = false
+	require.Empty(t, plan.Adopt(nil, claims, oneOrg, b).Superseded)
 }
 
 // What was made before the backup and is in no state yet must not be taken for ended.
 func TestLaw16AStateThatIsNotNewerEndsNothing(t *testing.T) {
-	got := plan.Adopt([]plan.RecordedMember{{ID: "made", Desired: true}, {ID: "ending"}}, nil, plan.Upload{})
+	got := plan.Adopt([]plan.RecordedMember{{ID: "made", Desired: true}, {ID: "ending"}}, nil, nil, plan.Upload{})
 	require.Equal(t, plan.Adoption{Left: []string{"ending"}}, got)
 }
 
@@ -74,7 +89,7 @@ func TestLaw16NothingThatRunsIsForgotten(t *testing.T) {
 					rapid.Bool().Draw(t, "stopped")))
 			}
 		}
-		a := plan.Adopt(rows, nil, b)
+		a := plan.Adopt(rows, nil, nil, b)
 		for _, w := range a.Made {
 			wanted[w.GetId()] = true
 		}

@@ -108,6 +108,16 @@ func takeAccelerators(ctx context.Context, tx db.Tx, a Adopted, now time.Time) e
 	return err
 }
 
+// EndClaim ends a claim on an accelerator of a node that a newer state gives to others, and what members have of it.
+func EndClaim(ctx context.Context, tx db.Tx, nodeID string, c plan.RecordedClaim, now time.Time) error {
+	if err := tx.Queue(ctx, `UPDATE claims SET released_at = $4 WHERE node_id = $1 AND accelerator_id = $2
+		AND allocation_id = $3 AND released_at IS NULL`, nodeID, c.AcceleratorID, c.AllocationID, now); err != nil {
+		return err
+	}
+	return tx.Queue(ctx, `DELETE FROM reserved_accelerators WHERE node_id = $1 AND accelerator_id = $2
+		AND allocation_id = $3 AND freed_at IS NULL`, nodeID, c.AcceleratorID, c.AllocationID)
+}
+
 // ClaimsOn lists the active claims on a node's accelerators.
 func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.RecordedClaim, error) {
 	held, _, err := SnapshotFor(ctx, tx, nodeID)
@@ -117,7 +127,7 @@ func ClaimsOn(ctx context.Context, tx db.Tx, nodeID string) ([]plan.RecordedClai
 	var out []plan.RecordedClaim
 	for _, a := range held {
 		for _, id := range a.AcceleratorIDs {
-			out = append(out, plan.RecordedClaim{AcceleratorID: id, AllocationID: a.ID})
+			out = append(out, plan.RecordedClaim{AcceleratorID: id, AllocationID: a.ID, OrgID: a.OrgID})
 		}
 	}
 	return out, nil

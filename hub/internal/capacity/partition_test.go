@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -156,6 +157,25 @@ func TestLaw14SlicesOfASharedGPUHaveOneOrg(t *testing.T) {
 	}
 	_, err = w.create(ofAnotherOrg(slice(mig10, 1)))
 	require.NoError(t, err)
+}
+
+// A restored hub ends the claims that a newer state supersedes: the GPU is then another org's.
+func TestAnEndedClaimLeavesTheGPUToAnotherOrg(t *testing.T) {
+	w := newWorld(t)
+	w.inventory(shared(gpus(1), 0, 2)...)
+	ask := slice("H200 1/2 time slice", 1)
+	before, err := w.create(ask)
+	require.NoError(t, err)
+	claim := plan.RecordedClaim{AcceleratorID: before.AcceleratorIDs[0], AllocationID: before.ID, OrgID: before.OrgID}
+	for range 2 {
+		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
+			return capacity.EndClaim(ctx, tx, w.gpu.ID, claim, w.now)
+		}))
+	}
+	_, err = w.create(ofAnotherOrg(ask))
+	require.NoError(t, err)
+	_, err = w.create(ask)
+	require.Equal(t, "insufficient_capacity", code(err))
 }
 
 func TestConcurrentOrgsNeverShareAGPU(t *testing.T) {

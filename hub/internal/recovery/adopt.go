@@ -65,7 +65,11 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 	if err := a.volumes(ctx, tx); err != nil {
 		return err
 	}
-	todo := plan.Adopt(members, claims, plan.Upload{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
+	oneOrg, err := capacity.OneOrg(ctx, tx, b.NodeID)
+	if err != nil {
+		return err
+	}
+	todo := plan.Adopt(members, claims, oneOrg, plan.Upload{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
 	if err := a.apply(ctx, tx, todo); err != nil {
 		return err
 	}
@@ -309,6 +313,9 @@ func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 // superseded releases an allocation whose accelerator belongs to a newer one: it was released after the backup. An
 // allocation with live instances stays.
 func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.RecordedClaim) error {
+	if err := capacity.EndClaim(ctx, tx, a.b.NodeID, c, a.by.Now); err != nil {
+		return err
+	}
 	before, err := capacity.GetAny(ctx, tx, c.AllocationID)
 	if err != nil || before.Status != capacity.Active {
 		return err
@@ -322,8 +329,8 @@ func (a adopter) superseded(ctx context.Context, tx db.Tx, c plan.RecordedClaim)
 			return err
 		}
 	}
-	return a.addFinding(ctx, tx, finding.Released, resourceAllocation, before.ID, "Its accelerator %s belongs to a "+
-		"newer allocation; this one was given back after the backup.", c.AcceleratorID)
+	return a.addFinding(ctx, tx, finding.Released, resourceAllocation, before.ID, "Its accelerator %s, or the GPU of "+
+		"that, belongs to a newer allocation; this one was given back after the backup.", c.AcceleratorID)
 }
 
 func (a adopter) lease(ctx context.Context, tx db.Tx, l *protocol.Lease) error {
