@@ -18,6 +18,9 @@
 //     restore.go): hub/internal/nodes's TestTheSimulationKeepsMembersAsTheHub runs both. A member's accelerators are
 //     its claims here, without an allocation between them: hub/plan decides which it gets, and the oracle checks that
 //     nobody else has them
+//   - who may have a slice of a shared GPU (slices.go): the claims that hub/internal/capacity leaves to an org, and the
+//     containers beside which agent/internal/runtime starts none. hub/plan checks each state, the oracle claims and
+//     containers
 //   - the store of the node: package nodestore; agent/internal/state's TestTheSimulationsStoreIsTheNodes runs both
 //   - passes and the execution of actions, as effects on a clock (reconcile.go, execute.go, machine.go):
 //     agent/internal/reconcile's TestTheSimulationExecutesAsTheNode runs both at the same time, to the microsecond.
@@ -27,8 +30,9 @@
 //     Reports at every interval, the dials of a hub that is away and what the network does to messages are this
 //     package's own
 //
-// Not modelled: epochs and key rotation, manifests, configs, published ports, limits of parallel actions, probes that
-// fail after readiness, allocations billed by the hub, the API. Segments are chained, not signed.
+// Not modelled: epochs and key rotation, manifests, configs, published ports, another way to share a GPU, limits of
+// parallel actions, probes that fail after readiness, allocations billed by the hub, the API. Segments are chained, not
+// signed.
 //
 // Each rule that this simulation once found missing has a name (Breakage); left out, it breaks a law.
 //

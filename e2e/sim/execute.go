@@ -192,8 +192,13 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 			DependsOn: dependsOn(a.Service), Restart: a.Service.Spec.GetRestartPolicy(),
 			StopGrace: time.Duration(a.Service.Spec.GetStopGraceSeconds()) * time.Second,
 		},
-		cpuMillis: int64(resources.GetCpuMillis()), memoryBytes: int64(resources.GetMemoryBytes()),
+		cpuMillis: int64(resources.GetCpuMillis()), memoryBytes: int64(resources.GetMemoryBytes()), org: a.Workload.OrgID,
 	}
+	if n.beside(c, slices.Concat(n.containers, n.creating)) != nil && !n.w.breaks(BreakNeighbour) {
+		n.store.CloseRun(id)
+		return 0, errInUse()
+	}
+	n.creating = append(n.creating, c)
 	made := n.w.takes("create", a.MemberID, second/100, second/10)
 	up := max(made, network) + n.w.takes("start", a.MemberID, second/10, second)
 	goesOn, err := n.w.script == nil && n.w.chance(0.5), n.w.fails("start", 0.01)
@@ -201,6 +206,7 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 	n.w.after(made, n.i, "container", func() {
 		if n.bootID == boot && n.powered && n.life == life {
 			n.containers = append(n.containers, c)
+			n.creating = slices.DeleteFunc(n.creating, func(x *container) bool { return x == c })
 		}
 	})
 	if err != nil {

@@ -63,7 +63,7 @@ type nodeRow struct {
 	self                   protocol.NodeIdentity
 	accelerators           []string
 	cpuMillis, memoryBytes int64
-	claims                 map[string]string
+	gpus, claims           map[string]string
 	members                []*memberRow
 	rev                    int64
 	head                   head
@@ -176,8 +176,8 @@ func lowFunds(org int) bool { return org == 0 }
 func (r *rows) enroll(n *node) {
 	r.nodes = append(r.nodes, nodeRow{
 		i: n.i, id: n.id, self: n.self, accelerators: n.accelerators, cpuMillis: 16_000, memoryBytes: 64 << 30,
-		claims: map[string]string{},
-		marks:  map[string]*mark{}, rev: 1,
+		claims: map[string]string{}, gpus: n.gpus,
+		marks: map[string]*mark{}, rev: 1,
 	})
 	n.w.hub.sessions = append(n.w.hub.sessions, nil)
 }
@@ -241,20 +241,15 @@ func (r *nodeRow) free(m *memberRow) {
 }
 
 // candidate returns the node with its free capacity.
-func (r *nodeRow) candidate(usable bool) plan.Candidate {
+func (r *nodeRow) candidate(usable bool, accelerators []plan.Accelerator) plan.Candidate {
 	candidate := plan.Candidate{
 		ID: strconv.Itoa(r.i), Usable: usable && !r.awaitsResync, CPUMillis: r.cpuMillis,
-		MemoryBytes: r.memoryBytes,
+		MemoryBytes: r.memoryBytes, Accelerators: accelerators,
 	}
 	for _, m := range r.members {
 		if !m.Gone {
 			candidate.CPUMillis -= m.cpuMillis
 			candidate.MemoryBytes -= m.memoryBytes
-		}
-	}
-	for _, id := range r.accelerators {
-		if r.claims[id] == "" {
-			candidate.Accelerators = append(candidate.Accelerators, plan.Accelerator{ID: id, Healthy: true})
 		}
 	}
 	return candidate
@@ -264,7 +259,8 @@ func (r *nodeRow) candidate(usable bool) plan.Candidate {
 func (h *hub) create(candidates []int, org int, need plan.Need, services int) *memberRow {
 	var free []plan.Candidate
 	for _, i := range candidates {
-		free = append(free, h.rows.nodes[i].candidate(h.sessions[i] != nil))
+		row := &h.rows.nodes[i]
+		free = append(free, row.candidate(h.sessions[i] != nil, row.unclaimed(org, h.w.breaks(BreakOrgs))))
 	}
 	choices := plan.Fitting(need, free)
 	if len(choices) == 0 {
@@ -309,7 +305,7 @@ func servicesOf(m *memberRow, count int) []*protocol.Service {
 			}, StopGraceSeconds: 5,
 		}
 		if k == 0 {
-			s.Resources.AcceleratorIds = m.accelerators
+			s.Resources.AcceleratorIds, s.Resources.AcceleratorSharing = m.accelerators, sharingOf(m.accelerators)
 		}
 		s.StartFirst = len(s.Resources.AcceleratorIds) == 0 && m.revision%3 != 0
 		s.Recreate = s.StartFirst && m.revision%5 == 0
@@ -433,7 +429,7 @@ func (h *hub) publish(row *nodeRow, floor uint64) {
 }
 
 func (r *nodeRow) snapshot() plan.Snapshot {
-	snap := plan.Snapshot{Node: plan.Node{ID: r.id, AcceleratorIDs: r.accelerators}}
+	snap := plan.Snapshot{Node: plan.Node{ID: r.id, AcceleratorIDs: r.accelerators, OneOrg: r.gpus}}
 	for _, m := range r.members {
 		if m.Gone {
 			continue

@@ -3,6 +3,7 @@ package sim
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -132,9 +133,13 @@ func (o *oracle) claimed(n *node, m *memberRow, id string) {
 	if holder := o.w.hub.rows.nodes[n.i].claims[id]; holder != "" {
 		o.w.fail(14, "accelerator %s is given to %s and is %s's", id, m.id, holder)
 	}
+	if other := o.w.hub.rows.nodes[n.i].neighbour(m.org, id); other != "" {
+		o.w.fail(14, "slice %s is given to %s of org %d while %s of another org has one of the GPU", id, m.id, m.org, other)
+	}
+	mine := &container{Listed: agent.Listed{AcceleratorIDs: []string{id}}, org: strconv.Itoa(m.org)}
 	for _, c := range n.containers {
-		if c.Status == agent.Running && slices.Contains(c.AcceleratorIDs, id) && !n.diskRestored &&
-			!o.members[c.MemberID].lossAllowed {
+		uses := slices.Contains(c.AcceleratorIDs, id) || n.beside(mine, []*container{c}) != nil
+		if c.Status == agent.Running && uses && !n.diskRestored && !o.members[c.MemberID].lossAllowed {
 			o.w.fail(14, "accelerator %s is given to %s while %s runs on it", id, m.id, c.MemberID)
 		}
 	}

@@ -157,7 +157,11 @@ func (w *World) createOn(candidates []int, accelerators int) {
 	if w.chance(0.2) {
 		services = 2
 	}
-	if m := w.hub.create(candidates, w.rng.IntN(orgs), need, services); m != nil {
+	org := w.rng.IntN(orgs)
+	if w.cfg.Shared > 0 && w.chance(w.cfg.Shared) {
+		org, need = 1+w.rng.IntN(sharingOrgs), w.sliceOf(need)
+	}
+	if m := w.hub.create(candidates, org, need, services); m != nil {
 		w.oracle.asked(m, crashChance)
 	}
 }

@@ -19,6 +19,7 @@ type container struct {
 	cpuMillis, memoryBytes int64
 	// upAt, endedAt and readyAt are true times.
 	upAt, endedAt, readyAt instant
+	org                    string
 }
 
 func (c *container) cpuMicros(t instant) int64 {
@@ -35,8 +36,9 @@ type node struct {
 	id   string
 	key  ed25519.PrivateKey
 	self protocol.NodeIdentity
-	// accelerators that the machine has.
+	// accelerators that the machine has; gpus has the shared GPU of each that is a slice.
 	accelerators []string
+	gpus         map[string]string
 
 	powered   bool
 	bootID    int
@@ -45,8 +47,10 @@ type node struct {
 	// rtcDead is a machine that comes up in 1970.
 	rtcDead    bool
 	containers []*container
-	networks   map[attachment]bool
-	images     map[string]bool
+	// creating are containers that the runtime is making.
+	creating []*container
+	networks map[attachment]bool
+	images   map[string]bool
 	// runs counts the runs of each member, for their ids.
 	runs map[string]int
 	// lives counts lives of the disk, for names.
@@ -104,12 +108,12 @@ func newNode(w *World, i int) *node {
 	seed := sha256.Sum256(fmt.Appendf(nil, "node %d of %d", i, w.cfg.Seed))
 	n := &node{
 		w: w, i: i, id: fmt.Sprintf("node-%05d", i), key: ed25519.NewKeyFromSeed(seed[:]),
-		images: map[string]bool{}, networks: map[attachment]bool{}, runs: map[string]int{},
+		images: map[string]bool{}, networks: map[attachment]bool{}, runs: map[string]int{}, gpus: map[string]string{},
 	}
 	public, _ := n.key.Public().(ed25519.PublicKey)
 	n.self = protocol.NewNodeIdentity(n.id, public)
 	for a := range []int{0, 1, 2, 4}[w.rng.IntN(4)] {
-		n.accelerators = append(n.accelerators, fmt.Sprintf("gpu-%05d-%d", i, a))
+		n.install(fmt.Sprintf("gpu-%05d-%d", i, a))
 	}
 	n.store = &disk{Store: nodestore.New(n.id, n.newName())}
 	n.store.AnyOrder = w.breaks(BreakOrder)
@@ -161,7 +165,7 @@ func (n *node) killAgent() {
 	if !n.agentUp {
 		return
 	}
-	n.agentUp = false
+	n.agentUp, n.creating = false, nil
 	n.life++
 	n.up.drop()
 }
@@ -171,6 +175,9 @@ func (n *node) start(c *container) {
 	for _, other := range n.containers {
 		if other == c || other.Status != agent.Running {
 			continue
+		}
+		if n.beside(c, []*container{other}) != nil {
+			n.w.fail(14, "%s of org %s runs beside %s of org %s on one GPU", c.MemberID, c.org, other.MemberID, other.org)
 		}
 		// Of a service that starts first, the next copy stands beside the one that serves.
 		sameCopy := c.Copy == "" || c.Copy == other.Copy

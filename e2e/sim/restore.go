@@ -104,7 +104,11 @@ func (h *hub) adopt(row *nodeRow, up stateUpload) {
 			})
 		}
 	}
-	h.apply(row, plan.Adopt(known, claims, nil, upload), up)
+	gpus := row.gpus
+	if h.w.breaks(BreakTakeover) {
+		gpus = nil
+	}
+	h.apply(row, plan.Adopt(known, claims, gpus, upload), up)
 	for _, l := range up.leases {
 		m := row.member(l.GetMemberId())
 		if m == nil || m.Gone {

@@ -22,8 +22,22 @@ var (
 	seeds  = flag.Uint64("seeds", 16, "how many seeds TestSimulation takes, from 1 on")
 )
 
-// worldOf is the world of a seed: few nodes with many faults, long leases, short leases, or many nodes with few faults.
+// sharedFrom is the first seed of a world whose GPUs are shared in slices.
+const sharedFrom = 1001
+
+// worldOf is the world of a seed: few nodes with many faults, long leases, short leases, or many nodes with few faults;
+// from sharedFrom on, few nodes with slices of GPUs, whose hub is restored or which lose their disks.
 func worldOf(seed uint64) sim.Config {
+	if seed >= sharedFrom && seed%2 == 0 {
+		return sim.Config{
+			Seed: seed, Nodes: 3, Days: 6, Commands: 16, Faults: 40, Kinds: []string{"disk put back", "network cut"}, Shared: 1,
+		}
+	}
+	if seed >= sharedFrom {
+		return sim.Config{
+			Seed: seed, Nodes: 4, Days: 6, Commands: 16, Faults: 8, Quiet: 10 * time.Minute, Restores: 2, Shared: 0.7,
+		}
+	}
 	switch seed % 4 {
 	case 0:
 		return sim.Config{Seed: seed, Nodes: 3, Days: 12, Commands: 3, Faults: 4, Quiet: 10 * time.Minute, Restores: 1}
@@ -52,7 +66,7 @@ func TestSimulation(t *testing.T) {
 		return
 	}
 	// Seed 58 once found that usage from before a restore was left out of the next lease's cap.
-	all := []uint64{58}
+	all := []uint64{58, sharedFrom, sharedFrom + 1, sharedFrom + 2, sharedFrom + 3}
 	for s := uint64(1); s <= *seeds; s++ {
 		all = append(all, s)
 	}
@@ -119,6 +133,8 @@ func forgetful(seed uint64) sim.Config {
 	}
 }
 
+func shared(seed uint64) sim.Config { return worldOf(seed + sharedFrom - 1) }
+
 func busy(seed uint64) sim.Config { return sim.Config{Seed: seed, Nodes: 6, Days: 3, Commands: 24} }
 
 // TestCheckerCatchesWhatIsBroken leaves one rule out at a time: some seed must break one of the laws that the rule is
@@ -137,6 +153,9 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 		{sim.BreakAdopt, []int{2, 3, 13, 16}, worldOf},
 		{sim.BreakHub, []int{3, 16}, worldOf},
 		{sim.BreakProof, []int{14}, busy},
+		{sim.BreakOrgs, []int{14}, shared},
+		{sim.BreakNeighbour, []int{14}, shared},
+		{sim.BreakTakeover, []int{14}, shared},
 		{sim.BreakClip, []int{5, 17}, worldOf},
 		{sim.BreakClock, []int{3, 5, 13, 16, 17}, worldOf},
 		{sim.BreakCap, []int{3, 16}, worldOf},

@@ -24,6 +24,8 @@ type Config struct {
 	// Backup is how often the hub is backed up, Restores how often in all it is set back to its last backup.
 	Backup   time.Duration
 	Restores int
+	// Shared is how many of the GPUs are shared in slices, and of the instances ask for one, from 0 to 1.
+	Shared float64
 	// Kinds of faults at nodes; none: all.
 	Kinds []string
 	// Break makes the model break a law on purpose, so that the checker can be checked.
@@ -64,6 +66,12 @@ const (
 	BreakHub Breakage = "hub_absence"
 	// BreakProof frees an accelerator when the decommission is asked for, not when it is proved.
 	BreakProof Breakage = "proof"
+	// BreakOrgs gives slices of one GPU to two orgs.
+	BreakOrgs Breakage = "orgs"
+	// BreakTakeover leaves a GPU to the org of the restored rows, beside the one that a newer state gives it to.
+	BreakTakeover Breakage = "takeover"
+	// BreakNeighbour lets a node start a container beside one of another org on a GPU.
+	BreakNeighbour Breakage = "neighbour"
 	// BreakClip bills what lies outside lease and claim.
 	BreakClip Breakage = "clip"
 	// BreakClock bills the time that a clock leaps forward.
