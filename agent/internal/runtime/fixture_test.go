@@ -312,6 +312,7 @@ type testRegistry struct {
 	corrupt atomic.Bool  // answers blobs with other bytes of the same length
 	refuse  atomic.Int64 // the status of every answer but tokens
 	pulls   atomic.Int64
+	http2   atomic.Int64 // requests for blobs over HTTP/2
 	server  *httptest.Server
 	hold    atomic.Pointer[chan struct{}] // blobs wait for it, all or that of holdBlob
 	// holdBlob is the digest of the one blob that waits.
@@ -336,10 +337,14 @@ func newRegistry(t *testing.T) *testRegistry {
 	}
 	r.server = httptest.NewUnstartedServer(r)
 	r.server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	r.server.EnableHTTP2 = true
 	r.server.StartTLS()
 	t.Cleanup(r.server.Close)
 	r.host = r.server.Listener.Addr().String()
-	r.tls = r.server.Client().Transport.(*http.Transport).TLSClientConfig
+	// Uploads share no connection: one that waits for the registry's lock would keep the others from ending.
+	own := r.server.Client().Transport.(*http.Transport)
+	own.ForceAttemptHTTP2 = false
+	r.tls = own.TLSClientConfig
 	return r
 }
 
@@ -370,6 +375,9 @@ func (r *testRegistry) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 		r.pulls.Add(1)
+		if req.ProtoMajor == 2 && strings.Contains(req.URL.Path, "/blobs/") {
+			r.http2.Add(1)
+		}
 	}
 	only := r.holdBlob.Load()
 	if mayGoOn := r.hold.Load(); mayGoOn != nil && req.Method == http.MethodGet && strings.Contains(req.URL.Path,
@@ -410,6 +418,7 @@ func (r *testRegistry) push(repository string, img v1.Image) string {
 	})
 	require.NoError(r.t, remote.Write(ref, img, remote.WithTransport(token)))
 	r.pulls.Store(0)
+	r.http2.Store(0)
 	return repository + "@" + digest.String()
 }
 

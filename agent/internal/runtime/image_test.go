@@ -198,3 +198,10 @@ func TestUserNamesOfImageAreItsOwn(t *testing.T) {
 	require.EqualValues(t, 1000, in["uid"])
 	require.Empty(t, f.inspectSnapshots(), "looking into the image leaves nothing")
 }
+
+func TestLayersAreNotFetchedOverHTTP2(t *testing.T) {
+	f := newFixture(t)
+	f.image()
+	require.Positive(t, f.registry.pulls.Load())
+	require.Zero(t, f.registry.http2.Load())
+}
