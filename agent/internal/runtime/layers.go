@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	goruntime "runtime"
 	"strings"
 
 	"github.com/containerd/containerd/v2/core/content"
@@ -27,6 +28,8 @@ const (
 	parallelLayers = 4
 	// maxLayers is how many lower directories the kernel's overlay file system stacks.
 	maxLayers = 500
+	// maxDecoders is how many blocks of one layer are decoded at once.
+	maxDecoders = 4
 	// commitAttempts bounds how often a layer is committed while other pulls commit and remove the same one.
 	commitAttempts = 3
 )
@@ -42,6 +45,8 @@ type imageLayer struct {
 	// not wait for the layers below it.
 	staging, dir string
 	inherited    inheritedDirs
+	// decoders is how many blocks of it are decoded at once.
+	decoders int
 	// committed is closed when the layer is a committed snapshot.
 	committed chan struct{}
 }
@@ -201,7 +206,10 @@ func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) er
 	slots := semaphore.NewWeighted(parallelLayers)
 	below := make(chan struct{})
 	close(below)
+	atOnce := min(len(missing), parallelLayers)
 	for _, l := range missing {
+		// Several decoders cost more processor time: they are for a layer that has several processors to itself.
+		l.decoders = min(max(goruntime.GOMAXPROCS(0)/atOnce, 1), maxDecoders)
 		parentCommitted := below
 		below = l.committed
 		group.Go(func() error {

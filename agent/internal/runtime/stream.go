@@ -31,7 +31,7 @@ const (
 	resumePause = 500 * time.Millisecond
 	// streamBufferBytes is read at once from a layer.
 	streamBufferBytes = 256 << 10
-	// maxZstdWindow bounds a decoder's memory; it is the most that zstd makes without --ultra --long.
+	// maxZstdWindow bounds a layer's memory, which holds up to two windows; it is the most that zstd makes without --long.
 	maxZstdWindow = 128 << 20
 )
 
@@ -70,7 +70,7 @@ func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 
 // applyTar does what containerd's applier does with the layer's mounts, but without a mount.
 func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift) (digest.Digest, error) {
-	plain, err := decompress(in)
+	plain, err := decompress(in, l.decoders)
 	if err != nil {
 		return "", err
 	}
@@ -101,8 +101,9 @@ func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift)
 	return sum.Digest(), nil
 }
 
-// decompress recognises a layer's compression by its first bytes, as containerd does.
-func decompress(in *bufio.Reader) (io.ReadCloser, error) {
+// decompress recognises a layer's compression by its first bytes, as containerd does. decoders is how many blocks of
+// zstd are decoded at once.
+func decompress(in *bufio.Reader, decoders int) (io.ReadCloser, error) {
 	magic, err := in.Peek(4)
 	if err != nil && !errors.Is(err, io.EOF) {
 		return nil, err
@@ -112,7 +113,10 @@ func decompress(in *bufio.Reader) (io.ReadCloser, error) {
 		return gzip.NewReader(in)
 	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}),
 		len(magic) == 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:], []byte{0x2a, 0x4d, 0x18}): // skippable frame
-		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderLowmem(true))
+		// Low memory holds one window and moves all of it with each MiB. A decoder alone may hold two; several allocate for
+		// each block too, and with two windows would reach the unit's GOMEMLIMIT.
+		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderLowmem(decoders > 1),
+			zstd.WithDecoderConcurrency(decoders))
 		if err != nil {
 			return nil, err
 		}
