@@ -8,7 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -83,12 +82,12 @@ func GetOrgBySlug(ctx context.Context, tx db.Tx, slug string) (Org, error) {
 
 // ListOrgs lists what p may see: every org for a platform admin, otherwise the own one.
 func ListOrgs(ctx context.Context, tx db.Tx, p Principal, page db.Page) ([]Org, error) {
-	if !p.PlatformAdmin && p.OrgID == "" {
-		return nil, nil
-	}
 	only := p.OrgID
-	if p.PlatformAdmin {
+	switch {
+	case p.everywhere():
 		only = ""
+	case only == "":
+		return nil, nil
 	}
 	return selectPage[Org](ctx, tx, page, `
 		SELECT `+orgColumns+`
@@ -134,28 +133,21 @@ func InProject(ctx context.Context, tx db.Tx, p Principal, permission Permission
 
 // ListProjects lists what p may see, of one org where orgID is not empty.
 func ListProjects(ctx context.Context, tx db.Tx, p Principal, orgID string, page db.Page) ([]Project, error) {
-	var some bool // only those in ids
-	var ids []string
+	in, err := reachOf(p, ProjectRead)
 	switch {
-	case p.PlatformAdmin && p.Type == principal.User:
-	case p.OrgID == "" || (orgID != "" && orgID != p.OrgID):
+	case err != nil:
+		return nil, err
+	case in.Everywhere:
+	case in.OrgID == "" || (orgID != "" && orgID != in.OrgID):
 		return nil, nil
 	default:
-		orgID, some = p.OrgID, true
-		for _, b := range p.Bindings {
-			if b.ProjectID == "" && p.Type == principal.User {
-				some = false
-			}
-			if b.ProjectID != "" {
-				ids = append(ids, b.ProjectID)
-			}
-		}
+		orgID = in.OrgID
 	}
 	return selectPage[Project](ctx, tx, page, `
 		SELECT `+projectColumns+`
-		WHERE ($1::UUID IS NULL OR p.org_id = $1::UUID) AND (NOT $2::BOOL OR p.id = ANY($3::UUID[])) AND ($4::UUID IS NULL
+		WHERE ($1::UUID IS NULL OR p.org_id = $1::UUID) AND ($2::BOOL OR p.id = ANY($3::UUID[])) AND ($4::UUID IS NULL
 		OR p.id > $4::UUID)
-		ORDER BY p.id LIMIT $5`, db.OrNull(orgID), some, ids)
+		ORDER BY p.id LIMIT $5`, db.OrNull(orgID), in.Everywhere || in.OrgWide, in.ProjectIDs)
 }
 
 func slugPattern() *regexp.Regexp { return regexp.MustCompile(`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`) }

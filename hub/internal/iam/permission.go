@@ -1,6 +1,6 @@
 package iam
 
-import "slices"
+import "github.com/gpuaas/gpuaas/hub/internal/principal"
 
 // Permission is a key of the contract.
 type Permission = string
@@ -81,7 +81,7 @@ const (
 	AuditRead Permission = "audit.read"
 )
 
-// Role is a named set of permissions.
+// Role is a named set of permissions; policies.cedar says which.
 type Role string
 
 // The roles. PlatformAdmin is a property of a user, not a role that an org can give.
@@ -95,32 +95,14 @@ const (
 	Viewer       Role = "viewer"
 )
 
-// Permissions lists, sorted, what the role may; nothing for a role that does not exist.
-func (r Role) Permissions() []Permission {
-	var out []Permission
-	switch r {
-	case OrgAdmin:
-		out = append(projectAdmin(), ProjectCreate, UserRead, UserManage, QuotaRead, LedgerRead, WalletRead, AuditRead)
-	case OrgMember:
-		out = append(operator(), AllocationCreate, AllocationRelease, LedgerRead, WalletRead)
-	case OrgBilling:
-		out = append(viewer(), QuotaRead, LedgerRead, WalletRead)
-	case ProjectAdmin:
-		out = projectAdmin()
-	case AppOperator:
-		out = operator()
-	case AppPublisher:
-		out = append(viewer(), ArtifactPublish)
-	case Viewer:
-		out = viewer()
-	}
-	slices.Sort(out)
-	return slices.Compact(out)
+// roles are all roles; each has a policy of its name.
+func roles() []Role {
+	return []Role{OrgAdmin, OrgMember, OrgBilling, AppPublisher, ProjectAdmin, AppOperator, Viewer}
 }
 
-func (r Role) has(p Permission) bool {
-	_, found := slices.BinarySearch(r.Permissions(), p)
-	return found
+// Permissions lists, sorted, what the role may; nothing for a role that does not exist.
+func (r Role) Permissions() []Permission {
+	return Principal{Type: principal.User, ID: "any", OrgID: "any", Bindings: []Binding{{Role: r}}}.Permissions()
 }
 
 // ForUser reports whether an org's user may hold the role in the whole org.
@@ -134,28 +116,17 @@ func (r Role) ForProject() bool { return r == ProjectAdmin || r == AppOperator |
 // ForServiceAccount reports whether a service account may hold the role: none of these can change who may do what.
 func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPublisher || r == Viewer }
 
-func viewer() []Permission {
+// Permissions lists all permissions, sorted.
+func Permissions() []Permission {
 	return []Permission{
-		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, EnvironmentRead, CatalogRead, AllocationRead, VolumeRead,
-		SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
+		ArtifactManage, ArtifactPublish, ArtifactRead, CatalogManage, CatalogRead, EntitlementRead,
+		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
+		InstanceDelete, InstanceExec, InstanceLogs, InstanceRead, InstanceRollback, InstanceStart,
+		InstanceStop, InstanceUpgrade, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
+		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
+		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
+		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite, OrgCreate, OrgRead,
+		ProjectCreate, ProjectRead, QuotaRead, QuotaWrite, RoleRead, RoleWrite, ServiceAccountRead,
+		ServiceAccountWrite, UserManage, UserRead, UserWrite,
 	}
-}
-
-func operator() []Permission {
-	return append(viewer(), InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
-		InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, VolumeCreate, VolumeSnapshot, VolumeRestore,
-		VolumeDelete)
-}
-
-func projectAdmin() []Permission {
-	return append(operator(), ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead,
-		ServiceAccountWrite,
-		RoleRead, RoleWrite)
-}
-
-func allPermissions() []Permission {
-	out := append(Role(OrgAdmin).Permissions(), CatalogManage, SKUWrite, PriceWrite, CreditGrant, OrgCreate, UserWrite,
-		QuotaWrite, NodeRead, NodeWrite, JoinTokenRead, JoinTokenWrite, PublisherRead, PublisherWrite)
-	slices.Sort(out)
-	return slices.Compact(out)
 }

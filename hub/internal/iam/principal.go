@@ -1,8 +1,9 @@
 package iam
 
 import (
-	"maps"
+	"cmp"
 	"slices"
+	"strings"
 
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -21,7 +22,9 @@ type Principal struct {
 	ProjectID string
 	// PlatformAdmin may do everything in every org. Never true for a service account.
 	PlatformAdmin bool
-	// Bindings are the roles held in OrgID, in the order of role and project.
+	// Disabled is a user or service account that may do nothing. It cannot authenticate; explanations show it.
+	Disabled bool
+	// Bindings are the roles held in OrgID, sorted by role and then by project, the org-wide one first.
 	Bindings []Binding
 }
 
@@ -37,54 +40,59 @@ func (p Principal) Actor() principal.Actor { return principal.Actor{Type: p.Type
 
 // Permissions lists, sorted, the keys that p holds anywhere.
 func (p Principal) Permissions() []Permission {
-	if p.PlatformAdmin && p.Type == principal.User {
-		return slices.Clone(allPermissions())
-	}
-	held := map[Permission]bool{}
-	for _, b := range p.Bindings {
-		for _, perm := range b.Role.Permissions() {
-			held[perm] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(held))
+	return slices.DeleteFunc(Permissions(), func(key Permission) bool { return Authorize(p, key, "", "") != nil })
 }
 
-// Authorize decides whether p may do permission on a resource of orgID and projectID. Both empty means a resource of
-// the platform (catalogue, nodes, prices); projectID empty means one of the org as a whole. The answer to a resource
-// that p may not even know of is NotFound, as if it did not exist; to one that it may know of, Forbidden.
+// Authorize is Decide, with the answer to a caller that may not: NotFound for a resource that p may not even know of,
+// as if it did not exist; Forbidden for one that it may know of.
 func Authorize(p Principal, permission Permission, orgID, projectID string) error {
-	if p.ID == "" || (p.Type != principal.User && p.Type != principal.ServiceAccount && p.Type != principal.Node) {
+	if p.ID == "" || principalType(p.Type) == "" {
 		return ErrUnauthenticated()
 	}
-	if p.PlatformAdmin && p.Type == principal.User {
-		return nil
+	decision, err := Decide(p, permission, orgID, projectID)
+	if err != nil || decision.Allowed {
+		return err
 	}
-	if orgID == "" && projectID == "" {
-		if slices.ContainsFunc(p.Bindings, func(b Binding) bool { return b.Role.has(permission) }) {
-			return nil
-		}
+	known, err := Decide(p, knowing, orgID, projectID)
+	switch {
+	case err != nil:
+		return err
+	case known.Allowed:
 		return forbidden(permission)
-	}
-	if p.OrgID == "" || orgID != p.OrgID {
+	default:
 		return ErrNotFound()
 	}
-	if p.Type == principal.ServiceAccount && projectID != "" && projectID != p.ProjectID {
-		return ErrNotFound()
+}
+
+// reach is where a principal holds a permission, for the WHERE clause of a listing.
+type reach struct {
+	// Everywhere is every org; OrgWide is every project of OrgID. Otherwise it is the projects of OrgID that are named.
+	Everywhere, OrgWide bool
+	OrgID               string
+	ProjectIDs          []string
+}
+
+// reachOf asks the policies once for each role: where p holds it, it is allowed what the role allows.
+func reachOf(p Principal, permission Permission) (reach, error) {
+	out := reach{Everywhere: p.everywhere(), OrgID: p.OrgID}
+	decision, err := Decide(p, permission, p.OrgID, "")
+	if err != nil {
+		return reach{}, err
 	}
-	known := projectID == ""
-	for _, b := range p.Bindings {
-		if b.ProjectID != "" && b.ProjectID != projectID {
-			continue
+	out.OrgWide = p.OrgID != "" && decision.Allowed
+	for of := range bindingsByRole(p.Bindings) {
+		one := p
+		one.Bindings = of[len(of)-1:]
+		if decision, err = Decide(one, permission, p.OrgID, one.Bindings[0].ProjectID); err != nil {
+			return reach{}, err
 		}
-		if b.Role.has(permission) {
-			return nil
+		for _, b := range of {
+			if decision.Allowed && b.ProjectID != "" {
+				out.ProjectIDs = append(out.ProjectIDs, b.ProjectID)
+			}
 		}
-		known = true
 	}
-	if known {
-		return forbidden(permission)
-	}
-	return ErrNotFound()
+	return out, nil
 }
 
 // ErrNotFound is what an absent resource and another tenant's resource answer alike.
@@ -101,4 +109,14 @@ func forbidden(permission Permission) *fault.Error {
 	return fault.New(fault.Forbidden, codeForbidden, "You may not do this; it needs the permission "+string(permission)+
 		".",
 		nil).Permanent()
+}
+
+// everywhere reports whether listings show p the rows of all orgs.
+func (p Principal) everywhere() bool { return p.PlatformAdmin && p.Type == principal.User }
+
+// sortBindings makes the order that Bindings promises.
+func (p *Principal) sortBindings() {
+	slices.SortFunc(p.Bindings, func(a, b Binding) int {
+		return cmp.Or(strings.Compare(string(a.Role), string(b.Role)), strings.Compare(a.ProjectID, b.ProjectID))
+	})
 }

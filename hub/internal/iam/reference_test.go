@@ -14,7 +14,7 @@ import (
 
 // TestReferenceOfPermissions writes which role has which permission, and for which operations it is needed.
 func TestReferenceOfPermissions(t *testing.T) {
-	roles := []Role{OrgAdmin, OrgMember, OrgBilling, AppPublisher, ProjectAdmin, AppOperator, Viewer}
+	roles := roles()
 	var doc struct {
 		Paths      map[string]map[string]yaml.Node `yaml:"paths"`
 		Components struct {
@@ -62,10 +62,10 @@ func TestReferenceOfPermissions(t *testing.T) {
 		}
 	}
 	rows = nil
-	for _, p := range allPermissions() {
+	for _, p := range Permissions() {
 		var holders []string
 		for _, r := range roles {
-			if r.has(p) {
+			if slices.Contains(r.Permissions(), p) {
 				holders = append(holders, reference.Code(string(r)))
 			}
 		}

@@ -159,14 +159,15 @@ func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time
 	}, `
 		SELECT u.id, u.name, COALESCE(u.org_id::TEXT, ''), u.platform_admin, COALESCE(b.role, ''), COALESCE(b.scope, '')
 		FROM user_tokens t JOIN users u ON u.id = t.user_id LEFT JOIN role_bindings b ON b.user_id = u.id
-		WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL AND u.disabled_at IS NULL AND u.removed_at IS NULL
-		ORDER BY b.role, b.scope`, hash, now)
+		WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL AND u.disabled_at IS NULL AND u.removed_at IS NULL`,
+		hash, now)
 	if err == nil && p.ID == "" {
 		err = ErrUnauthenticated()
 	}
 	if err != nil {
 		return Principal{}, err
 	}
+	p.sortBindings()
 	return p, nil
 }
 
