@@ -18,7 +18,7 @@ import (
 
 // rows are all rows, in the order of the table.
 func rows() []Row {
-	return slices.Concat(nodeRows(), imageRows(), hubRows(), simulationRows())
+	return slices.Concat(nodeRows(), imageRows(), hubRows(), policyRows(), simulationRows())
 }
 
 func main() {
