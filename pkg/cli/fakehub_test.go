@@ -67,6 +67,16 @@ func (h *fakeHub) serveUsers(w http.ResponseWriter, r *http.Request, route strin
 			}
 		}
 		answer(w, 200, who)
+	case "POST /auth/explain":
+		var body client.AccessQuestion
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		out := client.AccessExplanation{Permission: body.Permission, Reason: "role_missing"}
+		if body.ProjectID == projectID && body.Principal.ID == "" {
+			out.Allowed, out.Reason = true, "permitted"
+			out.Rules = []client.AccessRule{{ID: "viewer", Description: "A viewer reads."}}
+			out.RolesWithPermission = []string{"org_admin", "viewer"}
+		}
+		answer(w, 200, out)
 	case "POST /auth/service-account/token":
 		answer(w, 200, client.Token{AccessToken: "minted", TokenType: "Bearer", ExpiresIn: 900})
 	case "POST " + project + "/service-accounts":

@@ -168,16 +168,10 @@ func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context
 ) *cobra.Command {
 	return a.projectAction(verb+" ACCOUNT", short, cobra.ExactArgs(1), func(ctx context.Context, s *session,
 		project string, args []string,
-	) (err error) {
-		id := args[0]
-		if !isID(id) {
-			id, err = only(id, "service account", func(cursor string) (*http.Response, error) {
-				return s.hub.ListServiceAccounts(ctx, project,
-					&client.ListServiceAccountsParams{Cursor: cursor, Limit: client.PageSize})
-			}, func(sa client.ServiceAccount) (string, bool) { return sa.ID, sa.Slug == args[0] })
-			if err != nil {
-				return err
-			}
+	) error {
+		id, err := s.serviceAccountID(ctx, project, args[0])
+		if err != nil {
+			return err
 		}
 		return run(ctx, s, project, id)
 	})

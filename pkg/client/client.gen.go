@@ -36,6 +36,48 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessExplanationReason.
+const (
+	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
+	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
+	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
+	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
+)
+
+// Valid indicates whether the value is a known member of the AccessExplanationReason enum.
+func (e AccessExplanationReason) Valid() bool {
+	switch e {
+	case AccessExplanationReasonDisabled:
+		return true
+	case AccessExplanationReasonOtherOrg:
+		return true
+	case AccessExplanationReasonPermitted:
+		return true
+	case AccessExplanationReasonRoleMissing:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessPrincipalType.
+const (
+	AccessPrincipalTypeServiceAccount AccessPrincipalType = "service_account"
+	AccessPrincipalTypeUser           AccessPrincipalType = "user"
+)
+
+// Valid indicates whether the value is a known member of the AccessPrincipalType enum.
+func (e AccessPrincipalType) Valid() bool {
+	switch e {
+	case AccessPrincipalTypeServiceAccount:
+		return true
+	case AccessPrincipalTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -1375,6 +1417,31 @@ type AcceleratorPartition struct {
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
 
+// AccessExplanation defines model for AccessExplanation.
+type AccessExplanation struct {
+	Allowed bool `json:"allowed"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+
+	// Reason `role_missing`: the principal holds no role there that has the permission
+	Reason AccessExplanationReason `json:"reason"`
+
+	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
+	RolesWithPermission []string `json:"roles_with_permission"`
+
+	// Rules The rules that allowed it, or that forbade it; none where no rule permits it
+	Rules []AccessRule `json:"rules"`
+}
+
+// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
+type AccessExplanationReason string
+
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
 	// PortForward Through the hub; needs the permission apps.instance.connect
@@ -1382,6 +1449,33 @@ type AccessInstructions struct {
 
 	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
 	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
+}
+
+// AccessPrincipal defines model for AccessPrincipal.
+type AccessPrincipal struct {
+	// ID UUIDv7 in lower case.
+	ID   ID                  `json:"id"`
+	Type AccessPrincipalType `json:"type"`
+}
+
+// AccessPrincipalType defines model for AccessPrincipal.Type.
+type AccessPrincipalType string
+
+// AccessQuestion defines model for AccessQuestion.
+type AccessQuestion struct {
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+}
+
+// AccessRule defines model for AccessRule.
+type AccessRule struct {
+	Description string `json:"description"`
+	ID          string `json:"id"`
 }
 
 // Allocation defines model for Allocation.
@@ -3869,6 +3963,9 @@ type CreateUserJSONRequestBody = UserCreate
 // CreateUserTokenJSONRequestBody defines body for CreateUserToken for application/json ContentType.
 type CreateUserTokenJSONRequestBody = UserTokenCreate
 
+// ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
+type ExplainAccessJSONRequestBody = AccessQuestion
+
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
 
@@ -4318,6 +4415,30 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /audit (the `ListAudit` operationId).
 	ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExplainAccessWithBody Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccessWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExplainAccess Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccess(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 	//
@@ -5837,6 +5958,50 @@ func (c *Client) GetRegistry(ctx context.Context, reqEditors ...RequestEditorFn)
 // Corresponds with GET /audit (the `ListAudit` operationId).
 func (c *Client) ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListAuditRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExplainAccessWithBody Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *Client) ExplainAccessWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExplainAccessRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExplainAccess Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *Client) ExplainAccess(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExplainAccessRequest(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -9138,6 +9303,46 @@ func NewListAuditRequest(server string, params *ListAuditParams) (*http.Request,
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewExplainAccessRequest calls the generic ExplainAccess builder with application/json body
+func NewExplainAccessRequest(server string, body ExplainAccessJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewExplainAccessRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewExplainAccessRequestWithBody constructs an http.Request for the ExplainAccess method, with any body, and a specified content type
+func NewExplainAccessRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/explain")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -13784,6 +13989,30 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /audit (the `ListAudit` operationId).
 	ListAuditWithResponse(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*ListAuditResponse, error)
 
+	// ExplainAccessWithBodyWithResponse Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccessWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error)
+
+	// ExplainAccessWithResponse Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccessWithResponse(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error)
+
 	// MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -16132,6 +16361,54 @@ func (r ListAuditResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ListAuditResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ExplainAccessResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessExplanation
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ExplainAccessResponse) GetJSON200() *AccessExplanation {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ExplainAccessResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ExplainAccessResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ExplainAccessResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ExplainAccessResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ExplainAccessResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -20445,6 +20722,42 @@ func (c *ClientWithResponses) ListAuditWithResponse(ctx context.Context, params 
 	return ParseListAuditResponse(rsp)
 }
 
+// ExplainAccessWithBodyWithResponse Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *ClientWithResponses) ExplainAccessWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error) {
+	rsp, err := c.ExplainAccessWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExplainAccessResponse(rsp)
+}
+
+// ExplainAccessWithResponse Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *ClientWithResponses) ExplainAccessWithResponse(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error) {
+	rsp, err := c.ExplainAccess(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExplainAccessResponse(rsp)
+}
+
 // MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -22949,6 +23262,39 @@ func ParseListAuditResponse(rsp *http.Response) (*ListAuditResponse, error) {
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest AuditRowList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseExplainAccessResponse parses an HTTP response from a ExplainAccessWithResponse call
+func ParseExplainAccessResponse(rsp *http.Response) (*ExplainAccessResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ExplainAccessResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessExplanation
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -90,6 +90,24 @@ func InScope(p iam.Principal, permission iam.Permission, named Scope) Check[Scop
 	}
 }
 
+// Known returns the project, org or, where both are empty, platform that the caller named and may know of.
+func Known(p iam.Principal, named Scope) Check[Scope] {
+	return func(ctx context.Context, tx db.Tx) (Scope, error) {
+		if named.ProjectID != "" {
+			project, err := iam.InProject(ctx, tx, p, iam.Know, named.ProjectID)
+			if err == nil && named.OrgID != "" && named.OrgID != project.OrgID {
+				err = iam.ErrNotFound()
+			}
+			return Scope{OrgID: project.OrgID, ProjectID: project.ID}, err
+		}
+		if named.OrgID == "" {
+			return Scope{}, iam.Authorize(p, iam.Know, "", "")
+		}
+		org, err := Org(p, iam.Know, named.OrgID)(ctx, tx)
+		return Scope{OrgID: org.ID}, err
+	}
+}
+
 // OrgID is Org for an org that is not read: whether it exists, the command finds out.
 func OrgID(p iam.Principal, permission iam.Permission, id string) Check[Nothing] {
 	return func(context.Context, db.Tx) (Nothing, error) {

@@ -35,6 +35,48 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessExplanationReason.
+const (
+	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
+	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
+	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
+	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
+)
+
+// Valid indicates whether the value is a known member of the AccessExplanationReason enum.
+func (e AccessExplanationReason) Valid() bool {
+	switch e {
+	case AccessExplanationReasonDisabled:
+		return true
+	case AccessExplanationReasonOtherOrg:
+		return true
+	case AccessExplanationReasonPermitted:
+		return true
+	case AccessExplanationReasonRoleMissing:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessPrincipalType.
+const (
+	AccessPrincipalTypeServiceAccount AccessPrincipalType = "service_account"
+	AccessPrincipalTypeUser           AccessPrincipalType = "user"
+)
+
+// Valid indicates whether the value is a known member of the AccessPrincipalType enum.
+func (e AccessPrincipalType) Valid() bool {
+	switch e {
+	case AccessPrincipalTypeServiceAccount:
+		return true
+	case AccessPrincipalTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -1374,6 +1416,31 @@ type AcceleratorPartition struct {
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
 
+// AccessExplanation defines model for AccessExplanation.
+type AccessExplanation struct {
+	Allowed bool `json:"allowed"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+
+	// Reason `role_missing`: the principal holds no role there that has the permission
+	Reason AccessExplanationReason `json:"reason"`
+
+	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
+	RolesWithPermission []string `json:"roles_with_permission"`
+
+	// Rules The rules that allowed it, or that forbade it; none where no rule permits it
+	Rules []AccessRule `json:"rules"`
+}
+
+// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
+type AccessExplanationReason string
+
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
 	// PortForward Through the hub; needs the permission apps.instance.connect
@@ -1381,6 +1448,33 @@ type AccessInstructions struct {
 
 	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
 	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
+}
+
+// AccessPrincipal defines model for AccessPrincipal.
+type AccessPrincipal struct {
+	// ID UUIDv7 in lower case.
+	ID   ID                  `json:"id"`
+	Type AccessPrincipalType `json:"type"`
+}
+
+// AccessPrincipalType defines model for AccessPrincipal.Type.
+type AccessPrincipalType string
+
+// AccessQuestion defines model for AccessQuestion.
+type AccessQuestion struct {
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+}
+
+// AccessRule defines model for AccessRule.
+type AccessRule struct {
+	Description string `json:"description"`
+	ID          string `json:"id"`
 }
 
 // Allocation defines model for Allocation.
@@ -3868,6 +3962,9 @@ type CreateUserJSONRequestBody = UserCreate
 // CreateUserTokenJSONRequestBody defines body for CreateUserToken for application/json ContentType.
 type CreateUserTokenJSONRequestBody = UserTokenCreate
 
+// ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
+type ExplainAccessJSONRequestBody = AccessQuestion
+
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
 
@@ -4032,6 +4129,9 @@ type ServerInterface interface {
 	// ListAudit The audit trail, newest first
 	// (GET /audit)
 	ListAudit(c *gin.Context, params ListAuditParams)
+	// ExplainAccess Why a permission is held, or why not
+	// (POST /auth/explain)
+	ExplainAccess(c *gin.Context)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(c *gin.Context)
@@ -5146,6 +5246,19 @@ func (siw *ServerInterfaceWrapper) ListAudit(c *gin.Context) {
 	}
 
 	siw.Handler.ListAudit(c, params)
+}
+
+// ExplainAccess operation middleware
+func (siw *ServerInterfaceWrapper) ExplainAccess(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ExplainAccess(c)
 }
 
 // MintServiceAccountToken operation middleware
@@ -8130,6 +8243,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/apps/catalog/:app_slug/versions", wrapper.ListAppVersions)
 	router.GET(options.BaseURL+"/apps/registry", wrapper.GetRegistry)
 	router.GET(options.BaseURL+"/audit", wrapper.ListAudit)
+	router.POST(options.BaseURL+"/auth/explain", wrapper.ExplainAccess)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
@@ -9378,6 +9492,45 @@ type ListAuditdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListAuditdefaultApplicationProblemPlusJSONResponse) VisitListAuditResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ExplainAccessRequestObject struct {
+	Body *ExplainAccessJSONRequestBody
+}
+
+type ExplainAccessResponseObject interface {
+	VisitExplainAccessResponse(w http.ResponseWriter) error
+}
+
+type ExplainAccess200JSONResponse AccessExplanation
+
+func (response ExplainAccess200JSONResponse) VisitExplainAccessResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ExplainAccessdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ExplainAccessdefaultApplicationProblemPlusJSONResponse) VisitExplainAccessResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -12577,6 +12730,9 @@ type StrictServerInterface interface {
 	// ListAudit The audit trail, newest first
 	// (GET /audit)
 	ListAudit(ctx context.Context, request ListAuditRequestObject) (ListAuditResponseObject, error)
+	// ExplainAccess Why a permission is held, or why not
+	// (POST /auth/explain)
+	ExplainAccess(ctx context.Context, request ExplainAccessRequestObject) (ExplainAccessResponseObject, error)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(ctx context.Context, request MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error)
@@ -13849,6 +14005,48 @@ func (sh *strictHandler) ListAudit(ctx *gin.Context, params ListAuditParams) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(ListAuditResponseObject); ok {
 		if err := validResponse.VisitListAuditResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ExplainAccess operation middleware
+func (sh *strictHandler) ExplainAccess(ctx *gin.Context) {
+	var request ExplainAccessRequestObject
+
+	var body ExplainAccessJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ExplainAccess(ctx, request.(ExplainAccessRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ExplainAccess")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ExplainAccessResponseObject); ok {
+		if err := validResponse.VisitExplainAccessResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

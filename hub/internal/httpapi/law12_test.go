@@ -33,6 +33,8 @@ func samples() map[string]string {
 	return map[string]string{
 		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID +
 			`","private_key_pem":"pem","assertion":"jwt"}`,
+		"explainAccess": `{"permission":"apps.instance.read","org_id":"` + someID + `","project_id":"` + someID +
+			`","principal":{"type":"user","id":"` + someID + `"}}`,
 		"createOrg":            `{"slug":"acme","display_name":"Acme"}`,
 		"createProject":        `{"org_id":"` + someID + `","slug":"p","display_name":"P"}`,
 		"createServiceAccount": `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,

@@ -52,7 +52,7 @@ func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 	require.NoError(t, err)
 	bodies := samples()
 	ids := strings.NewReplacer("{org_id}", orgID, "{project_id}", projectID, "{user_id}", userID,
-		`"org_id":"`+someID, `"org_id":"`+orgID)
+		`"org_id":"`+someID, `"org_id":"`+orgID, `"project_id":"`+someID, `"project_id":"`+projectID)
 	for _, template := range slices.Sorted(maps.Keys(doc.Paths.Map())) {
 		for method, op := range doc.Paths.Value(template).Operations() {
 			if op.Security != nil {

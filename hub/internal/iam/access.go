@@ -150,10 +150,19 @@ func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, token string, n
 	if err := proofs.verify(token, t, sa.PublicKey, now); err != nil {
 		return Principal{}, unauthenticated(err)
 	}
+	return sa.principal(), nil
+}
+
+func (sa ServiceAccount) principal() Principal {
 	return Principal{
-		Type: principal.ServiceAccount, ID: sa.ID, Name: sa.Name, OrgID: sa.OrgID, ProjectID: sa.ProjectID,
-		Bindings: []Binding{{Role: sa.Role, ProjectID: sa.ProjectID}},
-	}, nil
+		Type:      principal.ServiceAccount,
+		ID:        sa.ID,
+		Name:      sa.Name,
+		OrgID:     sa.OrgID,
+		ProjectID: sa.ProjectID,
+		Disabled:  sa.Status == StatusDisabled,
+		Bindings:  []Binding{{Role: sa.Role, ProjectID: sa.ProjectID}},
+	}
 }
 
 // EnsureSigningKey makes the hub's key for access tokens if there is none, and proves that it can be opened.

@@ -72,7 +72,7 @@ func TestListingsShowExactlyWhatThePoliciesAllow(t *testing.T) {
 
 		allowed, listed = nil, nil
 		for _, org := range orgs {
-			if known, err := iam.Decide(p, iam.Knowing, org.ID, ""); err == nil && known.Allowed {
+			if known, err := iam.Decide(p, iam.Know, org.ID, ""); err == nil && known.Allowed {
 				allowed = append(allowed, org.ID)
 			}
 		}

@@ -37,8 +37,15 @@ func Decide(p Principal, permission Permission, orgID, projectID string) (Decisi
 	return policies().decide(p, permission, orgID, projectID)
 }
 
-// knowing is the action of the policy that says whether a principal may know that a resource exists.
-const knowing = "know"
+// Know is the action of the policy that says whether a principal may know that a resource exists. It is no permission
+// that a role has.
+const Know Permission = "know"
+
+// IDs of policies that explanations give a reason of their own.
+const (
+	tenantBoundary = "tenant_boundary"
+	disabledRule   = "disabled"
+)
 
 // Entities of the policies.
 const (

@@ -108,7 +108,7 @@ func TestThePoliciesAreComplete(t *testing.T) {
 		names = append(names, string(r))
 	}
 	require.Equal(t, names, ids[4:])
-	known := append(Permissions(), knowing)
+	known := append(Permissions(), Know)
 	for _, action := range regexp.MustCompile(`Action::"([^"]*)"`).FindAllStringSubmatch(string(policyDocument), -1) {
 		require.Contains(t, known, action[1])
 	}

@@ -53,7 +53,7 @@ func Authorize(p Principal, permission Permission, orgID, projectID string) erro
 	if err != nil || decision.Allowed {
 		return err
 	}
-	known, err := Decide(p, knowing, orgID, projectID)
+	known, err := Decide(p, Know, orgID, projectID)
 	switch {
 	case err != nil:
 		return err

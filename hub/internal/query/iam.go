@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 // Orgs lists the orgs that the caller may see.
@@ -66,4 +67,34 @@ func (s *Service) ProjectRoles(ctx context.Context, p iam.Principal, projectID s
 	page db.Page,
 ) ([]iam.ProjectRoles, error) {
 	return listIn(ctx, s, access.Project(p, iam.RoleRead, projectID), iam.ListProjectRoles, projectID, page)
+}
+
+// Question is whether a principal has a permission on what belongs to a project, an org or, where both are empty, the
+// platform.
+type Question struct {
+	Permission iam.Permission
+	Of         access.Scope
+	// About is another principal; the zero value is the caller.
+	About principal.Actor
+}
+
+// Answer is the explanation, and the project with its org, or the org, that it is about.
+type Answer struct {
+	iam.Explanation
+	Of access.Scope
+}
+
+// Explain says why a principal has a permission, or why not.
+func (s *Service) Explain(ctx context.Context, p iam.Principal, q Question) (Answer, error) {
+	return read(ctx, s, access.Known(p, q.Of), func(tx db.Tx, of access.Scope) (Answer, error) {
+		about := p
+		if q.About.ID != "" && q.About != p.Actor() {
+			var err error
+			if about, err = iam.PrincipalOf(ctx, tx, p, q.About); err != nil {
+				return Answer{}, err
+			}
+		}
+		why, err := iam.Explain(about, q.Permission, of.OrgID, of.ProjectID)
+		return Answer{Explanation: why, Of: of}, err
+	})
 }

@@ -1,0 +1,79 @@
+package iam
+
+import (
+	"context"
+	"slices"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
+)
+
+// Reason is why a decision was made.
+type Reason string
+
+// The reasons. RoleMissing is that the principal holds no role there that has the permission.
+const (
+	Permitted   Reason = "permitted"
+	RoleMissing Reason = "role_missing"
+	OtherOrg    Reason = "other_org"
+	IsDisabled  Reason = "disabled"
+)
+
+// Explanation is a decision and what would change it.
+type Explanation struct {
+	Decision
+	Reason Reason
+	// About is whom the decision is about.
+	About principal.Actor
+	// Roles are those that have the permission.
+	Roles []Role
+}
+
+// Explain decides as Decide does and says why.
+func Explain(p Principal, permission Permission, orgID, projectID string) (Explanation, error) {
+	if !slices.Contains(Permissions(), permission) {
+		return Explanation{}, invalid().WithHint("/permission", "is no permission",
+			"docs/reference/permissions.md lists them; one looks like apps.instance.create")
+	}
+	decision, err := Decide(p, permission, orgID, projectID)
+	if err != nil {
+		return Explanation{}, err
+	}
+	out := Explanation{Decision: decision, Reason: RoleMissing, About: p.Actor()}
+	forbade := func(id string) bool {
+		return !decision.Allowed && slices.ContainsFunc(decision.Rules, func(r Rule) bool { return r.ID == id })
+	}
+	switch {
+	case decision.Allowed:
+		out.Reason = Permitted
+	case forbade(disabledRule):
+		out.Reason = IsDisabled
+	case forbade(tenantBoundary):
+		out.Reason = OtherOrg
+	}
+	for _, r := range roles() {
+		if slices.Contains(r.Permissions(), permission) {
+			out.Roles = append(out.Roles, r)
+		}
+	}
+	return out, nil
+}
+
+// PrincipalOf finds another principal for p, who must be allowed to read the roles that it holds.
+func PrincipalOf(ctx context.Context, tx db.Tx, p Principal, of principal.Actor) (Principal, error) {
+	if of.Type == principal.ServiceAccount {
+		sa, err := selectByID[ServiceAccount](ctx, tx, `SELECT `+serviceAccountColumns+
+			` FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`, of.ID)
+		if err != nil {
+			return Principal{}, err
+		}
+		return sa.principal(), Authorize(p, ServiceAccountRead, sa.OrgID, sa.ProjectID)
+	}
+	u, err := OfUser(ctx, tx, p, RoleRead, of.ID)
+	if err != nil {
+		return Principal{}, err
+	}
+	return selectUserPrincipal(ctx, tx, `
+		SELECT `+userPrincipalColumns+`
+		FROM users u LEFT JOIN role_bindings b ON b.user_id = u.id WHERE u.id = $1`, u.ID)
+}
