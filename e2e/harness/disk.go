@@ -45,7 +45,9 @@ func (w *Testbed) Fill(dir string, leave uint64) string {
 // moving are the tables that change by themselves while a hub serves and a node is connected, and the audit trail,
 // which has a row for each refusal.
 func moving() []string {
-	return []string{"audit_rows", "node_sessions", "event_sequencer", "instance_reports", "hub_lease", "usage_slots"}
+	return []string{
+		"audit_heads", "audit_rows", "node_sessions", "event_sequencer", "instance_reports", "hub_lease", "usage_slots",
+	}
 }
 
 // Rows is the content of every other table of the hub.

@@ -36,48 +36,6 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
-// Defines values for AccessExplanationReason.
-const (
-	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
-	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
-	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
-	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
-)
-
-// Valid indicates whether the value is a known member of the AccessExplanationReason enum.
-func (e AccessExplanationReason) Valid() bool {
-	switch e {
-	case AccessExplanationReasonDisabled:
-		return true
-	case AccessExplanationReasonOtherOrg:
-		return true
-	case AccessExplanationReasonPermitted:
-		return true
-	case AccessExplanationReasonRoleMissing:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AccessPrincipalType.
-const (
-	AccessPrincipalTypeServiceAccount AccessPrincipalType = "service_account"
-	AccessPrincipalTypeUser           AccessPrincipalType = "user"
-)
-
-// Valid indicates whether the value is a known member of the AccessPrincipalType enum.
-func (e AccessPrincipalType) Valid() bool {
-	switch e {
-	case AccessPrincipalTypeServiceAccount:
-		return true
-	case AccessPrincipalTypeUser:
-		return true
-	default:
-		return false
-	}
-}
-
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -292,6 +250,7 @@ func (e ArtifactSourceType) Valid() bool {
 const (
 	AuditActorTypeAnonymous      AuditActorType = "anonymous"
 	AuditActorTypeNode           AuditActorType = "node"
+	AuditActorTypeRecovery       AuditActorType = "recovery"
 	AuditActorTypeServiceAccount AuditActorType = "service_account"
 	AuditActorTypeSystem         AuditActorType = "system"
 	AuditActorTypeUser           AuditActorType = "user"
@@ -303,6 +262,8 @@ func (e AuditActorType) Valid() bool {
 	case AuditActorTypeAnonymous:
 		return true
 	case AuditActorTypeNode:
+		return true
+	case AuditActorTypeRecovery:
 		return true
 	case AuditActorTypeServiceAccount:
 		return true
@@ -1172,23 +1133,20 @@ func (e TargetKind) Valid() bool {
 
 // Defines values for TargetReason.
 const (
-	TargetReasonAcceleratorsSharedOtherwise TargetReason = "accelerators_shared_otherwise"
-	TargetReasonFeatureMissing              TargetReason = "feature_missing"
-	TargetReasonInsufficientAccelerators    TargetReason = "insufficient_accelerators"
-	TargetReasonInsufficientCPU             TargetReason = "insufficient_cpu"
-	TargetReasonInsufficientMemory          TargetReason = "insufficient_memory"
-	TargetReasonNotEmpty                    TargetReason = "not_empty"
-	TargetReasonNotEntitled                 TargetReason = "not_entitled"
-	TargetReasonNotUsable                   TargetReason = "not_usable"
-	TargetReasonVolumeOnAnotherNode         TargetReason = "volume_on_another_node"
-	TargetReasonWrongShape                  TargetReason = "wrong_shape"
+	TargetReasonFeatureMissing           TargetReason = "feature_missing"
+	TargetReasonInsufficientAccelerators TargetReason = "insufficient_accelerators"
+	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
+	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
+	TargetReasonNotEmpty                 TargetReason = "not_empty"
+	TargetReasonNotEntitled              TargetReason = "not_entitled"
+	TargetReasonNotUsable                TargetReason = "not_usable"
+	TargetReasonVolumeOnAnotherNode      TargetReason = "volume_on_another_node"
+	TargetReasonWrongShape               TargetReason = "wrong_shape"
 )
 
 // Valid indicates whether the value is a known member of the TargetReason enum.
 func (e TargetReason) Valid() bool {
 	switch e {
-	case TargetReasonAcceleratorsSharedOtherwise:
-		return true
 	case TargetReasonFeatureMissing:
 		return true
 	case TargetReasonInsufficientAccelerators:
@@ -1417,31 +1375,6 @@ type AcceleratorPartition struct {
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
 
-// AccessExplanation defines model for AccessExplanation.
-type AccessExplanation struct {
-	Allowed bool `json:"allowed"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID      ID              `json:"org_id,omitempty,omitzero"`
-	Permission string          `json:"permission"`
-	Principal  AccessPrincipal `json:"principal"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id,omitempty,omitzero"`
-
-	// Reason `role_missing`: the principal holds no role there that has the permission
-	Reason AccessExplanationReason `json:"reason"`
-
-	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
-	RolesWithPermission []string `json:"roles_with_permission"`
-
-	// Rules The rules that allowed it, or that forbade it; none where no rule permits it
-	Rules []AccessRule `json:"rules"`
-}
-
-// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
-type AccessExplanationReason string
-
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
 	// PortForward Through the hub; needs the permission apps.instance.connect
@@ -1449,33 +1382,6 @@ type AccessInstructions struct {
 
 	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
 	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
-}
-
-// AccessPrincipal defines model for AccessPrincipal.
-type AccessPrincipal struct {
-	// ID UUIDv7 in lower case.
-	ID   ID                  `json:"id"`
-	Type AccessPrincipalType `json:"type"`
-}
-
-// AccessPrincipalType defines model for AccessPrincipal.Type.
-type AccessPrincipalType string
-
-// AccessQuestion defines model for AccessQuestion.
-type AccessQuestion struct {
-	// OrgID UUIDv7 in lower case.
-	OrgID      ID              `json:"org_id,omitempty,omitzero"`
-	Permission string          `json:"permission"`
-	Principal  AccessPrincipal `json:"principal,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id,omitempty,omitzero"`
-}
-
-// AccessRule defines model for AccessRule.
-type AccessRule struct {
-	Description string `json:"description"`
-	ID          string `json:"id"`
 }
 
 // Allocation defines model for Allocation.
@@ -1859,20 +1765,33 @@ type AuditRow struct {
 	Before        interface{} `json:"before,omitempty,omitzero"`
 	CorrelationID string      `json:"correlation_id"`
 
+	// Hash SHA-256, in hexadecimal, over this object without the hash, in the form of RFC 8785
+	Hash string `json:"hash,omitempty,omitzero"`
+
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
+
+	// Number The place in the chain of the org, without gaps; absent until the row has one
+	Number     int64      `json:"number,omitempty,omitzero"`
+	OnBehalfOf AuditActor `json:"on_behalf_of,omitempty,omitzero"`
 
 	// OrgID UUIDv7 in lower case.
 	OrgID   ID           `json:"org_id,omitempty,omitzero"`
 	Outcome AuditOutcome `json:"outcome"`
 
+	// PreviousHash The hash of the row before; 64 zeros in the first
+	PreviousHash string `json:"previous_hash,omitempty,omitzero"`
+
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID `json:"project_id,omitempty,omitzero"`
 
-	// Reason The code of the problem that the caller got; absent where it was done
+	// Reason Why it was done, where one was given; the code of the problem where it was denied or failed
 	Reason       string `json:"reason,omitempty,omitzero"`
 	ResourceID   string `json:"resource_id"`
 	ResourceType string `json:"resource_type"`
+
+	// SourceAddress The IP address that the request came from; absent where the hub or a node acted by itself
+	SourceAddress string `json:"source_address,omitempty,omitzero"`
 }
 
 // AuditRowList defines model for AuditRowList.
@@ -2618,7 +2537,7 @@ type Price struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2646,7 +2565,7 @@ type PriceCreate struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2662,7 +2581,7 @@ type PriceList struct {
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
 }
 
-// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
+// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 type PriceUnit string
 
 // Problem RFC 9457 problem details.
@@ -3080,14 +2999,14 @@ type Target struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
 
-	// Reason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
+	// Reason The first reason for which it does not fit; absent where it does
 	Reason TargetReason `json:"reason,omitempty,omitzero"`
 }
 
 // TargetKind defines model for Target.Kind.
 type TargetKind string
 
-// TargetReason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
+// TargetReason The first reason for which it does not fit; absent where it does
 type TargetReason string
 
 // TargetList defines model for TargetList.
@@ -3120,7 +3039,7 @@ type UsageHour struct {
 	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
 	AppSlug       string `json:"app_slug,omitempty,omitzero"`
 
-	// Charged Decimal; price × quantity, for a slice of a GPU the part of it. Absent where the meter has no price
+	// Charged Decimal; price × quantity. Absent where the meter has no price
 	Charged string `json:"charged,omitempty,omitzero"`
 
 	// Currency ISO 4217 code.
@@ -3457,9 +3376,6 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
-// Accelerators defines model for Accelerators.
-type Accelerators = int32
-
 // After defines model for After.
 type After = int64
 
@@ -3627,6 +3543,17 @@ type ListAuditParams struct {
 
 	// To Only what started before this time
 	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
+}
+
+// ExportAuditParams defines parameters for ExportAudit.
+type ExportAuditParams struct {
+	OrgID ID `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+
+	// FromNumber Absent means the first row that is kept
+	FromNumber int64 `form:"from_number,omitempty" json:"from_number,omitempty,omitzero"`
+
+	// ToNumber Absent means the last row
+	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
 }
 
 // ListLedgerParams defines parameters for ListLedger.
@@ -3817,12 +3744,8 @@ type ListEntitlementsParams struct {
 
 // EstimateCostParams defines parameters for EstimateCost.
 type EstimateCostParams struct {
-	// AllocationID Where it would run; absent means a place without a SKU that has the accelerators, and of a slice the price of its GPU
+	// AllocationID Where it would run; absent means a place without a SKU
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
-
-	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
-	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
 	// CPUMillis Absent means the version's default
 	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
@@ -3846,7 +3769,7 @@ type ListTargetsParams struct {
 	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
 
 	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	Accelerators       int32              `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
 	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
@@ -3962,9 +3885,6 @@ type CreateUserJSONRequestBody = UserCreate
 
 // CreateUserTokenJSONRequestBody defines body for CreateUserToken for application/json ContentType.
 type CreateUserTokenJSONRequestBody = UserTokenCreate
-
-// ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
-type ExplainAccessJSONRequestBody = AccessQuestion
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
@@ -4411,34 +4331,21 @@ type ClientInterface interface {
 	// ListAudit The audit trail, newest first
 	//
 	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
-	// and failures are rows as well; what looks like a secret was never written.
+	// and failures are rows as well; what looks like a secret was never written. The rows of an org are a hash chain:
+	// within a moment each gets its number, its hash and the hash of the one before.
 	//
 	// Corresponds with GET /audit (the `ListAudit` operationId).
 	ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// ExplainAccessWithBody Why a permission is held, or why not
+	// ExportAudit A chain of the audit trail as JSON Lines, oldest first
 	//
-	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-	// is 404 here too. Another principal is explained to those who may read the roles of its org
-	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	// The rows of an org (AuditRow), by their numbers, each a line in the form of RFC 8785, so that
+	// `gpuaas audit verify` or another program can check the hashes. Of a platform admin who names no org these are
+	// the rows of no org, which have a chain of their own. The answer ends with the last row that has a number
+	// when the request begins; where it ends early, the connection breaks.
 	//
-	// Takes any type of body and a specified content type.
-	//
-	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-	ExplainAccessWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
-
-	// ExplainAccess Why a permission is held, or why not
-	//
-	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-	// is 404 here too. Another principal is explained to those who may read the roles of its org
-	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
-	//
-	// Takes a body of the `application/json` content type.
-	//
-	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-	ExplainAccess(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+	// Corresponds with GET /audit/export (the `ExportAudit` operationId).
+	ExportAudit(ctx context.Context, params *ExportAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 	//
@@ -5953,7 +5860,8 @@ func (c *Client) GetRegistry(ctx context.Context, reqEditors ...RequestEditorFn)
 // ListAudit The audit trail, newest first
 //
 // An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
-// and failures are rows as well; what looks like a secret was never written.
+// and failures are rows as well; what looks like a secret was never written. The rows of an org are a hash chain:
+// within a moment each gets its number, its hash and the hash of the one before.
 //
 // Corresponds with GET /audit (the `ListAudit` operationId).
 func (c *Client) ListAudit(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
@@ -5968,40 +5876,16 @@ func (c *Client) ListAudit(ctx context.Context, params *ListAuditParams, reqEdit
 	return c.Client.Do(req)
 }
 
-// ExplainAccessWithBody Why a permission is held, or why not
+// ExportAudit A chain of the audit trail as JSON Lines, oldest first
 //
-// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-// is 404 here too. Another principal is explained to those who may read the roles of its org
-// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+// The rows of an org (AuditRow), by their numbers, each a line in the form of RFC 8785, so that
+// `gpuaas audit verify` or another program can check the hashes. Of a platform admin who names no org these are
+// the rows of no org, which have a chain of their own. The answer ends with the last row that has a number
+// when the request begins; where it ends early, the connection breaks.
 //
-// Takes any type of body and a specified content type.
-//
-// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-func (c *Client) ExplainAccessWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewExplainAccessRequestWithBody(c.Server, contentType, body)
-	if err != nil {
-		return nil, err
-	}
-	req = req.WithContext(ctx)
-	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
-		return nil, err
-	}
-	return c.Client.Do(req)
-}
-
-// ExplainAccess Why a permission is held, or why not
-//
-// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-// is 404 here too. Another principal is explained to those who may read the roles of its org
-// (`iam.role.read`), a service account to those who may read the service accounts of its project.
-//
-// Takes a body of the `application/json` content type.
-//
-// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-func (c *Client) ExplainAccess(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewExplainAccessRequest(c.Server, body)
+// Corresponds with GET /audit/export (the `ExportAudit` operationId).
+func (c *Client) ExportAudit(ctx context.Context, params *ExportAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExportAuditRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -9307,19 +9191,8 @@ func NewListAuditRequest(server string, params *ListAuditParams) (*http.Request,
 	return req, nil
 }
 
-// NewExplainAccessRequest calls the generic ExplainAccess builder with application/json body
-func NewExplainAccessRequest(server string, body ExplainAccessJSONRequestBody) (*http.Request, error) {
-	var bodyReader io.Reader
-	buf, err := json.Marshal(body)
-	if err != nil {
-		return nil, err
-	}
-	bodyReader = bytes.NewReader(buf)
-	return NewExplainAccessRequestWithBody(server, "application/json", bodyReader)
-}
-
-// NewExplainAccessRequestWithBody constructs an http.Request for the ExplainAccess method, with any body, and a specified content type
-func NewExplainAccessRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+// NewExportAuditRequest constructs an http.Request for the ExportAudit method
+func NewExportAuditRequest(server string, params *ExportAuditParams) (*http.Request, error) {
 	var err error
 
 	serverURL, err := url.Parse(server)
@@ -9327,7 +9200,7 @@ func NewExplainAccessRequestWithBody(server string, contentType string, body io.
 		return nil, err
 	}
 
-	operationPath := fmt.Sprintf("/auth/explain")
+	operationPath := fmt.Sprintf("/audit/export")
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}
@@ -9337,12 +9210,49 @@ func NewExplainAccessRequestWithBody(server string, contentType string, body io.
 		return nil, err
 	}
 
-	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "org_id", params.OrgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "from_number", params.FromNumber, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "to_number", params.ToNumber, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
-
-	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -11840,22 +11750,6 @@ func NewEstimateCostRequest(server string, projectID ProjectID, appSlug AppSlug,
 			}
 		}
 
-		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerators", params.Accelerators, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
-			return nil, err
-		} else {
-			for _, qp := range strings.Split(queryFrag, "&") {
-				rawQueryFragments = append(rawQueryFragments, qp)
-			}
-		}
-
-		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerator_sharing", params.AcceleratorSharing, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
-			return nil, err
-		} else {
-			for _, qp := range strings.Split(queryFrag, "&") {
-				rawQueryFragments = append(rawQueryFragments, qp)
-			}
-		}
-
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cpu_millis", params.CPUMillis, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
 			return nil, err
 		} else {
@@ -13982,36 +13876,25 @@ type ClientWithResponsesInterface interface {
 	// ListAuditWithResponse The audit trail, newest first
 	//
 	// An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
-	// and failures are rows as well; what looks like a secret was never written.
+	// and failures are rows as well; what looks like a secret was never written. The rows of an org are a hash chain:
+	// within a moment each gets its number, its hash and the hash of the one before.
 	//
 	// Returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with GET /audit (the `ListAudit` operationId).
 	ListAuditWithResponse(ctx context.Context, params *ListAuditParams, reqEditors ...RequestEditorFn) (*ListAuditResponse, error)
 
-	// ExplainAccessWithBodyWithResponse Why a permission is held, or why not
+	// ExportAuditWithResponse A chain of the audit trail as JSON Lines, oldest first
 	//
-	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-	// is 404 here too. Another principal is explained to those who may read the roles of its org
-	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	// The rows of an org (AuditRow), by their numbers, each a line in the form of RFC 8785, so that
+	// `gpuaas audit verify` or another program can check the hashes. Of a platform admin who names no org these are
+	// the rows of no org, which have a chain of their own. The answer ends with the last row that has a number
+	// when the request begins; where it ends early, the connection breaks.
 	//
-	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	// Returns a wrapper object for the known response body format(s).
 	//
-	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-	ExplainAccessWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error)
-
-	// ExplainAccessWithResponse Why a permission is held, or why not
-	//
-	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-	// is 404 here too. Another principal is explained to those who may read the roles of its org
-	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
-	//
-	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
-	//
-	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-	ExplainAccessWithResponse(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error)
+	// Corresponds with GET /audit/export (the `ExportAudit` operationId).
+	ExportAuditWithResponse(ctx context.Context, params *ExportAuditParams, reqEditors ...RequestEditorFn) (*ExportAuditResponse, error)
 
 	// MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 	//
@@ -16367,32 +16250,25 @@ func (r ListAuditResponse) ContentType() string {
 	return ""
 }
 
-type ExplainAccessResponse struct {
+type ExportAuditResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
-	// JSON200 the response for an HTTP 200 `application/json` response
-	JSON200 *AccessExplanation
 	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
 	ApplicationProblemJSONDefault *Problem
 }
 
-// GetJSON200 returns the response for an HTTP 200 `application/json` response
-func (r ExplainAccessResponse) GetJSON200() *AccessExplanation {
-	return r.JSON200
-}
-
 // GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
-func (r ExplainAccessResponse) GetApplicationProblemJSONDefault() *Problem {
+func (r ExportAuditResponse) GetApplicationProblemJSONDefault() *Problem {
 	return r.ApplicationProblemJSONDefault
 }
 
 // GetBody returns the raw response body bytes
-func (r ExplainAccessResponse) GetBody() []byte {
+func (r ExportAuditResponse) GetBody() []byte {
 	return r.Body
 }
 
 // Status returns HTTPResponse.Status
-func (r ExplainAccessResponse) Status() string {
+func (r ExportAuditResponse) Status() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Status
 	}
@@ -16400,7 +16276,7 @@ func (r ExplainAccessResponse) Status() string {
 }
 
 // StatusCode returns HTTPResponse.StatusCode
-func (r ExplainAccessResponse) StatusCode() int {
+func (r ExportAuditResponse) StatusCode() int {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.StatusCode
 	}
@@ -16408,7 +16284,7 @@ func (r ExplainAccessResponse) StatusCode() int {
 }
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
-func (r ExplainAccessResponse) ContentType() string {
+func (r ExportAuditResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -20709,7 +20585,8 @@ func (c *ClientWithResponses) GetRegistryWithResponse(ctx context.Context, reqEd
 // ListAuditWithResponse The audit trail, newest first
 //
 // An org's admin reads the rows of the org. A platform admin reads all rows, those of no org among them. Denials
-// and failures are rows as well; what looks like a secret was never written.
+// and failures are rows as well; what looks like a secret was never written. The rows of an org are a hash chain:
+// within a moment each gets its number, its hash and the hash of the one before.
 //
 // Returns a wrapper object for the known response body format(s).
 //
@@ -20722,40 +20599,22 @@ func (c *ClientWithResponses) ListAuditWithResponse(ctx context.Context, params 
 	return ParseListAuditResponse(rsp)
 }
 
-// ExplainAccessWithBodyWithResponse Why a permission is held, or why not
+// ExportAuditWithResponse A chain of the audit trail as JSON Lines, oldest first
 //
-// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-// is 404 here too. Another principal is explained to those who may read the roles of its org
-// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+// The rows of an org (AuditRow), by their numbers, each a line in the form of RFC 8785, so that
+// `gpuaas audit verify` or another program can check the hashes. Of a platform admin who names no org these are
+// the rows of no org, which have a chain of their own. The answer ends with the last row that has a number
+// when the request begins; where it ends early, the connection breaks.
 //
-// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+// Returns a wrapper object for the known response body format(s).
 //
-// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-func (c *ClientWithResponses) ExplainAccessWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error) {
-	rsp, err := c.ExplainAccessWithBody(ctx, contentType, body, reqEditors...)
+// Corresponds with GET /audit/export (the `ExportAudit` operationId).
+func (c *ClientWithResponses) ExportAuditWithResponse(ctx context.Context, params *ExportAuditParams, reqEditors ...RequestEditorFn) (*ExportAuditResponse, error) {
+	rsp, err := c.ExportAudit(ctx, params, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
-	return ParseExplainAccessResponse(rsp)
-}
-
-// ExplainAccessWithResponse Why a permission is held, or why not
-//
-// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
-// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
-// is 404 here too. Another principal is explained to those who may read the roles of its org
-// (`iam.role.read`), a service account to those who may read the service accounts of its project.
-//
-// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
-//
-// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
-func (c *ClientWithResponses) ExplainAccessWithResponse(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error) {
-	rsp, err := c.ExplainAccess(ctx, body, reqEditors...)
-	if err != nil {
-		return nil, err
-	}
-	return ParseExplainAccessResponse(rsp)
+	return ParseExportAuditResponse(rsp)
 }
 
 // MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
@@ -23279,27 +23138,20 @@ func ParseListAuditResponse(rsp *http.Response) (*ListAuditResponse, error) {
 	return response, nil
 }
 
-// ParseExplainAccessResponse parses an HTTP response from a ExplainAccessWithResponse call
-func ParseExplainAccessResponse(rsp *http.Response) (*ExplainAccessResponse, error) {
+// ParseExportAuditResponse parses an HTTP response from a ExportAuditWithResponse call
+func ParseExportAuditResponse(rsp *http.Response) (*ExportAuditResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
 	defer func() { _ = rsp.Body.Close() }()
 	if err != nil {
 		return nil, err
 	}
 
-	response := &ExplainAccessResponse{
+	response := &ExportAuditResponse{
 		Body:         bodyBytes,
 		HTTPResponse: rsp,
 	}
 
 	switch {
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
-		var dest AccessExplanation
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.JSON200 = &dest
-
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {

@@ -92,6 +92,7 @@ hub/command/executed
 hub/command/answer_stored
 hub/command/committed
 hub/events/numbered
+hub/audit/linked
 hub/dispatch/compiled
 hub/dispatch/signed
 hub/dispatch/written

@@ -31,7 +31,9 @@ type By struct {
 	CorrelationID string
 	// TraceID is the W3C trace id in hex; empty without a trace.
 	TraceID string
-	Now     time.Time
+	// SourceAddress is where the request came from; empty where the hub or a node acts by itself.
+	SourceAddress string
+	Now           time.Time
 }
 
 // BySystem is a change that the hub makes by a rule of its own.
@@ -53,7 +55,8 @@ type Entry struct {
 	Version          int64
 	OrgID, ProjectID string
 	Reason           string
-	// RequestedBy joins the event's data. Where it is zero, it is who makes the change, and absent for the hub itself.
+	// RequestedBy joins the event's data. Where it is zero, it is who makes the change, and absent for the hub itself. A
+	// node makes the change on behalf of it.
 	RequestedBy principal.Actor
 	// Data goes into the event. Like Before and After it holds no secret.
 	Data          map[string]any
@@ -93,14 +96,20 @@ func Append(ctx context.Context, tx db.Tx, by By, e Entry) error {
 
 // Audit writes the audit row alone: for a change that has no event, or several.
 func Audit(ctx context.Context, tx db.Tx, by By, e Entry) error {
+	var onBehalfOf principal.Actor
+	if by.Type == principal.Node {
+		onBehalfOf = e.RequestedBy
+	}
 	return event.Audit(ctx, tx, event.AuditRow{
 		Actor:         principal.Actor{Type: cmp.Or(by.Type, principal.System), ID: by.ID},
+		OnBehalfOf:    onBehalfOf,
 		Action:        e.Action,
 		ResourceType:  e.ResourceType,
 		ResourceID:    e.ResourceID,
 		OrgID:         e.OrgID,
 		ProjectID:     e.ProjectID,
 		CorrelationID: by.CorrelationID,
+		SourceAddress: by.SourceAddress,
 		Reason:        e.Reason,
 		Before:        e.Before,
 		After:         e.After,

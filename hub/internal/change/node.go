@@ -9,8 +9,10 @@ import (
 )
 
 // RecordNode writes the event and the audit row of a change of a node, which is given as it is after the change. Where
-// no caller is known, the node itself made the change.
-func RecordNode(ctx context.Context, tx db.Tx, by By, eventType, action string, n fleet.Node, reason string) error {
+// no caller is known, the node itself made the change. before is its earlier status; empty where it was not there.
+func RecordNode(ctx context.Context, tx db.Tx, by By, eventType, action, before string, n fleet.Node,
+	reason string,
+) error {
 	if by.ID == "" {
 		by.Actor = principal.Actor{Type: principal.Node, ID: n.ID}
 	}
@@ -18,7 +20,7 @@ func RecordNode(ctx context.Context, tx db.Tx, by By, eventType, action string, 
 	if reason != "" {
 		data["reason"] = reason
 	}
-	return Record(ctx, tx, by, Entry{
+	e := Entry{
 		Event:        eventType,
 		Action:       action,
 		ResourceType: Node,
@@ -27,5 +29,9 @@ func RecordNode(ctx context.Context, tx db.Tx, by By, eventType, action string, 
 		Reason:       reason,
 		Data:         data,
 		After:        data,
-	})
+	}
+	if before != "" {
+		e.Before = map[string]any{"hostname": n.Hostname, "status": before}
+	}
+	return Record(ctx, tx, by, e)
 }

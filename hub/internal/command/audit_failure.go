@@ -28,7 +28,7 @@ func (s *Service) AuditFailure(ctx context.Context, m Meta, f Failure) error {
 		Actor: m.Principal.Actor(), Action: f.Operation, ResourceType: "operation",
 		ResourceID: m.Route,
 		OrgID:      m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
-		Outcome: event.Failed, Reason: string(f.Code), At: m.Now,
+		SourceAddress: m.SourceAddress, Outcome: event.Failed, Reason: string(f.Code), At: m.Now,
 	}
 	if f.Unrecorded > 0 {
 		row.After = map[string]any{"unrecorded_before": f.Unrecorded}

@@ -22,6 +22,7 @@ func TestDenialsAndFailuresAreInTheAuditTrail(t *testing.T) {
 		Principal:     iam.Principal{Type: principal.User, ID: db.NewID()},
 		Route:         "POST /things",
 		CorrelationID: "c-1",
+		SourceAddress: "192.0.2.7",
 		Now:           time.Unix(1_800_000_000, 0).UTC(),
 	}
 	nobody := known
@@ -41,6 +42,7 @@ func TestDenialsAndFailuresAreInTheAuditTrail(t *testing.T) {
 	for _, r := range rows {
 		require.Equal(t, "c-1", r.CorrelationID)
 		require.Equal(t, "createOrg", r.Action)
+		require.Equal(t, "192.0.2.7", r.SourceAddress)
 		outcomes[r.Outcome] = r
 	}
 	require.Equal(t, known.Principal.ID, outcomes[event.Denied].Actor.ID)

@@ -49,7 +49,7 @@ func (s *Service) EnrollNode(ctx context.Context, m Meta, in EnrollNodeInput) (N
 		if !enrolled {
 			eventType, action = eventRenewed, actionRenew
 		}
-		return node, change.RecordNode(ctx, tx, m.by(), eventType, action, node, "")
+		return node, change.RecordNode(ctx, tx, m.by(), eventType, action, "", node, "")
 	})
 	if err != nil {
 		return NodeCredentials{}, err

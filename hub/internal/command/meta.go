@@ -38,6 +38,8 @@ type Meta struct {
 	CorrelationID string
 	// TraceID is the W3C trace id in hex; empty without a trace.
 	TraceID string
+	// SourceAddress is the IP address that the request came from.
+	SourceAddress string
 	// IdempotencyKey is the caller's; empty where the operation takes none.
 	IdempotencyKey string
 	// Route is the operation's method and path template: the same key on another route is another request.
@@ -55,6 +57,7 @@ func (m Meta) by() change.By {
 		Actor:         m.Principal.Actor(),
 		CorrelationID: m.CorrelationID,
 		TraceID:       m.TraceID,
+		SourceAddress: m.SourceAddress,
 		Now:           m.Now,
 	}
 }

@@ -13,7 +13,7 @@ import (
 
 // DrainNode stops new placements on a node; what runs there goes on. Draining a draining node changes nothing.
 func (s *Service) DrainNode(ctx context.Context, m Meta, nodeID string) error {
-	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, nodeID, func(tx db.Tx) (fleet.Node, bool, error) {
 		n, drained, err := fleet.Drain(ctx, tx, nodeID, m.Now)
 		return n, drained, outOfUse(n, err)
 	}, "fleet.node.draining", "")
@@ -21,7 +21,7 @@ func (s *Service) DrainNode(ctx context.Context, m Meta, nodeID string) error {
 
 // UndrainNode lets new things be placed on a node again. A node that was not draining stays as it is.
 func (s *Service) UndrainNode(ctx context.Context, m Meta, nodeID string) error {
-	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, nodeID, func(tx db.Tx) (fleet.Node, bool, error) {
 		n, undrained, err := fleet.Undrain(ctx, tx, nodeID, m.Now)
 		return n, undrained, outOfUse(n, err)
 	}, "fleet.node.undrained", "")
@@ -29,7 +29,7 @@ func (s *Service) UndrainNode(ctx context.Context, m Meta, nodeID string) error 
 
 // BanNode shuts out a compromised node for good. Banning a banned node changes nothing; its first reason stays.
 func (s *Service) BanNode(ctx context.Context, m Meta, nodeID, reason string) error {
-	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, nodeID, func(tx db.Tx) (fleet.Node, bool, error) {
 		n, banned, err := fleet.Ban(ctx, tx, nodeID, reason, m.Now)
 		if err == nil && banned {
 			// A state that was compiled before the ban must not be saved after it.
@@ -43,21 +43,26 @@ func (s *Service) BanNode(ctx context.Context, m Meta, nodeID, reason string) er
 // dials next gets a new incarnation; should there be two again, they are noticed again. Releasing a node that is not
 // quarantined changes nothing.
 func (s *Service) ReleaseNode(ctx context.Context, m Meta, nodeID string) error {
-	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, nodeID, func(tx db.Tx) (fleet.Node, bool, error) {
 		return fleet.Release(ctx, tx, nodeID, m.Now)
 	}, "fleet.node.released", "")
 }
 
 // changeNode changes a node for an admin and records that where something has changed.
-func (s *Service) changeNode(ctx context.Context, m Meta, apply func(db.Tx) (fleet.Node, bool, error),
+func (s *Service) changeNode(ctx context.Context, m Meta, nodeID string, apply func(db.Tx) (fleet.Node, bool, error),
 	eventType, reason string,
 ) error {
 	_, err := once(ctx, s, m, access.Platform(m.Principal, iam.NodeWrite), func(tx db.Tx, _ access.Nothing) (bool, error) {
+		before, err := fleet.Get(ctx, tx, nodeID)
+		if err != nil {
+			return false, err
+		}
 		node, changed, err := apply(tx)
 		if err != nil || !changed {
 			return false, err
 		}
-		return true, change.RecordNode(ctx, tx, m.by(), eventType, iam.NodeWrite, node, reason)
+		status := string(before.Status(m.Now))
+		return true, change.RecordNode(ctx, tx, m.by(), eventType, iam.NodeWrite, status, node, reason)
 	})
 	return err
 }

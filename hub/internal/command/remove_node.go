@@ -27,7 +27,7 @@ func (s *Service) RemoveNode(ctx context.Context, m Meta, nodeID string, in Remo
 	if in.Lost {
 		eventType, empty = "fleet.node.lost", m.markNodeLost
 	}
-	return s.changeNode(ctx, m, func(tx db.Tx) (fleet.Node, bool, error) {
+	return s.changeNode(ctx, m, nodeID, func(tx db.Tx) (fleet.Node, bool, error) {
 		before, err := fleet.Get(ctx, tx, nodeID)
 		if err != nil || before.IsRemoved() {
 			return before, false, err

@@ -55,9 +55,10 @@ func (s *Service) renewNode(ctx context.Context, tx db.Tx, m Meta, in RenewNodeI
 		in.Signature); err != nil {
 		return err
 	}
+	before := string(node.Status(m.Now))
 	node, err = fleet.CertificateIssued(ctx, tx, in.NodeID, m.Now.Add(s.CertificateTTL), m.Now)
 	if err != nil {
 		return err
 	}
-	return change.RecordNode(ctx, tx, m.by(), eventRenewed, actionRenew, node, "")
+	return change.RecordNode(ctx, tx, m.by(), eventRenewed, actionRenew, before, node, "")
 }

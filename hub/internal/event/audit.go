@@ -25,19 +25,26 @@ type AuditRow struct {
 	ID string
 	// Actor has no ID for System and Anonymous.
 	Actor principal.Actor
+	// OnBehalfOf is who asked for what the actor did; zero where the actor itself did.
+	OnBehalfOf principal.Actor
 	// Action is the permission key or the operation, like apps.instance.create.
 	Action                   string
 	ResourceType, ResourceID string
 	// OrgID and ProjectID are empty for platform resources.
 	OrgID, ProjectID string
 	CorrelationID    string
+	// SourceAddress is the address that the request came from; empty where there was none.
+	SourceAddress string
 	// Outcome is Done where it is empty.
 	Outcome string
-	// Reason is the fault's code for what was denied or failed.
+	// Reason is what was said to be the reason of a change; the fault's code for what was denied or failed.
 	Reason string
 	// Before and After are the resource's states; nil where there was none.
 	Before, After any
 	At            time.Time
+	// Number, PreviousHash and Hash are the row's place in the chain of its org; zero until the sequencer has been.
+	Number             int64
+	PreviousHash, Hash string
 }
 
 // Audit writes one row of the trail. Fields with the name of a secret are redacted.
@@ -54,12 +61,12 @@ func Audit(ctx context.Context, tx db.Tx, row AuditRow) error {
 		return fmt.Errorf("audit row %q: after: %w", row.Action, err)
 	}
 	return tx.Queue(ctx, `
-		INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, org_id, project_id,
-		correlation_id, outcome, reason, before, after, at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14)`,
-		cmp.Or(row.ID, db.NewID()), row.Actor.Type, row.Actor.ID, row.Action, row.ResourceType, row.ResourceID,
-		db.OrNull(row.OrgID), db.OrNull(row.ProjectID), row.CorrelationID, cmp.Or(row.Outcome, Done), row.Reason, before,
-		after, row.At)
+		INSERT INTO audit_rows (id, actor_type, actor_id, on_behalf_of_type, on_behalf_of_id, action, resource_type,
+		resource_id, org_id, project_id, correlation_id, source_address, outcome, reason, before, after, at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`,
+		cmp.Or(row.ID, db.NewID()), row.Actor.Type, row.Actor.ID, row.OnBehalfOf.Type, row.OnBehalfOf.ID, row.Action,
+		row.ResourceType, row.ResourceID, db.OrNull(row.OrgID), db.OrNull(row.ProjectID), row.CorrelationID,
+		row.SourceAddress, cmp.Or(row.Outcome, Done), row.Reason, before, after, row.At)
 }
 
 // AuditOf lists the trail of one resource, oldest first, at most limit rows (MaxPage).

@@ -1,13 +1,16 @@
 package event
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/auditchain"
 )
 
 // AuditQuery narrows a listing of the trail; an empty field lets everything through. The caller has checked that all of
@@ -52,18 +55,53 @@ func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]Au
 	return db.Select(ctx, tx, func(row pgx.CollectableRow) (AuditRow, error) {
 		var r AuditRow
 		var before, after []byte
-		err := row.Scan(&r.ID, &r.Actor.Type, &r.Actor.ID, &r.Action, &r.ResourceType, &r.ResourceID, &r.OrgID, &r.ProjectID,
-			&r.CorrelationID, &r.Outcome, &r.Reason, &before, &after, &r.At)
-		if before != nil {
-			r.Before = json.RawMessage(before)
+		err := row.Scan(&r.ID, &r.Actor.Type, &r.Actor.ID, &r.OnBehalfOf.Type, &r.OnBehalfOf.ID, &r.Action, &r.ResourceType,
+			&r.ResourceID, &r.OrgID, &r.ProjectID, &r.CorrelationID, &r.SourceAddress, &r.Outcome, &r.Reason, &before, &after,
+			&r.At, &r.Number, &r.PreviousHash, &r.Hash)
+		if err == nil {
+			r.Before, err = exact(before)
 		}
-		if after != nil {
-			r.After = json.RawMessage(after)
+		if err == nil {
+			r.After, err = exact(after)
 		}
 		return r, err
 	}, `
-		SELECT id, actor_type, actor_id, action, resource_type, resource_id, COALESCE(org_id::TEXT, ''),
-		COALESCE(project_id::TEXT, ''),
-		       correlation_id, outcome, reason, before, after, at
+		SELECT id, actor_type, actor_id, on_behalf_of_type, on_behalf_of_id, action, resource_type, resource_id,
+		       COALESCE(org_id::TEXT, ''), COALESCE(project_id::TEXT, ''), correlation_id, source_address, outcome, reason,
+		       before, after, at, COALESCE(number, 0), COALESCE(encode(previous_hash, 'hex'), ''),
+		       COALESCE(encode(hash, 'hex'), '')
 		FROM audit_rows `+where, args...)
+}
+
+// exact reads a state; nil for none. A number that some readers of JSON would round becomes a string, so that whoever
+// reads the record can hash it.
+func exact(state []byte) (any, error) {
+	if state == nil {
+		return nil, nil
+	}
+	dec := json.NewDecoder(bytes.NewReader(state))
+	dec.UseNumber()
+	var tree any
+	if err := dec.Decode(&tree); err != nil {
+		return nil, fmt.Errorf("read a state: %w", err)
+	}
+	return exactTree(tree), nil
+}
+
+func exactTree(v any) any {
+	switch v := v.(type) {
+	case json.Number:
+		if !auditchain.IsInteger(v) {
+			return v.String()
+		}
+	case []any:
+		for i := range v {
+			v[i] = exactTree(v[i])
+		}
+	case map[string]any:
+		for name := range v {
+			v[name] = exactTree(v[name])
+		}
+	}
+	return v
 }

@@ -2,6 +2,7 @@ package event
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -15,29 +16,48 @@ const (
 	sequencerBatch = 500
 )
 
-// Sequencer numbers committed events. Any number of hubs may run one; a lease row lets one of them work.
+// Sequencer numbers committed events and chains the rows of the audit trail. Any number of hubs may run one; a lease
+// row lets one of them work.
 type Sequencer struct {
 	DB *db.DB
 	// Holder is this hub's id.
 	Holder string
 	Now    func() time.Time
+
+	// observe is what a test puts around each transaction; it may be nil.
+	observe func(db.Tx) db.Tx
 }
 
-// Pass numbers what is committed and has no number yet, and returns how many. It returns 0 while another hub holds the
-// lease.
+// Pass numbers what is committed and has no number yet, events and audit rows, and returns how many. It returns 0 while
+// another hub holds the lease.
 func (s *Sequencer) Pass(ctx context.Context) (int, error) {
-	total := 0
+	events, err := inBatches(ctx, sequencerBatch, s.numberEvents)
+	rows, chainErr := inBatches(ctx, auditBatch, s.chainAudit)
+	return events + rows, errors.Join(err, chainErr)
+}
+
+// inBatches repeats do until it does less than a full batch, and returns how many it did.
+func inBatches(ctx context.Context, size int, do func(context.Context) (int, error)) (total int, err error) {
 	for {
-		n, err := s.batch(ctx)
+		n, err := do(ctx)
 		total += n
-		if err != nil || n < sequencerBatch {
+		if err != nil || n < size {
 			return total, err
 		}
 	}
 }
 
-func (s *Sequencer) batch(ctx context.Context) (int, error) {
+func (s *Sequencer) run(ctx context.Context, fn func(db.Tx) (int, error)) (int, error) {
 	return db.RunTx(ctx, s.DB, func(tx db.Tx) (int, error) {
+		if s.observe != nil {
+			tx = s.observe(tx)
+		}
+		return fn(tx)
+	})
+}
+
+func (s *Sequencer) numberEvents(ctx context.Context) (int, error) {
+	return s.run(ctx, func(tx db.Tx) (int, error) {
 		now := s.Now()
 		l, err := selectLease(ctx, tx)
 		if err != nil {

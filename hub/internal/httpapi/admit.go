@@ -232,7 +232,7 @@ func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 	defer cancel()
 	m := command.Meta{
 		Principal: state.principal, CorrelationID: state.correlationID, TraceID: state.traceID,
-		Route: state.op.route(), Now: state.at,
+		SourceAddress: state.remoteIP, Route: state.op.route(), Now: state.at,
 	}
 	failure := command.Failure{Operation: state.op.id, Code: f.Code, Denied: denied, Unrecorded: unrecorded}
 	if err := a.conf.Auditor.AuditFailure(ctx, m, failure); err != nil {

@@ -35,48 +35,6 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
-// Defines values for AccessExplanationReason.
-const (
-	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
-	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
-	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
-	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
-)
-
-// Valid indicates whether the value is a known member of the AccessExplanationReason enum.
-func (e AccessExplanationReason) Valid() bool {
-	switch e {
-	case AccessExplanationReasonDisabled:
-		return true
-	case AccessExplanationReasonOtherOrg:
-		return true
-	case AccessExplanationReasonPermitted:
-		return true
-	case AccessExplanationReasonRoleMissing:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AccessPrincipalType.
-const (
-	AccessPrincipalTypeServiceAccount AccessPrincipalType = "service_account"
-	AccessPrincipalTypeUser           AccessPrincipalType = "user"
-)
-
-// Valid indicates whether the value is a known member of the AccessPrincipalType enum.
-func (e AccessPrincipalType) Valid() bool {
-	switch e {
-	case AccessPrincipalTypeServiceAccount:
-		return true
-	case AccessPrincipalTypeUser:
-		return true
-	default:
-		return false
-	}
-}
-
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -291,6 +249,7 @@ func (e ArtifactSourceType) Valid() bool {
 const (
 	AuditActorTypeAnonymous      AuditActorType = "anonymous"
 	AuditActorTypeNode           AuditActorType = "node"
+	AuditActorTypeRecovery       AuditActorType = "recovery"
 	AuditActorTypeServiceAccount AuditActorType = "service_account"
 	AuditActorTypeSystem         AuditActorType = "system"
 	AuditActorTypeUser           AuditActorType = "user"
@@ -302,6 +261,8 @@ func (e AuditActorType) Valid() bool {
 	case AuditActorTypeAnonymous:
 		return true
 	case AuditActorTypeNode:
+		return true
+	case AuditActorTypeRecovery:
 		return true
 	case AuditActorTypeServiceAccount:
 		return true
@@ -1171,23 +1132,20 @@ func (e TargetKind) Valid() bool {
 
 // Defines values for TargetReason.
 const (
-	TargetReasonAcceleratorsSharedOtherwise TargetReason = "accelerators_shared_otherwise"
-	TargetReasonFeatureMissing              TargetReason = "feature_missing"
-	TargetReasonInsufficientAccelerators    TargetReason = "insufficient_accelerators"
-	TargetReasonInsufficientCPU             TargetReason = "insufficient_cpu"
-	TargetReasonInsufficientMemory          TargetReason = "insufficient_memory"
-	TargetReasonNotEmpty                    TargetReason = "not_empty"
-	TargetReasonNotEntitled                 TargetReason = "not_entitled"
-	TargetReasonNotUsable                   TargetReason = "not_usable"
-	TargetReasonVolumeOnAnotherNode         TargetReason = "volume_on_another_node"
-	TargetReasonWrongShape                  TargetReason = "wrong_shape"
+	TargetReasonFeatureMissing           TargetReason = "feature_missing"
+	TargetReasonInsufficientAccelerators TargetReason = "insufficient_accelerators"
+	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
+	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
+	TargetReasonNotEmpty                 TargetReason = "not_empty"
+	TargetReasonNotEntitled              TargetReason = "not_entitled"
+	TargetReasonNotUsable                TargetReason = "not_usable"
+	TargetReasonVolumeOnAnotherNode      TargetReason = "volume_on_another_node"
+	TargetReasonWrongShape               TargetReason = "wrong_shape"
 )
 
 // Valid indicates whether the value is a known member of the TargetReason enum.
 func (e TargetReason) Valid() bool {
 	switch e {
-	case TargetReasonAcceleratorsSharedOtherwise:
-		return true
 	case TargetReasonFeatureMissing:
 		return true
 	case TargetReasonInsufficientAccelerators:
@@ -1416,31 +1374,6 @@ type AcceleratorPartition struct {
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
 
-// AccessExplanation defines model for AccessExplanation.
-type AccessExplanation struct {
-	Allowed bool `json:"allowed"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID      ID              `json:"org_id,omitempty,omitzero"`
-	Permission string          `json:"permission"`
-	Principal  AccessPrincipal `json:"principal"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id,omitempty,omitzero"`
-
-	// Reason `role_missing`: the principal holds no role there that has the permission
-	Reason AccessExplanationReason `json:"reason"`
-
-	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
-	RolesWithPermission []string `json:"roles_with_permission"`
-
-	// Rules The rules that allowed it, or that forbade it; none where no rule permits it
-	Rules []AccessRule `json:"rules"`
-}
-
-// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
-type AccessExplanationReason string
-
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
 	// PortForward Through the hub; needs the permission apps.instance.connect
@@ -1448,33 +1381,6 @@ type AccessInstructions struct {
 
 	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
 	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
-}
-
-// AccessPrincipal defines model for AccessPrincipal.
-type AccessPrincipal struct {
-	// ID UUIDv7 in lower case.
-	ID   ID                  `json:"id"`
-	Type AccessPrincipalType `json:"type"`
-}
-
-// AccessPrincipalType defines model for AccessPrincipal.Type.
-type AccessPrincipalType string
-
-// AccessQuestion defines model for AccessQuestion.
-type AccessQuestion struct {
-	// OrgID UUIDv7 in lower case.
-	OrgID      ID              `json:"org_id,omitempty,omitzero"`
-	Permission string          `json:"permission"`
-	Principal  AccessPrincipal `json:"principal,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id,omitempty,omitzero"`
-}
-
-// AccessRule defines model for AccessRule.
-type AccessRule struct {
-	Description string `json:"description"`
-	ID          string `json:"id"`
 }
 
 // Allocation defines model for Allocation.
@@ -1858,20 +1764,33 @@ type AuditRow struct {
 	Before        interface{} `json:"before,omitempty,omitzero"`
 	CorrelationID string      `json:"correlation_id"`
 
+	// Hash SHA-256, in hexadecimal, over this object without the hash, in the form of RFC 8785
+	Hash string `json:"hash,omitempty,omitzero"`
+
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
+
+	// Number The place in the chain of the org, without gaps; absent until the row has one
+	Number     int64      `json:"number,omitempty,omitzero"`
+	OnBehalfOf AuditActor `json:"on_behalf_of,omitempty,omitzero"`
 
 	// OrgID UUIDv7 in lower case.
 	OrgID   ID           `json:"org_id,omitempty,omitzero"`
 	Outcome AuditOutcome `json:"outcome"`
 
+	// PreviousHash The hash of the row before; 64 zeros in the first
+	PreviousHash string `json:"previous_hash,omitempty,omitzero"`
+
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID `json:"project_id,omitempty,omitzero"`
 
-	// Reason The code of the problem that the caller got; absent where it was done
+	// Reason Why it was done, where one was given; the code of the problem where it was denied or failed
 	Reason       string `json:"reason,omitempty,omitzero"`
 	ResourceID   string `json:"resource_id"`
 	ResourceType string `json:"resource_type"`
+
+	// SourceAddress The IP address that the request came from; absent where the hub or a node acted by itself
+	SourceAddress string `json:"source_address,omitempty,omitzero"`
 }
 
 // AuditRowList defines model for AuditRowList.
@@ -2617,7 +2536,7 @@ type Price struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2645,7 +2564,7 @@ type PriceCreate struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2661,7 +2580,7 @@ type PriceList struct {
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
 }
 
-// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
+// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
 type PriceUnit string
 
 // Problem RFC 9457 problem details.
@@ -3079,14 +2998,14 @@ type Target struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
 
-	// Reason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
+	// Reason The first reason for which it does not fit; absent where it does
 	Reason TargetReason `json:"reason,omitempty,omitzero"`
 }
 
 // TargetKind defines model for Target.Kind.
 type TargetKind string
 
-// TargetReason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
+// TargetReason The first reason for which it does not fit; absent where it does
 type TargetReason string
 
 // TargetList defines model for TargetList.
@@ -3119,7 +3038,7 @@ type UsageHour struct {
 	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
 	AppSlug       string `json:"app_slug,omitempty,omitzero"`
 
-	// Charged Decimal; price × quantity, for a slice of a GPU the part of it. Absent where the meter has no price
+	// Charged Decimal; price × quantity. Absent where the meter has no price
 	Charged string `json:"charged,omitempty,omitzero"`
 
 	// Currency ISO 4217 code.
@@ -3456,9 +3375,6 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
-// Accelerators defines model for Accelerators.
-type Accelerators = int32
-
 // After defines model for After.
 type After = int64
 
@@ -3626,6 +3542,17 @@ type ListAuditParams struct {
 
 	// To Only what started before this time
 	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
+}
+
+// ExportAuditParams defines parameters for ExportAudit.
+type ExportAuditParams struct {
+	OrgID ID `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+
+	// FromNumber Absent means the first row that is kept
+	FromNumber int64 `form:"from_number,omitempty" json:"from_number,omitempty,omitzero"`
+
+	// ToNumber Absent means the last row
+	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
 }
 
 // ListLedgerParams defines parameters for ListLedger.
@@ -3816,12 +3743,8 @@ type ListEntitlementsParams struct {
 
 // EstimateCostParams defines parameters for EstimateCost.
 type EstimateCostParams struct {
-	// AllocationID Where it would run; absent means a place without a SKU that has the accelerators, and of a slice the price of its GPU
+	// AllocationID Where it would run; absent means a place without a SKU
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
-
-	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
-	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
 	// CPUMillis Absent means the version's default
 	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
@@ -3845,7 +3768,7 @@ type ListTargetsParams struct {
 	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
 
 	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	Accelerators       int32              `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
 	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
@@ -3961,9 +3884,6 @@ type CreateUserJSONRequestBody = UserCreate
 
 // CreateUserTokenJSONRequestBody defines body for CreateUserToken for application/json ContentType.
 type CreateUserTokenJSONRequestBody = UserTokenCreate
-
-// ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
-type ExplainAccessJSONRequestBody = AccessQuestion
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
@@ -4129,9 +4049,9 @@ type ServerInterface interface {
 	// ListAudit The audit trail, newest first
 	// (GET /audit)
 	ListAudit(c *gin.Context, params ListAuditParams)
-	// ExplainAccess Why a permission is held, or why not
-	// (POST /auth/explain)
-	ExplainAccess(c *gin.Context)
+	// ExportAudit A chain of the audit trail as JSON Lines, oldest first
+	// (GET /audit/export)
+	ExportAudit(c *gin.Context, params ExportAuditParams)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(c *gin.Context)
@@ -5248,8 +5168,38 @@ func (siw *ServerInterfaceWrapper) ListAudit(c *gin.Context) {
 	siw.Handler.ListAudit(c, params)
 }
 
-// ExplainAccess operation middleware
-func (siw *ServerInterfaceWrapper) ExplainAccess(c *gin.Context) {
+// ExportAudit operation middleware
+func (siw *ServerInterfaceWrapper) ExportAudit(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ExportAuditParams
+
+	// ------------- Optional query parameter "org_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "org_id", c.Request.URL.Query(), &params.OrgID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "from_number" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "from_number", c.Request.URL.Query(), &params.FromNumber, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from_number: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "to_number" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "to_number", c.Request.URL.Query(), &params.ToNumber, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter to_number: %w", err), http.StatusBadRequest)
+		return
+	}
 
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
@@ -5258,7 +5208,7 @@ func (siw *ServerInterfaceWrapper) ExplainAccess(c *gin.Context) {
 		}
 	}
 
-	siw.Handler.ExplainAccess(c)
+	siw.Handler.ExportAudit(c, params)
 }
 
 // MintServiceAccountToken operation middleware
@@ -6929,22 +6879,6 @@ func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
 		return
 	}
 
-	// ------------- Optional query parameter "accelerators" -------------
-
-	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerators", c.Request.URL.Query(), &params.Accelerators, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
-	if err != nil {
-		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerators: %w", err), http.StatusBadRequest)
-		return
-	}
-
-	// ------------- Optional query parameter "accelerator_sharing" -------------
-
-	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerator_sharing", c.Request.URL.Query(), &params.AcceleratorSharing, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
-	if err != nil {
-		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerator_sharing: %w", err), http.StatusBadRequest)
-		return
-	}
-
 	// ------------- Optional query parameter "cpu_millis" -------------
 
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "cpu_millis", c.Request.URL.Query(), &params.CPUMillis, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
@@ -8243,7 +8177,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/apps/catalog/:app_slug/versions", wrapper.ListAppVersions)
 	router.GET(options.BaseURL+"/apps/registry", wrapper.GetRegistry)
 	router.GET(options.BaseURL+"/audit", wrapper.ListAudit)
-	router.POST(options.BaseURL+"/auth/explain", wrapper.ExplainAccess)
+	router.GET(options.BaseURL+"/audit/export", wrapper.ExportAudit)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
@@ -9503,34 +9437,63 @@ func (response ListAuditdefaultApplicationProblemPlusJSONResponse) VisitListAudi
 	return err
 }
 
-type ExplainAccessRequestObject struct {
-	Body *ExplainAccessJSONRequestBody
+type ExportAuditRequestObject struct {
+	Params ExportAuditParams
 }
 
-type ExplainAccessResponseObject interface {
-	VisitExplainAccessResponse(w http.ResponseWriter) error
+type ExportAuditResponseObject interface {
+	VisitExportAuditResponse(w http.ResponseWriter) error
 }
 
-type ExplainAccess200JSONResponse AccessExplanation
+type ExportAudit200ApplicationJsonlResponse struct {
+	Body          io.Reader
+	ContentLength int64
+}
 
-func (response ExplainAccess200JSONResponse) VisitExplainAccessResponse(w http.ResponseWriter) error {
+func (response ExportAudit200ApplicationJsonlResponse) VisitExportAuditResponse(w http.ResponseWriter) error {
 
-	var buf bytes.Buffer
-	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+	w.Header().Set("Content-Type", "application/jsonl")
+	if response.ContentLength != 0 {
+		w.Header().Set("Content-Length", fmt.Sprint(response.ContentLength))
+	}
+	w.WriteHeader(200)
+
+	if closer, ok := response.Body.(io.ReadCloser); ok {
+		defer closer.Close()
+	}
+	flusher, ok := w.(http.Flusher)
+	if !ok {
+		// If w doesn't support flushing, fall back to io.Copy.
+		_, err := io.Copy(w, response.Body)
 		return err
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.WriteHeader(200)
-	_, err := buf.WriteTo(w)
-	return err
+	// text/event-stream messages are typically small; use a
+	// modest buffer and flush after each chunk so clients see
+	// events immediately instead of waiting on OS buffering.
+	buf := make([]byte, 4096)
+	for {
+		n, err := response.Body.Read(buf)
+		if n > 0 {
+			if _, writeErr := w.Write(buf[:n]); writeErr != nil {
+				return writeErr
+			}
+			flusher.Flush()
+		}
+		if err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+	}
 }
 
-type ExplainAccessdefaultApplicationProblemPlusJSONResponse struct {
+type ExportAuditdefaultApplicationProblemPlusJSONResponse struct {
 	Body       Problem
 	StatusCode int
 }
 
-func (response ExplainAccessdefaultApplicationProblemPlusJSONResponse) VisitExplainAccessResponse(w http.ResponseWriter) error {
+func (response ExportAuditdefaultApplicationProblemPlusJSONResponse) VisitExportAuditResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -12730,9 +12693,9 @@ type StrictServerInterface interface {
 	// ListAudit The audit trail, newest first
 	// (GET /audit)
 	ListAudit(ctx context.Context, request ListAuditRequestObject) (ListAuditResponseObject, error)
-	// ExplainAccess Why a permission is held, or why not
-	// (POST /auth/explain)
-	ExplainAccess(ctx context.Context, request ExplainAccessRequestObject) (ExplainAccessResponseObject, error)
+	// ExportAudit A chain of the audit trail as JSON Lines, oldest first
+	// (GET /audit/export)
+	ExportAudit(ctx context.Context, request ExportAuditRequestObject) (ExportAuditResponseObject, error)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(ctx context.Context, request MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error)
@@ -14012,41 +13975,25 @@ func (sh *strictHandler) ListAudit(ctx *gin.Context, params ListAuditParams) {
 	}
 }
 
-// ExplainAccess operation middleware
-func (sh *strictHandler) ExplainAccess(ctx *gin.Context) {
-	var request ExplainAccessRequestObject
+// ExportAudit operation middleware
+func (sh *strictHandler) ExportAudit(ctx *gin.Context, params ExportAuditParams) {
+	var request ExportAuditRequestObject
 
-	var body ExplainAccessJSONRequestBody
-	var err error
-	// A request validator built on kin-openapi's openapi3filter with
-	// KeepValidatedValue leaves the value it validated on the body. Bind
-	// that value, matching member names exactly, so the handler receives
-	// what was validated instead of a second, case-insensitive decode.
-	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
-		err = ctx.ShouldBindJSON(&body)
-	} else if binding.Validator != nil {
-		// ShouldBindJSON runs the struct validator after decoding; keep that.
-		err = binding.Validator.ValidateStruct(&body)
-	}
-	if err != nil {
-		sh.options.RequestErrorHandlerFunc(ctx, err)
-		return
-	}
-	request.Body = &body
+	request.Params = params
 
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
-		return sh.ssi.ExplainAccess(ctx, request.(ExplainAccessRequestObject))
+		return sh.ssi.ExportAudit(ctx, request.(ExportAuditRequestObject))
 	}
 	for _, middleware := range sh.middlewares {
-		handler = middleware(handler, "ExplainAccess")
+		handler = middleware(handler, "ExportAudit")
 	}
 
 	response, err := handler(ctx, request)
 
 	if err != nil {
 		sh.options.HandlerErrorFunc(ctx, err)
-	} else if validResponse, ok := response.(ExplainAccessResponseObject); ok {
-		if err := validResponse.VisitExplainAccessResponse(ctx.Writer); err != nil {
+	} else if validResponse, ok := response.(ExportAuditResponseObject); ok {
+		if err := validResponse.VisitExportAuditResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -1,7 +1,12 @@
 package httpapi
 
 import (
+	"bufio"
+	"cmp"
 	"context"
+	"iter"
+	"log/slog"
+	"net/http"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
@@ -29,6 +34,44 @@ func auditView(r event.AuditRow) AuditRow {
 		ID: r.ID, At: r.At, Actor: AuditActor{Type: AuditActorType(r.Actor.Type), ID: r.Actor.ID}, Action: r.Action,
 		Outcome: AuditOutcome(r.Outcome),
 		Reason:  r.Reason, ResourceType: r.ResourceType, ResourceID: r.ResourceID, OrgID: r.OrgID, ProjectID: r.ProjectID,
-		CorrelationID: r.CorrelationID, Before: r.Before, After: r.After,
+		CorrelationID: r.CorrelationID, SourceAddress: r.SourceAddress, Before: r.Before, After: r.After,
+		OnBehalfOf: AuditActor{Type: AuditActorType(r.OnBehalfOf.Type), ID: r.OnBehalfOf.ID},
+		Number:     r.Number, PreviousHash: r.PreviousHash, Hash: r.Hash,
 	}
+}
+
+// ExportAudit streams a range of a chain of the audit trail.
+func (s *Server) ExportAudit(ctx context.Context, r ExportAuditRequestObject) (ExportAuditResponseObject, error) {
+	rows, err := s.Queries.ExportAudit(ctx, principalOf(ctx), event.AuditRange{
+		OrgID: r.Params.OrgID, After: max(r.Params.FromNumber, 1) - 1, To: r.Params.ToNumber,
+	})
+	return auditLines{rows, cmp.Or(s.Log, slog.New(slog.DiscardHandler))}, err
+}
+
+// auditLines are rows as JSON Lines.
+type auditLines struct {
+	rows iter.Seq2[event.AuditRow, error]
+	log  *slog.Logger
+}
+
+// VisitExportAuditResponse makes it an answer of exportAudit. A row that cannot be read breaks the connection: an
+// answer that only ended there would look whole.
+func (l auditLines) VisitExportAuditResponse(w http.ResponseWriter) error {
+	w.Header().Set("Content-Type", "application/jsonl")
+	w.WriteHeader(http.StatusOK)
+	out := bufio.NewWriterSize(newTransferWriter(w, transferTimeout), streamBytes)
+	for row, err := range l.rows {
+		var line []byte
+		if err == nil {
+			line, err = row.JSON()
+		}
+		if err != nil {
+			l.log.Error("audit export broke off", slog.Any("error", err))
+			panic(http.ErrAbortHandler)
+		}
+		if _, err := out.Write(append(line, '\n')); err != nil {
+			return err
+		}
+	}
+	return out.Flush()
 }

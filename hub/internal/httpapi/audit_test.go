@@ -1,11 +1,20 @@
 package httpapi
 
 import (
+	"encoding/json"
+	"errors"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/pkg/auditchain"
 )
 
 // Events show their place in the one order of all events once they have it.
@@ -71,4 +80,104 @@ func TestTheAuditTrailIsReadByThoseWhoMay(t *testing.T) {
 	require.Equal(t, 400, h.ask(t, boss, "GET", "/audit?outcome=maybe", "", "").status)
 	require.Equal(t, 400, h.ask(t, boss, "GET", "/audit?cursor=nonsense", "", "").status)
 	require.Greater(t, len(items(h.must(t, h.admin, "GET", "/audit?limit=200", "", "", 200))), len(all))
+}
+
+// export returns the records that a caller exports, which must be a whole run of one chain.
+func (h *house) export(t *testing.T, token, query string) (records []map[string]any, v auditchain.Verifier) {
+	t.Helper()
+	for line := range strings.Lines(h.must(t, token, "GET", "/audit/export"+query, "", "", 200).raw) {
+		line = strings.TrimSuffix(line, "\n")
+		require.NoError(t, v.Add([]byte(line)))
+		var record map[string]any
+		require.NoError(t, json.Unmarshal([]byte(line), &record))
+		records = append(records, record)
+	}
+	return records, v
+}
+
+// Every org's rows are a chain that its admin can export and verify; nobody exports another org's. The platform's rows
+// have a chain of their own.
+func TestTheAuditTrailIsAChainForThoseWhoMay(t *testing.T) {
+	h := newHouse(t)
+	orgID, projectID, boss := h.tenant(t, "acme")
+	otherID, _, stranger := h.tenant(t, "other")
+	sa := h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", "sa", `{"name":"CI","slug":"ci"}`, 201)
+	robot := h.must(t, "", "POST", "/auth/service-account/token", "", mintBody(sa), 200).text("access_token")
+	require.Equal(t, 403, h.ask(t, robot, "POST", "/projects/"+projectID+"/service-accounts", "sa2",
+		`{"name":"Evil","slug":"evil"}`).status)
+	require.NotContains(t, items(h.must(t, boss, "GET", "/audit", "", "", 200))[0], "number")
+	require.Empty(t, h.must(t, boss, "GET", "/audit/export", "", "", 200).raw, "the sequencer has not been")
+	sequence := func() {
+		_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Pass(t.Context())
+		require.NoError(t, err)
+	}
+	sequence()
+
+	records, v := h.export(t, boss, "")
+	listed := items(h.must(t, boss, "GET", "/audit?limit=200", "", "", 200))
+	require.Len(t, records, len(listed))
+	require.Equal(t, int64(len(listed)), v.Head().Number)
+	byNumber := map[any]map[string]any{}
+	for _, row := range listed {
+		byNumber[row["number"]] = row
+	}
+	for i, record := range records {
+		require.InDelta(t, i+1, record["number"], 0)
+		require.Equal(t, byNumber[record["number"]], record, "list and export show the same")
+		require.Equal(t, orgID, record["org_id"])
+		if record["actor"].(map[string]any)["type"] != "system" {
+			require.Equal(t, "192.0.2.1", record["source_address"])
+		}
+	}
+	part, pv := h.export(t, boss, "?from_number=2&to_number=3")
+	require.Equal(t, records[1:3], part)
+	require.Equal(t, int64(2), pv.First().Number)
+
+	platform, _ := h.export(t, h.admin, "")
+	require.NotEmpty(t, platform)
+	for _, record := range platform {
+		require.NotContains(t, record, "org_id")
+	}
+	ours, _ := h.export(t, h.admin, "?org_id="+orgID)
+	require.Equal(t, records, ours)
+	theirs, _ := h.export(t, stranger, "")
+	require.NotEmpty(t, theirs)
+	for _, record := range theirs {
+		require.Equal(t, otherID, record["org_id"])
+	}
+
+	require.Equal(t, 404, h.ask(t, stranger, "GET", "/audit/export?org_id="+orgID, "", "").status)
+	require.Equal(t, 403, h.ask(t, robot, "GET", "/audit/export", "", "").status)
+	require.Equal(t, 401, h.ask(t, "", "GET", "/audit/export", "", "").status)
+	require.Equal(t, 400, h.ask(t, boss, "GET", "/audit/export?from_number=0", "", "").status)
+
+	// A head that was noted is still in the chain later, while it grows.
+	sequence()
+	_, grown := h.export(t, boss, "")
+	require.Greater(t, grown.Head().Number, v.Head().Number)
+	again := auditchain.Verifier{Saved: v.Head()}
+	for line := range strings.Lines(h.must(t, boss, "GET", "/audit/export?from_number="+
+		strconv.FormatInt(v.Head().Number+1, 10), "", "", 200).raw) {
+		require.NoError(t, again.Add([]byte(strings.TrimSuffix(line, "\n"))))
+	}
+	require.NoError(t, again.End())
+}
+
+// An export that cannot go on breaks the connection, so that no client takes it for whole.
+func TestAnExportThatBreaksOffDoesNotLookWhole(t *testing.T) {
+	rows := func(yield func(event.AuditRow, error) bool) {
+		_ = yield(event.AuditRow{ID: someID, Number: 1}, nil) && yield(event.AuditRow{}, errors.New("the database is gone"))
+	}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		_ = auditLines{rows, slog.New(slog.DiscardHandler)}.VisitExportAuditResponse(w)
+	}))
+	defer server.Close()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, server.URL, nil)
+	require.NoError(t, err)
+	res, err := server.Client().Do(request)
+	if err == nil {
+		defer func() { _ = res.Body.Close() }()
+		_, err = io.ReadAll(res.Body)
+	}
+	require.Error(t, err)
 }

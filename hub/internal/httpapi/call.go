@@ -45,7 +45,8 @@ func callOf(ctx context.Context) *call {
 func metaFrom(ctx context.Context) command.Meta {
 	c := callOf(ctx)
 	m := command.Meta{
-		Principal: c.principal, CorrelationID: c.correlationID, TraceID: c.traceID, BodyMAC: c.bodyMAC, Now: c.at,
+		Principal: c.principal, CorrelationID: c.correlationID, TraceID: c.traceID, SourceAddress: c.remoteIP,
+		BodyMAC: c.bodyMAC, Now: c.at,
 	}
 	if c.op != nil {
 		m.Route = c.op.route()

@@ -78,7 +78,8 @@ const (
 	PublisherRead  Permission = "fleet.publisher.read"
 	PublisherWrite Permission = "fleet.publisher.write"
 
-	AuditRead Permission = "audit.read"
+	AuditRead   Permission = "audit.read"
+	AuditExport Permission = "audit.export"
 )
 
 // Role is a named set of permissions; policies.cedar says which.
@@ -122,7 +123,7 @@ func Permissions() []Permission {
 		ArtifactManage, ArtifactPublish, ArtifactRead, CatalogManage, CatalogRead, EntitlementRead,
 		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
 		InstanceDelete, InstanceExec, InstanceLogs, InstanceRead, InstanceRollback, InstanceStart,
-		InstanceStop, InstanceUpgrade, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
+		InstanceStop, InstanceUpgrade, AuditExport, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
 		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
 		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite, OrgCreate, OrgRead,

@@ -53,10 +53,10 @@ func TestRowsGoAfterTheirRetentionAndYoungerOnesStay(t *testing.T) {
 			VALUES ($1, $3, 't', 's', 1, '', '', '{}', $2)`, func(r *periodic.Retention) { r.Events = 10 * day }},
 		{
 			"audit_rows",
-			`INSERT INTO audit_rows (id, actor_type, actor_id, action, resource_type, resource_id, correlation_id, outcome,
-				reason, at)
-			VALUES ($1, 'user', '', 'a', '', $3::INT8::TEXT, '', 'done', '',
-			$2)`, func(r *periodic.Retention) {
+			`INSERT INTO audit_rows (id, actor_type, actor_id, on_behalf_of_type, on_behalf_of_id, action, resource_type,
+				resource_id, correlation_id, source_address, outcome, reason, at, chain, number)
+			VALUES ($1, 'user', '', '', '', 'a', '', $3::INT8::TEXT, '', '', 'done', '', $2,
+				'00000000-0000-0000-0000-000000000000', 100 - $3)`, func(r *periodic.Retention) {
 				r.Audit = 10 * day
 			},
 		},
@@ -111,6 +111,36 @@ func TestAnEventWithoutAPositionStays(t *testing.T) {
 	w.deleteOld(retention(func(r *periodic.Retention) { r.Events = 10 * day }))
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM events`))
 	w.Exec(`DELETE FROM events`)
+}
+
+// Of a chain of the audit trail the first rows go, so that the others still follow each other: an old row stays while
+// a younger one is before it, and while it has no number.
+func TestAChainOfTheAuditTrailLosesOnlyItsFirstRows(t *testing.T) {
+	w := newWorld(t)
+	w.Exec(`DELETE FROM audit_rows`)
+	chain := db.NewID()
+	for i, row := range []struct {
+		age    int
+		number any
+	}{{20, 2}, {19, 1}, {18, 3}, {17, 5}, {16, 7}, {5, 6}, {4, 8}, {15, nil}} {
+		at := w.Now.Add(-time.Duration(row.age) * day)
+		w.Exec(`INSERT INTO audit_rows (id, actor_type, actor_id, on_behalf_of_type, on_behalf_of_id, action, resource_type,
+				resource_id, correlation_id, source_address, outcome, reason, at, chain, number)
+			VALUES ($1, 'user', '', '', '', 'a', '', '', '', '', 'done', '', $2, $3, $4)`, idAt(at), at, chain, row.number)
+		if i == 0 {
+			// One of another chain, between them.
+			w.Exec(`INSERT INTO audit_rows (id, actor_type, actor_id, on_behalf_of_type, on_behalf_of_id, action,
+					resource_type, resource_id, correlation_id, source_address, outcome, reason, at, chain, number)
+				VALUES ($1, 'user', '', '', '', 'a', '', '', '', '', 'done', '', $2, $3, 4)`, idAt(at), at, db.NewID())
+		}
+	}
+	for range 2 {
+		w.deleteOld(retention(func(r *periodic.Retention) { r.Audit = 10 * day }))
+		require.Equal(t, 4, w.Count(`SELECT count(*) FROM audit_rows`))
+		require.Equal(t, 3, w.Count(`SELECT count(*) FROM audit_rows WHERE number IN (6, 7, 8)`))
+		require.Equal(t, 1, w.Count(`SELECT count(*) FROM audit_rows WHERE number IS NULL`))
+	}
+	w.Exec(`DELETE FROM audit_rows`)
 }
 
 // A token that is old and still good stays; one that was revoked long ago goes, whenever it would have expired.

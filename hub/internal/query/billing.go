@@ -3,6 +3,8 @@ package query
 import (
 	"cmp"
 	"context"
+	"fmt"
+	"iter"
 	"slices"
 	"strings"
 	"time"
@@ -15,10 +17,14 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/auditchain"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
+
+// auditPage is how many rows of an export are read at once.
+const auditPage = 100
 
 // Page is a page of a listing; Next, where it is not empty, begins the next one.
 type Page[T any] struct {
@@ -60,6 +66,44 @@ func (s *Service) Audit(ctx context.Context, p iam.Principal, q event.AuditQuery
 			q.OrgID, q.ProjectID = in.OrgID, in.ProjectID
 			return event.ListAudit(ctx, tx, q)
 		})
+}
+
+// ExportAudit gives out a range of an org's chain, of the platform's where no org is named, in pages. It ends with the
+// last record that there is now.
+func (s *Service) ExportAudit(ctx context.Context, p iam.Principal,
+	r event.AuditRange,
+) (iter.Seq2[event.AuditRow, error], error) {
+	named := access.Scope{OrgID: r.OrgID}
+	last, err := read(ctx, s, access.InScope(p, iam.AuditExport, named),
+		func(tx db.Tx, in access.Scope) (auditchain.Head, error) {
+			r.OrgID = in.OrgID
+			return event.AuditHead(ctx, tx, r.OrgID)
+		})
+	if err != nil {
+		return nil, err
+	}
+	r.Limit = auditPage
+	if r.To == 0 || r.To > last.Number {
+		r.To = last.Number
+	}
+	return func(yield func(event.AuditRow, error) bool) {
+		for r.After < r.To {
+			rows, err := db.Query(ctx, s.DB, func(tx db.Tx) ([]event.AuditRow, error) { return event.ChainedAudit(ctx, tx, r) })
+			if err == nil && len(rows) == 0 {
+				err = fmt.Errorf("audit rows after %d are gone", r.After)
+			}
+			if err != nil {
+				yield(event.AuditRow{}, err)
+				return
+			}
+			for _, row := range rows {
+				r.After = row.Number
+				if !yield(row, nil) {
+					return
+				}
+			}
+		}
+	}, nil
 }
 
 // EstimateInput names what is to be priced. Without an allocation its SKU is unknown, and a slice is priced as its GPU.

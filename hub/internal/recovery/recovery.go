@@ -153,7 +153,7 @@ func AdoptUnknown(ctx context.Context, tx db.Tx, nodeID string, key ed25519.Publ
 		return false, err
 	}
 	return true, change.RecordNode(ctx, tx, change.By{CorrelationID: node.ID, Now: now}, "fleet.node.adopted", actionAdopt,
-		node, "")
+		"", node, "")
 }
 
 // keepPart keeps a document until the last of its state has come. The caller has checked that the state names it.
