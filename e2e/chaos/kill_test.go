@@ -158,6 +158,7 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 		"requested", "deploying",
 		"running", "decommission_requested", "decommissioned",
 	}, uninterrupted: true})
+	k.AdminShell().MustRun("audit", "verify", "--org", k.Tenant.Org.ID)
 	for _, m := range k.programs {
 		t.Logf("%s crashed %d times at its points; %d starts took %s", m.name, m.crashes, m.starts,
 			m.starting.Round(time.Millisecond))

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -238,6 +239,27 @@ func requireAudit(t *testing.T, s *harness.Shell, ada client.User) {
 	require.Equal(t, denied[:1], rows("--correlation", denied[0].CorrelationID))
 	require.Empty(t, rows("--to", "1h"))
 	s.Fails(7, "", "audit", "list", "--outcome", "undone")
+	requireAuditChain(t, s, ada)
+}
+
+// requireAuditChain verifies the chain of the org on the hub and in a file.
+func requireAuditChain(t *testing.T, s *harness.Shell, ada client.User) {
+	t.Helper()
+	var chain struct {
+		Head string `json:"head"`
+	}
+	s.Testbed.Eventually("the rows have numbers", func() error {
+		text := s.MustRun("audit", "verify", "--org", ada.OrgID, "-o", "json")
+		return harness.Pending(json.Unmarshal([]byte(text), &chain), chain.Head != "")
+	})
+	s.MustRun("audit", "verify", "--org", ada.OrgID, "--head", chain.Head)
+	lines := s.MustRun("audit", "export", "--org", ada.OrgID)
+	require.Contains(t, lines, ada.ID)
+	file := filepath.Join(t.TempDir(), "audit.jsonl")
+	require.NoError(t, os.WriteFile(file, []byte(lines), 0o600))
+	s.MustRun("audit", "verify", file, "--head", chain.Head)
+	require.NoError(t, os.WriteFile(file, []byte(strings.Replace(lines, ada.ID, ada.OrgID, 1)), 0o600))
+	s.Fails(1, "is changed", "audit", "verify", file)
 }
 
 // requireEveryFormat compares the three formats of one list.

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,14 +17,18 @@ import (
 // The examples of RFC 8785, §3.2.2 and §3.2.3, as far as records may hold such values.
 func TestCanonicalFormIsThatOfRFC8785(t *testing.T) {
 	for _, c := range []struct{ name, in, out string }{
-		{"names by UTF-16 code units",
+		{
+			"names by UTF-16 code units",
 			`{"€":"Euro Sign","\r":"Carriage Return","\ufb33":"Hebrew Letter Dalet With Dagesh","1":"One",` +
 				`"😀":"Emoji: Grinning Face","\u0080":"Control","ö":"Latin Small Letter O With Diaeresis"}`,
 			`{"\r":"Carriage Return","1":"One","` + "\u0080" + `":"Control","ö":"Latin Small Letter O With Diaeresis",` +
-				`"€":"Euro Sign","😀":"Emoji: Grinning Face","` + "\ufb33" + `":"Hebrew Letter Dalet With Dagesh"}`},
-		{"strings",
+				`"€":"Euro Sign","😀":"Emoji: Grinning Face","` + "\ufb33" + `":"Hebrew Letter Dalet With Dagesh"}`,
+		},
+		{
+			"strings",
 			`{"string":"\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/<>&\u2028\u007f","literals":[null,true,false]}`,
-			`{"literals":[null,true,false],"string":"€$\u000f\nA'B\"\\\\\"/<>&` + "\u2028\u007f" + `"}`},
+			`{"literals":[null,true,false],"string":"€$\u000f\nA'B\"\\\\\"/<>&` + "\u2028\u007f" + `"}`,
+		},
 		{"integers", `{ "b" : [ -9007199254740991, 0 ], "a": {} }`, `{"a":{},"b":[-9007199254740991,0]}`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
@@ -34,7 +37,9 @@ func TestCanonicalFormIsThatOfRFC8785(t *testing.T) {
 			require.Equal(t, c.out, string(out))
 		})
 	}
-	for _, bad := range []string{`{"a":1.5}`, `{"a":1e2}`, `{"a":-0}`, `{"a":9007199254740992}`, `[]`, `null`, `{} {}`, ``} {
+	for _, bad := range []string{
+		`{"a":1.5}`, `{"a":1e2}`, `{"a":-0}`, `{"a":9007199254740992}`, `[]`, `null`, `{} {}`, ``,
+	} {
 		_, err := auditchain.Canonical([]byte(bad))
 		require.Error(t, err, bad)
 	}
@@ -203,8 +208,11 @@ func TestTheFirstWrongRecordIsNamed(t *testing.T) {
 	}{
 		{"changed", "record 3 (id-3) is changed", slices.Concat(whole[:2],
 			[][]byte{bytes.Replace(whole[2], []byte(`"user"`), []byte(`"node"`), 1)}, whole[3:]), auditchain.Head{}},
-		{"written otherwise", "record 3 is changed: it is not written as RFC 8785 says",
-			slices.Concat(whole[:2], [][]byte{append([]byte(" "), whole[2]...)}), auditchain.Head{}},
+		{
+			"written otherwise", "record 3 is changed: it is not written as RFC 8785 says",
+			slices.Concat(whole[:2], [][]byte{append([]byte(" "), whole[2]...)}),
+			auditchain.Head{},
+		},
 		{"missing", "record 3 is missing: 4 comes after 2", slices.Concat(whole[:2], whole[3:]), auditchain.Head{}},
 		{"twice", "record 2 (id-2) stands after record 2", slices.Concat(whole[:2], whole[1:]), auditchain.Head{}},
 		{"of another org", "record id-3 is of another chain", slices.Concat(whole[:2], other[2:]), auditchain.Head{}},
@@ -218,8 +226,7 @@ func TestTheFirstWrongRecordIsNamed(t *testing.T) {
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			_, err := verify(c.lines, c.saved)
-			require.Error(t, err)
-			require.True(t, strings.Contains(err.Error(), c.says), err.Error())
+			require.ErrorContains(t, err, c.says)
 		})
 	}
 }

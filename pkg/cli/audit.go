@@ -9,7 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
-// auditCommand reads the audit trail.
+// auditCommand reads and verifies the audit trail.
 func (a *app) auditCommand() *cobra.Command {
 	var (
 		p       client.ListAuditParams
@@ -22,6 +22,7 @@ func (a *app) auditCommand() *cobra.Command {
 		{"OUTCOME", func(r client.AuditRow) string { return string(r.Outcome) }},
 		{"REASON", func(r client.AuditRow) string { return r.Reason }},
 		{"RESOURCE", func(r client.AuditRow) string { return r.ResourceType + " " + r.ResourceID }},
+		{"FROM", func(r client.AuditRow) string { return r.SourceAddress }},
 		{"CORRELATION", func(r client.AuditRow) string { return r.CorrelationID }},
 	}
 	list := listing(a, "list", "Who did, or tried to do, what; newest first", cobra.NoArgs, columns,
@@ -42,5 +43,5 @@ func (a *app) auditCommand() *cobra.Command {
 	f.StringVar(&outcome, "outcome", "", "done, denied or failed")
 	f.Var(timeFlag{&p.From}, "from", "only what happened after this time (RFC 3339, or a span back from now)")
 	f.Var(timeFlag{&p.To}, "to", "only what happened before this time")
-	return group("audit", "The audit trail", list)
+	return group("audit", "The audit trail", list, a.exportAuditCommand(), a.verifyAuditCommand())
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/pkg/auditchain"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -206,8 +207,11 @@ func (h *fakeHub) serveInstances(w http.ResponseWriter, r *http.Request, route s
 			Actor: client.AuditActor{Type: "user", ID: "u-1"}, Action: r.URL.Query().Get("action"),
 			Outcome: client.AuditOutcome(r.URL.Query().Get("outcome")),
 			Reason:  "forbidden", ResourceType: "app_instance", ResourceID: "i-1", CorrelationID: "c-1",
-			At: time.Unix(1_800_000_000, 0),
+			At: time.Unix(1_800_000_000, 0), SourceAddress: "192.0.2.7",
 		}}})
+	case "GET /audit/export":
+		w.Header().Set("Content-Type", "application/jsonl")
+		_, _ = w.Write([]byte(exported(r.URL.Query().Get("org_id"))))
 	case "GET /billing/ledger":
 		answer(w, 200, client.PostingList{Items: []client.Posting{{
 			PostingID: "p-1", Kind: "usage",
@@ -297,4 +301,19 @@ func refuse(w http.ResponseWriter, r *http.Request, status int, code, detail str
 		Status: int32(status), Code: code, Detail: detail, Errors: fields,
 		CorrelationID: r.Header.Get("X-Request-ID"),
 	})
+}
+
+// exported is a chain of three records of an org. Go writes the members of a map as RFC 8785 wants them.
+func exported(org string) string {
+	var lines strings.Builder
+	previous := auditchain.First
+	for number := 1; number <= 3; number++ {
+		record := map[string]any{"id": "a", "org_id": org, "number": number, "previous_hash": previous}
+		raw, _ := json.Marshal(record)
+		previous, _ = auditchain.Hash(raw)
+		record["hash"] = previous
+		raw, _ = json.Marshal(record)
+		lines.Write(append(raw, '\n'))
+	}
+	return lines.String()
 }

@@ -24,7 +24,7 @@ func (w *world) auditOf(resourceType, id string) (last event.AuditRow) {
 	return last
 }
 
-// A row says who did it, from where, and on behalf of whom a node did what somebody had asked for.
+// A row says who did it, from where, and on behalf of whom a node did what a caller had asked for.
 func TestAuditRowsSayWhoFromWhereAndOnBehalfOfWhom(t *testing.T) {
 	w := newWorld(t)
 	w.Allocation()

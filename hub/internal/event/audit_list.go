@@ -73,8 +73,8 @@ func selectAudit(ctx context.Context, tx db.Tx, where string, args ...any) ([]Au
 		FROM audit_rows `+where, args...)
 }
 
-// exact reads a state; nil for none. A number that some readers of JSON would round becomes a string, so that whoever
-// reads the record can hash it.
+// exact reads a state; nil for none. A number that some readers of JSON would round becomes a string, so that every
+// program hashes the same.
 func exact(state []byte) (any, error) {
 	if state == nil {
 		return nil, nil

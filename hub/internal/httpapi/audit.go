@@ -55,7 +55,7 @@ type auditLines struct {
 }
 
 // VisitExportAuditResponse makes it an answer of exportAudit. A row that cannot be read breaks the connection: an
-// answer that only ended there would look whole.
+// answer that only ended there would pass for whole.
 func (l auditLines) VisitExportAuditResponse(w http.ResponseWriter) error {
 	w.Header().Set("Content-Type", "application/jsonl")
 	w.WriteHeader(http.StatusOK)

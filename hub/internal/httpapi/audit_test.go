@@ -164,7 +164,7 @@ func TestTheAuditTrailIsAChainForThoseWhoMay(t *testing.T) {
 }
 
 // An export that cannot go on breaks the connection, so that no client takes it for whole.
-func TestAnExportThatBreaksOffDoesNotLookWhole(t *testing.T) {
+func TestAnExportThatBreaksOffBreaksTheConnection(t *testing.T) {
 	rows := func(yield func(event.AuditRow, error) bool) {
 		_ = yield(event.AuditRow{ID: someID, Number: 1}, nil) && yield(event.AuditRow{}, errors.New("the database is gone"))
 	}
