@@ -116,7 +116,11 @@ func RecordInstance(ctx context.Context, tx db.Tx, by By, action string, c insta
 		return nil
 	}
 	if from := c.Steps[0].From; from != "" {
-		e.Before = map[string]any{"status": from}
+		before := map[string]any{"status": from}
+		if c.Before.ID != "" {
+			before["revision"], before["version"] = c.Before.Revision, c.Before.Version
+		}
+		e.Before = before
 	}
 	e.Reason = i.Lifecycle.Reason.Text()
 	return Audit(ctx, tx, by, e)

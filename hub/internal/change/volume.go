@@ -71,7 +71,7 @@ func RecordVolume(ctx context.Context, tx db.Tx, by By, action string, c capacit
 		ProjectID:    v.ProjectID,
 		Reason:       v.StatusReason,
 		Data:         map[string]any{"to": string(v.Status), "node_id": v.NodeID, "size_bytes": v.SizeBytes},
-		After:        map[string]any{"status": v.Status, "node_id": v.NodeID},
+		After:        map[string]any{"status": v.Status, "node_id": v.NodeID, "size_bytes": v.SizeBytes},
 	}
 	if v.StatusReason != "" {
 		e.Data["reason"] = v.StatusReason

@@ -2,6 +2,7 @@ package command_test
 
 import (
 	"context"
+	"encoding/json"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -55,4 +56,15 @@ func TestAuditRowsOfNodesSayWhyAndWhatWasBefore(t *testing.T) {
 	require.Equal(t, "stolen", row.Reason)
 	require.Equal(t, "draining", row.Before.(map[string]any)["status"])
 	require.Equal(t, "banned", row.After.(map[string]any)["status"])
+}
+
+// A row of an upgrade has the version and the revision before and after it.
+func TestAuditRowsOfUpgradesSayWhatWasBefore(t *testing.T) {
+	w := newWorld(t)
+	i := w.Upgraded()
+	row := w.auditOf("app_instance", i.ID)
+	require.Equal(t, map[string]any{"status": "running", "revision": json.Number("1"), "version": "1.0.0"}, row.Before)
+	after, _ := row.After.(map[string]any)
+	require.Equal(t, json.Number("2"), after["revision"])
+	require.Equal(t, i.Version, after["version"])
 }

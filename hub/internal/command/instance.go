@@ -54,6 +54,7 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 		if err := checkMembers(ctx, tx, c, fieldOf(permission)); err != nil {
 			return instance.Instance{}, err
 		}
+		c.Before = i
 		return c.Instance, change.CompleteInstance(ctx, tx, m.by(), string(permission), c)
 	})
 }

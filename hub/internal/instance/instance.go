@@ -147,7 +147,9 @@ func (i Instance) memberStates() []lifecycle.MemberState {
 // FirstVersion.
 type Change struct {
 	Instance Instance
-	Steps    []lifecycle.Step
+	// Before is the instance before a request changed it; zero where a node's report or the hub's own rule does.
+	Before Instance
+	Steps  []lifecycle.Step
 	// FirstVersion is the resource version of the first step.
 	FirstVersion int64
 	// DesiredChanged: the desired state of the instance's nodes changed.
