@@ -50,6 +50,7 @@ func TestTheCommandRunsAnAppFromLoginToLedger(t *testing.T) {
 	require.Equal(t, i.ID, harness.AsJSON[client.AppInstance](ci, "instances", "get", "cli").ID)
 	requireEveryFormat(t, ci, i.ID, "instances", "list")
 	require.Contains(t, ci.MustRun("instances", "events", "cli"), "apps.instance.running")
+	require.Contains(t, ci.MustRun("events", "--type", "apps.instance"), "apps.instance.running")
 	require.NotEmpty(t, ci.MustRun("instances", "logs", "cli", "--tail", "5"))
 	requireEveryFormat(t, s, w.Agent.Ready.NodeID, "nodes", "list")
 	require.Equal(t, client.NodeStatusOnline, harness.AsJSON[client.Node](s, "nodes", "get", w.Agent.Ready.NodeID).Status)

@@ -60,7 +60,7 @@ version:
   metering: {kind: session_seconds}
 `
 
-// shipShop ships versions of the shop whose web servers greet differently; the front of the last one is never ready.
+// shipShop ships versions of the shop whose web servers answer differently; the front of the last one is never ready.
 func shipShop(w *harness.Testbed) {
 	w.T.Helper()
 	image, err := devcluster.DemoImage(harness.DemoBinary(w.T))
@@ -93,8 +93,8 @@ func copies(w *harness.Testbed, i api.AppInstance) map[string]harness.ServiceCon
 }
 
 // requireReplaced checks that the web server was replaced and then the front, both beside those before, and returns
-// the containers; the front and everyone else get this greeting from the web server.
-func requireReplaced(w *harness.Testbed, i api.AppInstance, before map[string]harness.ServiceContainer, greeting string,
+// the containers; the front and everyone else get this answer from the web server.
+func requireReplaced(w *harness.Testbed, i api.AppInstance, before map[string]harness.ServiceContainer, answer string,
 ) map[string]harness.ServiceContainer {
 	w.T.Helper()
 	require.Equal(w.T, "start_first", upgradeData(w, i.ID).Strategy)
@@ -110,7 +110,7 @@ func requireReplaced(w *harness.Testbed, i api.AppInstance, before map[string]ha
 
 	body, err := scenario.Get(w.Ctx, i.Endpoints[1].URL+"/")
 	require.NoError(w.T, err)
-	require.Contains(w.T, body, greeting)
+	require.Contains(w.T, body, answer)
 	s, err := w.Operator.Exec(w.Ctx, w.Tenant.Project.ID, i.ID, api.AppInstanceExec{
 		Service: "front", Command: []string{"/app", "get", "http://web:8080/"},
 	})
@@ -118,7 +118,7 @@ func requireReplaced(w *harness.Testbed, i api.AppInstance, before map[string]ha
 	defer s.Abort()
 	_, payload, err := execstream.Receive(s)
 	require.NoError(w.T, err)
-	require.Contains(w.T, string(payload), greeting)
+	require.Contains(w.T, string(payload), answer)
 	return now
 }
 

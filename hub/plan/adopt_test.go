@@ -45,10 +45,14 @@ func TestLaw16ANewerStateWinsOverTheRestoredRows(t *testing.T) {
 
 // The newer state was signed when another org had a slice of the GPU: by then the claims of the org before had ended.
 func TestLaw14ANewerStateGivesAGPUToOneOrg(t *testing.T) {
-	oneOrg := map[string]string{"gpu-0-ts4-0": "gpu-0", "gpu-0-ts4-1": "gpu-0", "gpu-0-ts4-2": "gpu-0", "gpu-1-ts4-0": "gpu-1"}
+	oneOrg := map[string]string{
+		"gpu-0-ts4-0": "gpu-0", "gpu-0-ts4-1": "gpu-0", "gpu-0-ts4-2": "gpu-0", "gpu-1-ts4-0": "gpu-1",
+	}
 	claims := []plan.RecordedClaim{
-		{"gpu-0-ts4-0", "alloc-before", "before"}, {"gpu-0-ts4-2", "alloc-idle", "now"},
-		{"gpu-1-ts4-0", "alloc-before", "before"}, {"gpu-2", "alloc-whole", "before"},
+		{"gpu-0-ts4-0", "alloc-before", "before"},
+		{"gpu-0-ts4-2", "alloc-idle", "now"},
+		{"gpu-1-ts4-0", "alloc-before", "before"},
+		{"gpu-2", "alloc-whole", "before"},
 	}
 	w := doc("made", 1, false, "gpu-0-ts4-1")
 	w.OrgId = "now"

@@ -94,8 +94,10 @@ func TestAMisfitNamesTheWayOfSharingThatWouldFit(t *testing.T) {
 		asked, better string
 		misfit        plan.Misfit
 	}{
-		"a slice for who wants a GPU":   {[]plan.Accelerator{turns}, 1, "", protocol.SharingTimeSlices, otherwise},
-		"MPS for who wants time slices": {[]plan.Accelerator{mps}, 1, protocol.SharingTimeSlices, protocol.SharingMPS, otherwise},
+		"a slice for who wants a GPU": {[]plan.Accelerator{turns}, 1, "", protocol.SharingTimeSlices, otherwise},
+		"MPS for who wants time slices": {
+			[]plan.Accelerator{mps}, 1, protocol.SharingTimeSlices, protocol.SharingMPS, otherwise,
+		},
 		"a GPU for who wants a slice":   {[]plan.Accelerator{whole}, 1, protocol.SharingMPS, "", otherwise},
 		"the slice that is wanted":      {[]plan.Accelerator{turns}, 1, protocol.SharingTimeSlices, "", plan.Fits},
 		"slices for who wants two GPUs": {[]plan.Accelerator{turns, turns}, 2, "", "", lacks},

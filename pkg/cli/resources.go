@@ -73,8 +73,8 @@ func (a *app) targetsCommand() *cobra.Command {
 }
 
 const (
-	sharingUsage = "one slice of a GPU that other instances of the org use as well: mps or time_slices, where the version " +
-		"allows it"
+	sharingUsage = "one slice of a GPU that other instances of the org use as well: mps or time_slices, where the " +
+		"version allows it"
 	cpuUsage         = "CPU in thousandths of a core, within the version's bounds (0: as it is, or the version's default)"
 	memoryUsage      = "memory in MiB, within the version's bounds (0: as it is, or the version's default)"
 	requirementUsage = "Python package of the environment, as NAME[EXTRA]>=VERSION (repeatable)"

@@ -36,6 +36,48 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessExplanationReason.
+const (
+	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
+	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
+	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
+	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
+)
+
+// Valid indicates whether the value is a known member of the AccessExplanationReason enum.
+func (e AccessExplanationReason) Valid() bool {
+	switch e {
+	case AccessExplanationReasonDisabled:
+		return true
+	case AccessExplanationReasonOtherOrg:
+		return true
+	case AccessExplanationReasonPermitted:
+		return true
+	case AccessExplanationReasonRoleMissing:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessPrincipalType.
+const (
+	AccessPrincipalTypeServiceAccount AccessPrincipalType = "service_account"
+	AccessPrincipalTypeUser           AccessPrincipalType = "user"
+)
+
+// Valid indicates whether the value is a known member of the AccessPrincipalType enum.
+func (e AccessPrincipalType) Valid() bool {
+	switch e {
+	case AccessPrincipalTypeServiceAccount:
+		return true
+	case AccessPrincipalTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -1133,20 +1175,23 @@ func (e TargetKind) Valid() bool {
 
 // Defines values for TargetReason.
 const (
-	TargetReasonFeatureMissing           TargetReason = "feature_missing"
-	TargetReasonInsufficientAccelerators TargetReason = "insufficient_accelerators"
-	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
-	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
-	TargetReasonNotEmpty                 TargetReason = "not_empty"
-	TargetReasonNotEntitled              TargetReason = "not_entitled"
-	TargetReasonNotUsable                TargetReason = "not_usable"
-	TargetReasonVolumeOnAnotherNode      TargetReason = "volume_on_another_node"
-	TargetReasonWrongShape               TargetReason = "wrong_shape"
+	TargetReasonAcceleratorsSharedOtherwise TargetReason = "accelerators_shared_otherwise"
+	TargetReasonFeatureMissing              TargetReason = "feature_missing"
+	TargetReasonInsufficientAccelerators    TargetReason = "insufficient_accelerators"
+	TargetReasonInsufficientCPU             TargetReason = "insufficient_cpu"
+	TargetReasonInsufficientMemory          TargetReason = "insufficient_memory"
+	TargetReasonNotEmpty                    TargetReason = "not_empty"
+	TargetReasonNotEntitled                 TargetReason = "not_entitled"
+	TargetReasonNotUsable                   TargetReason = "not_usable"
+	TargetReasonVolumeOnAnotherNode         TargetReason = "volume_on_another_node"
+	TargetReasonWrongShape                  TargetReason = "wrong_shape"
 )
 
 // Valid indicates whether the value is a known member of the TargetReason enum.
 func (e TargetReason) Valid() bool {
 	switch e {
+	case TargetReasonAcceleratorsSharedOtherwise:
+		return true
 	case TargetReasonFeatureMissing:
 		return true
 	case TargetReasonInsufficientAccelerators:
@@ -1347,6 +1392,24 @@ func (e WhoamiType) Valid() bool {
 	}
 }
 
+// Defines values for StreamEventsParamsBegin.
+const (
+	StreamEventsParamsBeginNow    StreamEventsParamsBegin = "now"
+	StreamEventsParamsBeginOldest StreamEventsParamsBegin = "oldest"
+)
+
+// Valid indicates whether the value is a known member of the StreamEventsParamsBegin enum.
+func (e StreamEventsParamsBegin) Valid() bool {
+	switch e {
+	case StreamEventsParamsBeginNow:
+		return true
+	case StreamEventsParamsBeginOldest:
+		return true
+	default:
+		return false
+	}
+}
+
 // AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
 type AcceleratorLink struct {
 	Count int64 `json:"count"`
@@ -1375,6 +1438,31 @@ type AcceleratorPartition struct {
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
 
+// AccessExplanation defines model for AccessExplanation.
+type AccessExplanation struct {
+	Allowed bool `json:"allowed"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+
+	// Reason `role_missing`: the principal holds no role there that has the permission
+	Reason AccessExplanationReason `json:"reason"`
+
+	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
+	RolesWithPermission []string `json:"roles_with_permission"`
+
+	// Rules The rules that allowed it, or that forbade it; none where no rule permits it
+	Rules []AccessRule `json:"rules"`
+}
+
+// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
+type AccessExplanationReason string
+
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
 	// PortForward Through the hub; needs the permission apps.instance.connect
@@ -1382,6 +1470,33 @@ type AccessInstructions struct {
 
 	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
 	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
+}
+
+// AccessPrincipal defines model for AccessPrincipal.
+type AccessPrincipal struct {
+	// ID UUIDv7 in lower case.
+	ID   ID                  `json:"id"`
+	Type AccessPrincipalType `json:"type"`
+}
+
+// AccessPrincipalType defines model for AccessPrincipal.Type.
+type AccessPrincipalType string
+
+// AccessQuestion defines model for AccessQuestion.
+type AccessQuestion struct {
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+}
+
+// AccessRule defines model for AccessRule.
+type AccessRule struct {
+	Description string `json:"description"`
+	ID          string `json:"id"`
 }
 
 // Allocation defines model for Allocation.
@@ -2537,7 +2652,7 @@ type Price struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2565,7 +2680,7 @@ type PriceCreate struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2581,7 +2696,7 @@ type PriceList struct {
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
 }
 
-// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 type PriceUnit string
 
 // Problem RFC 9457 problem details.
@@ -2999,14 +3114,14 @@ type Target struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
 
-	// Reason The first reason for which it does not fit; absent where it does
+	// Reason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
 	Reason TargetReason `json:"reason,omitempty,omitzero"`
 }
 
 // TargetKind defines model for Target.Kind.
 type TargetKind string
 
-// TargetReason The first reason for which it does not fit; absent where it does
+// TargetReason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
 type TargetReason string
 
 // TargetList defines model for TargetList.
@@ -3039,7 +3154,7 @@ type UsageHour struct {
 	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
 	AppSlug       string `json:"app_slug,omitempty,omitzero"`
 
-	// Charged Decimal; price × quantity. Absent where the meter has no price
+	// Charged Decimal; price × quantity, for a slice of a GPU the part of it. Absent where the meter has no price
 	Charged string `json:"charged,omitempty,omitzero"`
 
 	// Currency ISO 4217 code.
@@ -3376,6 +3491,9 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// Accelerators defines model for Accelerators.
+type Accelerators = int32
+
 // After defines model for After.
 type After = int64
 
@@ -3620,6 +3738,29 @@ type GetWalletParams struct {
 	OrgID ID `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
 }
 
+// StreamEventsParams defines parameters for StreamEvents.
+type StreamEventsParams struct {
+	// Follow Go on as more happens
+	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
+
+	// After Position of the last event that the caller has
+	After string `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Begin Where a stream without a position begins; absent means now where it follows, else oldest
+	Begin     StreamEventsParamsBegin `form:"begin,omitempty" json:"begin,omitempty,omitzero"`
+	ProjectID ID                      `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+
+	// Type Only this type of event, or the types that begin with it, like apps.instance
+	Type    string `form:"type,omitempty" json:"type,omitempty,omitzero"`
+	Subject string `form:"subject,omitempty" json:"subject,omitempty,omitzero"`
+
+	// LastEventID The same as after, and before it; browsers send it when they connect again
+	LastEventID string `json:"Last-Event-ID,omitempty,omitzero"`
+}
+
+// StreamEventsParamsBegin defines parameters for StreamEvents.
+type StreamEventsParamsBegin string
+
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -3744,8 +3885,12 @@ type ListEntitlementsParams struct {
 
 // EstimateCostParams defines parameters for EstimateCost.
 type EstimateCostParams struct {
-	// AllocationID Where it would run; absent means a place without a SKU
+	// AllocationID Where it would run; absent means a place without a SKU that has the accelerators, and of a slice the price of its GPU
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+
+	// Accelerators Absent means the version's default, or none where it can do without
+	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
 	// CPUMillis Absent means the version's default
 	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
@@ -3769,7 +3914,7 @@ type ListTargetsParams struct {
 	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
 
 	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       int32              `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
 	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
@@ -3885,6 +4030,9 @@ type CreateUserJSONRequestBody = UserCreate
 
 // CreateUserTokenJSONRequestBody defines body for CreateUserToken for application/json ContentType.
 type CreateUserTokenJSONRequestBody = UserTokenCreate
+
+// ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
+type ExplainAccessJSONRequestBody = AccessQuestion
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
@@ -4347,6 +4495,30 @@ type ClientInterface interface {
 	// Corresponds with GET /audit/export (the `ExportAudit` operationId).
 	ExportAudit(ctx context.Context, params *ExportAuditParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ExplainAccessWithBody Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccessWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ExplainAccess Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccess(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -4398,6 +4570,20 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /billing/wallet (the `GetWallet` operationId).
 	GetWallet(ctx context.Context, params *GetWalletParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// StreamEvents What happens, as it happens, to everything that the caller may see
+	//
+	// A stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) in one order
+	// that every reader sees alike, and that is the order of changes of each resource. `id` is the event's `pos`,
+	// `event` its type, `data` the CloudEvent in JSON. Each event comes at least once: a client that was cut off goes
+	// on after the last `id` that it has, in the header `Last-Event-ID` or in `after`.
+	//
+	// An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
+	// while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
+	// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+	//
+	// Corresponds with GET /events (the `StreamEvents` operationId).
+	StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetHealth Is this process alive
 	//
@@ -5896,6 +6082,50 @@ func (c *Client) ExportAudit(ctx context.Context, params *ExportAuditParams, req
 	return c.Client.Do(req)
 }
 
+// ExplainAccessWithBody Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *Client) ExplainAccessWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExplainAccessRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ExplainAccess Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *Client) ExplainAccess(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewExplainAccessRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -6008,6 +6238,30 @@ func (c *Client) ListHourlyUsage(ctx context.Context, params *ListHourlyUsagePar
 // Corresponds with GET /billing/wallet (the `GetWallet` operationId).
 func (c *Client) GetWallet(ctx context.Context, params *GetWalletParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetWalletRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// StreamEvents What happens, as it happens, to everything that the caller may see
+//
+// A stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) in one order
+// that every reader sees alike, and that is the order of changes of each resource. `id` is the event's `pos`,
+// `event` its type, `data` the CloudEvent in JSON. Each event comes at least once: a client that was cut off goes
+// on after the last `id` that it has, in the header `Last-Event-ID` or in `after`.
+//
+// An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
+// while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
+// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+//
+// Corresponds with GET /events (the `StreamEvents` operationId).
+func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStreamEventsRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -9257,6 +9511,46 @@ func NewExportAuditRequest(server string, params *ExportAuditParams) (*http.Requ
 	return req, nil
 }
 
+// NewExplainAccessRequest calls the generic ExplainAccess builder with application/json body
+func NewExplainAccessRequest(server string, body ExplainAccessJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewExplainAccessRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewExplainAccessRequestWithBody constructs an http.Request for the ExplainAccess method, with any body, and a specified content type
+func NewExplainAccessRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/explain")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewMintServiceAccountTokenRequest calls the generic MintServiceAccountToken builder with application/json body
 func NewMintServiceAccountTokenRequest(server string, body MintServiceAccountTokenJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -9695,6 +9989,109 @@ func NewGetWalletRequest(server string, params *GetWalletParams) (*http.Request,
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewStreamEventsRequest constructs an http.Request for the StreamEvents method
+func NewStreamEventsRequest(server string, params *StreamEventsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/events")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "follow", params.Follow, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "boolean", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "begin", params.Begin, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "project_id", params.ProjectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "type", params.Type, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "subject", params.Subject, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+
+		var headerParam0 string
+
+		headerParam0, err = runtime.StyleParamWithOptions("simple", false, "Last-Event-ID", params.LastEventID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationHeader, Type: "string", Format: ""})
+		if err != nil {
+			return nil, err
+		}
+
+		req.Header.Set("Last-Event-ID", headerParam0)
+
 	}
 
 	return req, nil
@@ -11743,6 +12140,22 @@ func NewEstimateCostRequest(server string, projectID ProjectID, appSlug AppSlug,
 		var rawQueryFragments []string
 
 		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "allocation_id", params.AllocationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerators", params.Accelerators, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "accelerator_sharing", params.AcceleratorSharing, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
 			return nil, err
 		} else {
 			for _, qp := range strings.Split(queryFrag, "&") {
@@ -13896,6 +14309,30 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /audit/export (the `ExportAudit` operationId).
 	ExportAuditWithResponse(ctx context.Context, params *ExportAuditParams, reqEditors ...RequestEditorFn) (*ExportAuditResponse, error)
 
+	// ExplainAccessWithBodyWithResponse Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccessWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error)
+
+	// ExplainAccessWithResponse Why a permission is held, or why not
+	//
+	// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+	// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+	// is 404 here too. Another principal is explained to those who may read the roles of its org
+	// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+	ExplainAccessWithResponse(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error)
+
 	// MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -13957,6 +14394,22 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /billing/wallet (the `GetWallet` operationId).
 	GetWalletWithResponse(ctx context.Context, params *GetWalletParams, reqEditors ...RequestEditorFn) (*GetWalletResponse, error)
+
+	// StreamEventsWithResponse What happens, as it happens, to everything that the caller may see
+	//
+	// A stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) in one order
+	// that every reader sees alike, and that is the order of changes of each resource. `id` is the event's `pos`,
+	// `event` its type, `data` the CloudEvent in JSON. Each event comes at least once: a client that was cut off goes
+	// on after the last `id` that it has, in the header `Last-Event-ID` or in `after`.
+	//
+	// An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
+	// while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
+	// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /events (the `StreamEvents` operationId).
+	StreamEventsWithResponse(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*StreamEventsResponse, error)
 
 	// GetHealthWithResponse Is this process alive
 	//
@@ -16291,6 +16744,54 @@ func (r ExportAuditResponse) ContentType() string {
 	return ""
 }
 
+type ExplainAccessResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessExplanation
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ExplainAccessResponse) GetJSON200() *AccessExplanation {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ExplainAccessResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ExplainAccessResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ExplainAccessResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ExplainAccessResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ExplainAccessResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type MintServiceAccountTokenResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -16573,6 +17074,47 @@ func (r GetWalletResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetWalletResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type StreamEventsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r StreamEventsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StreamEventsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StreamEventsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StreamEventsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StreamEventsResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -20617,6 +21159,42 @@ func (c *ClientWithResponses) ExportAuditWithResponse(ctx context.Context, param
 	return ParseExportAuditResponse(rsp)
 }
 
+// ExplainAccessWithBodyWithResponse Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *ClientWithResponses) ExplainAccessWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error) {
+	rsp, err := c.ExplainAccessWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExplainAccessResponse(rsp)
+}
+
+// ExplainAccessWithResponse Why a permission is held, or why not
+//
+// Decides as for a request to the project, to the org as a whole, or, where neither is named, to what belongs to
+// the platform, and names the rules that allowed or forbade it. Changes nothing. What the caller may not know of
+// is 404 here too. Another principal is explained to those who may read the roles of its org
+// (`iam.role.read`), a service account to those who may read the service accounts of its project.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
+func (c *ClientWithResponses) ExplainAccessWithResponse(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error) {
+	rsp, err := c.ExplainAccess(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseExplainAccessResponse(rsp)
+}
+
 // MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -20719,6 +21297,28 @@ func (c *ClientWithResponses) GetWalletWithResponse(ctx context.Context, params 
 		return nil, err
 	}
 	return ParseGetWalletResponse(rsp)
+}
+
+// StreamEventsWithResponse What happens, as it happens, to everything that the caller may see
+//
+// A stream of server-sent events (https://html.spec.whatwg.org/multipage/server-sent-events.html) in one order
+// that every reader sees alike, and that is the order of changes of each resource. `id` is the event's `pos`,
+// `event` its type, `data` the CloudEvent in JSON. Each event comes at least once: a client that was cut off goes
+// on after the last `id` that it has, in the header `Last-Event-ID` or in `after`.
+//
+// An event is shown to those who may read the resource that it is of. The rights of the caller are checked again
+// while the stream is open; it ends with the credential, and after an hour in any case. 409 `events_expired` where
+// events after the position are no longer kept. A comment every 15 seconds keeps idle connections open.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /events (the `StreamEvents` operationId).
+func (c *ClientWithResponses) StreamEventsWithResponse(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*StreamEventsResponse, error) {
+	rsp, err := c.StreamEvents(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStreamEventsResponse(rsp)
 }
 
 // GetHealthWithResponse Is this process alive
@@ -23164,6 +23764,39 @@ func ParseExportAuditResponse(rsp *http.Response) (*ExportAuditResponse, error) 
 	return response, nil
 }
 
+// ParseExplainAccessResponse parses an HTTP response from a ExplainAccessWithResponse call
+func ParseExplainAccessResponse(rsp *http.Response) (*ExplainAccessResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ExplainAccessResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessExplanation
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseMintServiceAccountTokenResponse parses an HTTP response from a MintServiceAccountTokenWithResponse call
 func ParseMintServiceAccountTokenResponse(rsp *http.Response) (*MintServiceAccountTokenResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -23350,6 +23983,32 @@ func ParseGetWalletResponse(rsp *http.Response) (*GetWalletResponse, error) {
 		}
 		response.JSON200 = &dest
 
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseStreamEventsResponse parses an HTTP response from a StreamEventsWithResponse call
+func ParseStreamEventsResponse(rsp *http.Response) (*StreamEventsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StreamEventsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {

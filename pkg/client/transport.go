@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math/rand/v2"
 	"mime"
 	"net/http"
@@ -86,8 +87,8 @@ func (t *transport) prepare(r *http.Request) {
 	dropAbsent(r)
 }
 
-// dropAbsent removes query parameters that were not set: in the generated types absent is the zero value, and no
-// parameter of the contract means anything at zero.
+// dropAbsent removes query parameters and headers that were not set: in the generated types absent is the zero value,
+// and no parameter of the contract means anything at zero.
 func dropAbsent(r *http.Request) {
 	q := r.URL.Query()
 	for name, values := range q {
@@ -97,6 +98,7 @@ func dropAbsent(r *http.Request) {
 		}
 	}
 	r.URL.RawQuery = q.Encode()
+	maps.DeleteFunc(r.Header, func(_ string, values []string) bool { return len(values) == 1 && values[0] == "" })
 }
 
 func (t *transport) once(r *http.Request) (*http.Response, error) {

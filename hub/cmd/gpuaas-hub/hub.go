@@ -80,6 +80,7 @@ type hub struct {
 	nodes          *nodes.Service
 	handler        http.Handler
 	reloadDenyList *loop.Loop
+	tail           *event.Tail
 }
 
 // open checks the machine, opens everything and wires it. What it opened before a failure it closes.
@@ -288,13 +289,14 @@ func wire(ctx context.Context, b base) (*hub, error) {
 			reload.Wake()
 		})
 	}
-	commands := newCommands(b, registry)
+	commands, tail := newCommands(b, registry), event.NewTail(b.db)
 	server := &httpapi.Server{
 		Version:  daemon.Version(),
 		Ready:    b.db.Ping,
 		Commands: commands,
 		Queries: &query.Service{
 			DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations, ImagePull: b.nodelink.ImagePull,
+			Tail: tail,
 		},
 		Keys:         b.keys,
 		SessionAddr:  b.sessionAddr,
@@ -327,6 +329,7 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		}),
 		handler:        handler,
 		reloadDenyList: reload,
+		tail:           tail,
 	}, err
 }
 
@@ -356,10 +359,15 @@ func (h *hub) loops() []*loop.Loop {
 		_, err := passes.SettleMembers(ctx, now)
 		return err
 	}
-	return append(h.dispatcher.Loops(), h.reloadDenyList,
+	number := loop.New("sequencer", sequenceEvery, func(ctx context.Context) error {
+		_, err := sequencer.Pass(ctx)
+		return err
+	}, h.log)
+	h.db.OnCommit(event.AppendedQueue, func(string) { number.Wake() })
+	follow := loop.New("events", sequenceEvery, h.tail.Pass, h.log)
+	h.db.OnCommit(event.NumberedQueue, func(string) { follow.Wake() })
+	return append(h.dispatcher.Loops(), h.reloadDenyList, number, follow,
 		loop.New("sweep", min(sweepEvery, h.conf.resync), h.nodes.Sweep, h.log),
-		loop.New("sequencer", sequenceEvery, func(ctx context.Context) error { _, err := sequencer.Pass(ctx); return err },
-			h.log),
 		every("accrue", accrueEvery, passes.AccrueAllocations),
 		every("post", min(postEvery, h.conf.postingInterval), post),
 		every("settle", settleEvery, settle),
@@ -398,6 +406,7 @@ func (h *hub) purge(ctx context.Context, now time.Time) error {
 func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal) error {
 	group, ctx := errgroup.WithContext(ctx)
 	defer context.AfterFunc(ctx, h.db.Changes().Close)()
+	defer context.AfterFunc(ctx, h.tail.Close)()
 	group.Go(func() error {
 		return httpapi.Serve(ctx, h.api, h.handler, httpapi.TLSConfig(h.certificate.Certificate, func() *x509.CertPool {
 			return h.keys.Bundle().NodeCAs()

@@ -1,5 +1,6 @@
-// Package event owns the outbox of events, the sequencer that gives committed events their dense position, and the
-// audit trail. A row is written in the transaction of the change itself. It does not deliver events.
+// Package event owns the outbox of events, the sequencer that gives committed events their dense position, the tail
+// that readers follow, and the audit trail. A row is written in the transaction of the change itself. Who may read an
+// event, others decide.
 package event
 
 import (
@@ -73,6 +74,7 @@ func Append(ctx context.Context, tx db.Tx, e Event) error {
 		return fmt.Errorf("event %s: data of %d bytes is over the limit of %d", e.Type, len(data), maxDataBytes)
 	}
 	tx.Changed(e.Subject)
+	tx.Enqueue(AppendedQueue, e.ID)
 	return tx.Queue(ctx, `
 		INSERT INTO events (id, type, subject, resource_version, org_id, project_id, correlation_id, trace_id, data, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,

@@ -76,6 +76,7 @@ func (s *Sequencer) numberEvents(ctx context.Context) (int, error) {
 			return 0, nil
 		}
 		if len(events) > 0 {
+			tx.Enqueue(NumberedQueue, s.Holder)
 			ids, positions := make([]string, len(events)), make([]int64, len(events))
 			for i, e := range order(events) {
 				l.lastPos++

@@ -35,6 +35,48 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessExplanationReason.
+const (
+	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
+	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
+	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
+	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
+)
+
+// Valid indicates whether the value is a known member of the AccessExplanationReason enum.
+func (e AccessExplanationReason) Valid() bool {
+	switch e {
+	case AccessExplanationReasonDisabled:
+		return true
+	case AccessExplanationReasonOtherOrg:
+		return true
+	case AccessExplanationReasonPermitted:
+		return true
+	case AccessExplanationReasonRoleMissing:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessPrincipalType.
+const (
+	AccessPrincipalTypeServiceAccount AccessPrincipalType = "service_account"
+	AccessPrincipalTypeUser           AccessPrincipalType = "user"
+)
+
+// Valid indicates whether the value is a known member of the AccessPrincipalType enum.
+func (e AccessPrincipalType) Valid() bool {
+	switch e {
+	case AccessPrincipalTypeServiceAccount:
+		return true
+	case AccessPrincipalTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AllocationStatus.
 const (
 	AllocationStatusActive    AllocationStatus = "active"
@@ -1132,20 +1174,23 @@ func (e TargetKind) Valid() bool {
 
 // Defines values for TargetReason.
 const (
-	TargetReasonFeatureMissing           TargetReason = "feature_missing"
-	TargetReasonInsufficientAccelerators TargetReason = "insufficient_accelerators"
-	TargetReasonInsufficientCPU          TargetReason = "insufficient_cpu"
-	TargetReasonInsufficientMemory       TargetReason = "insufficient_memory"
-	TargetReasonNotEmpty                 TargetReason = "not_empty"
-	TargetReasonNotEntitled              TargetReason = "not_entitled"
-	TargetReasonNotUsable                TargetReason = "not_usable"
-	TargetReasonVolumeOnAnotherNode      TargetReason = "volume_on_another_node"
-	TargetReasonWrongShape               TargetReason = "wrong_shape"
+	TargetReasonAcceleratorsSharedOtherwise TargetReason = "accelerators_shared_otherwise"
+	TargetReasonFeatureMissing              TargetReason = "feature_missing"
+	TargetReasonInsufficientAccelerators    TargetReason = "insufficient_accelerators"
+	TargetReasonInsufficientCPU             TargetReason = "insufficient_cpu"
+	TargetReasonInsufficientMemory          TargetReason = "insufficient_memory"
+	TargetReasonNotEmpty                    TargetReason = "not_empty"
+	TargetReasonNotEntitled                 TargetReason = "not_entitled"
+	TargetReasonNotUsable                   TargetReason = "not_usable"
+	TargetReasonVolumeOnAnotherNode         TargetReason = "volume_on_another_node"
+	TargetReasonWrongShape                  TargetReason = "wrong_shape"
 )
 
 // Valid indicates whether the value is a known member of the TargetReason enum.
 func (e TargetReason) Valid() bool {
 	switch e {
+	case TargetReasonAcceleratorsSharedOtherwise:
+		return true
 	case TargetReasonFeatureMissing:
 		return true
 	case TargetReasonInsufficientAccelerators:
@@ -1346,6 +1391,24 @@ func (e WhoamiType) Valid() bool {
 	}
 }
 
+// Defines values for StreamEventsParamsBegin.
+const (
+	StreamEventsParamsBeginNow    StreamEventsParamsBegin = "now"
+	StreamEventsParamsBeginOldest StreamEventsParamsBegin = "oldest"
+)
+
+// Valid indicates whether the value is a known member of the StreamEventsParamsBegin enum.
+func (e StreamEventsParamsBegin) Valid() bool {
+	switch e {
+	case StreamEventsParamsBeginNow:
+		return true
+	case StreamEventsParamsBeginOldest:
+		return true
+	default:
+		return false
+	}
+}
+
 // AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
 type AcceleratorLink struct {
 	Count int64 `json:"count"`
@@ -1374,6 +1437,31 @@ type AcceleratorPartition struct {
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
 
+// AccessExplanation defines model for AccessExplanation.
+type AccessExplanation struct {
+	Allowed bool `json:"allowed"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+
+	// Reason `role_missing`: the principal holds no role there that has the permission
+	Reason AccessExplanationReason `json:"reason"`
+
+	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
+	RolesWithPermission []string `json:"roles_with_permission"`
+
+	// Rules The rules that allowed it, or that forbade it; none where no rule permits it
+	Rules []AccessRule `json:"rules"`
+}
+
+// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
+type AccessExplanationReason string
+
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
 type AccessInstructions struct {
 	// PortForward Through the hub; needs the permission apps.instance.connect
@@ -1381,6 +1469,33 @@ type AccessInstructions struct {
 
 	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
 	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
+}
+
+// AccessPrincipal defines model for AccessPrincipal.
+type AccessPrincipal struct {
+	// ID UUIDv7 in lower case.
+	ID   ID                  `json:"id"`
+	Type AccessPrincipalType `json:"type"`
+}
+
+// AccessPrincipalType defines model for AccessPrincipal.Type.
+type AccessPrincipalType string
+
+// AccessQuestion defines model for AccessQuestion.
+type AccessQuestion struct {
+	// OrgID UUIDv7 in lower case.
+	OrgID      ID              `json:"org_id,omitempty,omitzero"`
+	Permission string          `json:"permission"`
+	Principal  AccessPrincipal `json:"principal,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+}
+
+// AccessRule defines model for AccessRule.
+type AccessRule struct {
+	Description string `json:"description"`
+	ID          string `json:"id"`
 }
 
 // Allocation defines model for Allocation.
@@ -2536,7 +2651,7 @@ type Price struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2564,7 +2679,7 @@ type PriceCreate struct {
 	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 	Per PriceUnit `json:"per"`
 
 	// Price Decimal number, not negative, with at most nine digits after the point.
@@ -2580,7 +2695,7 @@ type PriceList struct {
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
 }
 
-// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds
+// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
 type PriceUnit string
 
 // Problem RFC 9457 problem details.
@@ -2998,14 +3113,14 @@ type Target struct {
 	// NodeID UUIDv7 in lower case.
 	NodeID ID `json:"node_id"`
 
-	// Reason The first reason for which it does not fit; absent where it does
+	// Reason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
 	Reason TargetReason `json:"reason,omitempty,omitzero"`
 }
 
 // TargetKind defines model for Target.Kind.
 type TargetKind string
 
-// TargetReason The first reason for which it does not fit; absent where it does
+// TargetReason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
 type TargetReason string
 
 // TargetList defines model for TargetList.
@@ -3038,7 +3153,7 @@ type UsageHour struct {
 	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
 	AppSlug       string `json:"app_slug,omitempty,omitzero"`
 
-	// Charged Decimal; price × quantity. Absent where the meter has no price
+	// Charged Decimal; price × quantity, for a slice of a GPU the part of it. Absent where the meter has no price
 	Charged string `json:"charged,omitempty,omitzero"`
 
 	// Currency ISO 4217 code.
@@ -3375,6 +3490,9 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// Accelerators defines model for Accelerators.
+type Accelerators = int32
+
 // After defines model for After.
 type After = int64
 
@@ -3619,6 +3737,29 @@ type GetWalletParams struct {
 	OrgID ID `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
 }
 
+// StreamEventsParams defines parameters for StreamEvents.
+type StreamEventsParams struct {
+	// Follow Go on as more happens
+	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
+
+	// After Position of the last event that the caller has
+	After string `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Begin Where a stream without a position begins; absent means now where it follows, else oldest
+	Begin     StreamEventsParamsBegin `form:"begin,omitempty" json:"begin,omitempty,omitzero"`
+	ProjectID ID                      `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+
+	// Type Only this type of event, or the types that begin with it, like apps.instance
+	Type    string `form:"type,omitempty" json:"type,omitempty,omitzero"`
+	Subject string `form:"subject,omitempty" json:"subject,omitempty,omitzero"`
+
+	// LastEventID The same as after, and before it; browsers send it when they connect again
+	LastEventID string `json:"Last-Event-ID,omitempty,omitzero"`
+}
+
+// StreamEventsParamsBegin defines parameters for StreamEvents.
+type StreamEventsParamsBegin string
+
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -3743,8 +3884,12 @@ type ListEntitlementsParams struct {
 
 // EstimateCostParams defines parameters for EstimateCost.
 type EstimateCostParams struct {
-	// AllocationID Where it would run; absent means a place without a SKU
+	// AllocationID Where it would run; absent means a place without a SKU that has the accelerators, and of a slice the price of its GPU
 	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
+
+	// Accelerators Absent means the version's default, or none where it can do without
+	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
 	// CPUMillis Absent means the version's default
 	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
@@ -3768,7 +3913,7 @@ type ListTargetsParams struct {
 	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
 
 	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       int32              `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
+	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
 	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
 	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
 
@@ -3884,6 +4029,9 @@ type CreateUserJSONRequestBody = UserCreate
 
 // CreateUserTokenJSONRequestBody defines body for CreateUserToken for application/json ContentType.
 type CreateUserTokenJSONRequestBody = UserTokenCreate
+
+// ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
+type ExplainAccessJSONRequestBody = AccessQuestion
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
@@ -4052,6 +4200,9 @@ type ServerInterface interface {
 	// ExportAudit A chain of the audit trail as JSON Lines, oldest first
 	// (GET /audit/export)
 	ExportAudit(c *gin.Context, params ExportAuditParams)
+	// ExplainAccess Why a permission is held, or why not
+	// (POST /auth/explain)
+	ExplainAccess(c *gin.Context)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(c *gin.Context)
@@ -4070,6 +4221,9 @@ type ServerInterface interface {
 	// GetWallet What the org can still spend and what is held
 	// (GET /billing/wallet)
 	GetWallet(c *gin.Context, params GetWalletParams)
+	// StreamEvents What happens, as it happens, to everything that the caller may see
+	// (GET /events)
+	StreamEvents(c *gin.Context, params StreamEventsParams)
 	// GetHealth Is this process alive
 	// (GET /healthz)
 	GetHealth(c *gin.Context)
@@ -5211,6 +5365,19 @@ func (siw *ServerInterfaceWrapper) ExportAudit(c *gin.Context) {
 	siw.Handler.ExportAudit(c, params)
 }
 
+// ExplainAccess operation middleware
+func (siw *ServerInterfaceWrapper) ExplainAccess(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ExplainAccess(c)
+}
+
 // MintServiceAccountToken operation middleware
 func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
 
@@ -5519,6 +5686,94 @@ func (siw *ServerInterfaceWrapper) GetWallet(c *gin.Context) {
 	}
 
 	siw.Handler.GetWallet(c, params)
+}
+
+// StreamEvents operation middleware
+func (siw *ServerInterfaceWrapper) StreamEvents(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params StreamEventsParams
+
+	// ------------- Optional query parameter "follow" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "follow", c.Request.URL.Query(), &params.Follow, runtime.BindQueryParameterOptions{Type: "boolean", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter follow: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "begin" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "begin", c.Request.URL.Query(), &params.Begin, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter begin: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "project_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "project_id", c.Request.URL.Query(), &params.ProjectID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "type" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "type", c.Request.URL.Query(), &params.Type, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter type: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "subject" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "subject", c.Request.URL.Query(), &params.Subject, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter subject: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	headers := c.Request.Header
+
+	// ------------- Optional header parameter "Last-Event-ID" -------------
+	if valueList, found := headers[http.CanonicalHeaderKey("Last-Event-ID")]; found {
+		var LastEventID string
+		n := len(valueList)
+		if n != 1 {
+			siw.ErrorHandler(c, fmt.Errorf("Expected one value for Last-Event-ID, got %d", n), http.StatusBadRequest)
+			return
+		}
+
+		err = runtime.BindStyledParameterWithOptions("simple", "Last-Event-ID", valueList[0], &LastEventID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationHeader, Explode: false, Required: false, Type: "string", Format: ""})
+		if err != nil {
+			siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter Last-Event-ID: %w", err), http.StatusBadRequest)
+			return
+		}
+
+		params.LastEventID = LastEventID
+
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StreamEvents(c, params)
 }
 
 // GetHealth operation middleware
@@ -6879,6 +7134,22 @@ func (siw *ServerInterfaceWrapper) EstimateCost(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "accelerators" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerators", c.Request.URL.Query(), &params.Accelerators, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerators: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "accelerator_sharing" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "accelerator_sharing", c.Request.URL.Query(), &params.AcceleratorSharing, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter accelerator_sharing: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	// ------------- Optional query parameter "cpu_millis" -------------
 
 	err = runtime.BindQueryParameterWithOptions("form", true, false, "cpu_millis", c.Request.URL.Query(), &params.CPUMillis, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
@@ -8178,12 +8449,14 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/apps/registry", wrapper.GetRegistry)
 	router.GET(options.BaseURL+"/audit", wrapper.ListAudit)
 	router.GET(options.BaseURL+"/audit/export", wrapper.ExportAudit)
+	router.POST(options.BaseURL+"/auth/explain", wrapper.ExplainAccess)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
 	router.GET(options.BaseURL+"/billing/usage", wrapper.ListUsage)
 	router.GET(options.BaseURL+"/billing/usage/hourly", wrapper.ListHourlyUsage)
 	router.GET(options.BaseURL+"/billing/wallet", wrapper.GetWallet)
+	router.GET(options.BaseURL+"/events", wrapper.StreamEvents)
 	router.GET(options.BaseURL+"/healthz", wrapper.GetHealth)
 	router.POST(options.BaseURL+"/nodes/enroll", wrapper.EnrollNode)
 	router.POST(options.BaseURL+"/nodes/renew", wrapper.RenewNode)
@@ -9505,6 +9778,45 @@ func (response ExportAuditdefaultApplicationProblemPlusJSONResponse) VisitExport
 	return err
 }
 
+type ExplainAccessRequestObject struct {
+	Body *ExplainAccessJSONRequestBody
+}
+
+type ExplainAccessResponseObject interface {
+	VisitExplainAccessResponse(w http.ResponseWriter) error
+}
+
+type ExplainAccess200JSONResponse AccessExplanation
+
+func (response ExplainAccess200JSONResponse) VisitExplainAccessResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ExplainAccessdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ExplainAccessdefaultApplicationProblemPlusJSONResponse) VisitExplainAccessResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type MintServiceAccountTokenRequestObject struct {
 	Body *MintServiceAccountTokenJSONRequestBody
 }
@@ -9727,6 +10039,74 @@ type GetWalletdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetWalletdefaultApplicationProblemPlusJSONResponse) VisitGetWalletResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StreamEventsRequestObject struct {
+	Params StreamEventsParams
+}
+
+type StreamEventsResponseObject interface {
+	VisitStreamEventsResponse(w http.ResponseWriter) error
+}
+
+type StreamEvents200TextEventStreamResponse struct {
+	Body          io.Reader
+	ContentLength int64
+}
+
+func (response StreamEvents200TextEventStreamResponse) VisitStreamEventsResponse(w http.ResponseWriter) error {
+
+	w.Header().Set("Content-Type", "text/event-stream")
+	if response.ContentLength != 0 {
+		w.Header().Set("Content-Length", fmt.Sprint(response.ContentLength))
+	}
+	w.WriteHeader(200)
+
+	if closer, ok := response.Body.(io.ReadCloser); ok {
+		defer closer.Close()
+	}
+	flusher, ok := w.(http.Flusher)
+	if !ok {
+		// If w doesn't support flushing, fall back to io.Copy.
+		_, err := io.Copy(w, response.Body)
+		return err
+	}
+	// text/event-stream messages are typically small; use a
+	// modest buffer and flush after each chunk so clients see
+	// events immediately instead of waiting on OS buffering.
+	buf := make([]byte, 4096)
+	for {
+		n, err := response.Body.Read(buf)
+		if n > 0 {
+			if _, writeErr := w.Write(buf[:n]); writeErr != nil {
+				return writeErr
+			}
+			flusher.Flush()
+		}
+		if err != nil {
+			if err == io.EOF {
+				return nil
+			}
+			return err
+		}
+	}
+}
+
+type StreamEventsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StreamEventsdefaultApplicationProblemPlusJSONResponse) VisitStreamEventsResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -12696,6 +13076,9 @@ type StrictServerInterface interface {
 	// ExportAudit A chain of the audit trail as JSON Lines, oldest first
 	// (GET /audit/export)
 	ExportAudit(ctx context.Context, request ExportAuditRequestObject) (ExportAuditResponseObject, error)
+	// ExplainAccess Why a permission is held, or why not
+	// (POST /auth/explain)
+	ExplainAccess(ctx context.Context, request ExplainAccessRequestObject) (ExplainAccessResponseObject, error)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(ctx context.Context, request MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error)
@@ -12714,6 +13097,9 @@ type StrictServerInterface interface {
 	// GetWallet What the org can still spend and what is held
 	// (GET /billing/wallet)
 	GetWallet(ctx context.Context, request GetWalletRequestObject) (GetWalletResponseObject, error)
+	// StreamEvents What happens, as it happens, to everything that the caller may see
+	// (GET /events)
+	StreamEvents(ctx context.Context, request StreamEventsRequestObject) (StreamEventsResponseObject, error)
 	// GetHealth Is this process alive
 	// (GET /healthz)
 	GetHealth(ctx context.Context, request GetHealthRequestObject) (GetHealthResponseObject, error)
@@ -14001,6 +14387,48 @@ func (sh *strictHandler) ExportAudit(ctx *gin.Context, params ExportAuditParams)
 	}
 }
 
+// ExplainAccess operation middleware
+func (sh *strictHandler) ExplainAccess(ctx *gin.Context) {
+	var request ExplainAccessRequestObject
+
+	var body ExplainAccessJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ExplainAccess(ctx, request.(ExplainAccessRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ExplainAccess")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ExplainAccessResponseObject); ok {
+		if err := validResponse.VisitExplainAccessResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // MintServiceAccountToken operation middleware
 func (sh *strictHandler) MintServiceAccountToken(ctx *gin.Context) {
 	var request MintServiceAccountTokenRequestObject
@@ -14164,6 +14592,32 @@ func (sh *strictHandler) GetWallet(ctx *gin.Context, params GetWalletParams) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetWalletResponseObject); ok {
 		if err := validResponse.VisitGetWalletResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StreamEvents operation middleware
+func (sh *strictHandler) StreamEvents(ctx *gin.Context, params StreamEventsParams) {
+	var request StreamEventsRequestObject
+
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StreamEvents(ctx, request.(StreamEventsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StreamEvents")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StreamEventsResponseObject); ok {
+		if err := validResponse.VisitStreamEventsResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

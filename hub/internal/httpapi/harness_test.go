@@ -17,6 +17,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
@@ -109,7 +110,7 @@ func serverOn(d *db.DB, sealer idempotency.Sealer, keys *trust.Keys) *Server {
 			CertificateTTL: time.Hour,
 		},
 		Queries: &query.Service{
-			DB: d,
+			DB: d, Tail: event.NewTail(d),
 			Generations: func(_ context.Context, _ db.Tx, ids ...string) (map[string]uint64, error) {
 				one := map[string]uint64{}
 				for _, id := range ids {

@@ -90,7 +90,8 @@ func TestTheBillOfSlicesIsTheirPartOfTheGPUs(t *testing.T) {
 	require.Equal(t, []int64{333_333_333, fourth, fourth, fourth, fourth, 1_000_000_000}, charged)
 	require.Equal(t, "0.7", w.accounts()["platform:revenue"])
 	require.Equal(t, "1.633333333", w.accounts()["host:"+w.node])
-	require.EqualValues(t, -333_333_333, number(w, `SELECT e.amount_nanos FROM entries e JOIN postings p ON p.id = e.posting_id
+	require.EqualValues(t, -333_333_333, number(w, `SELECT e.amount_nanos FROM entries e
+		JOIN postings p ON p.id = e.posting_id
 		WHERE p.kind = 'usage' AND p.subject_id = $1 AND e.account LIKE 'hold:%'`, members[0].ID))
 	w.checkInvariants()
 }

@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -19,6 +20,9 @@ type Service struct {
 	Registry *artifact.Registry
 	// Generations returns the newest generation made for each node; a node without one is left out.
 	Generations func(ctx context.Context, tx db.Tx, nodeIDs ...string) (map[string]uint64, error)
+
+	// Tail has the newest events, for those who follow them.
+	Tail *event.Tail
 
 	// ImagePull returns how far a node is with the image of a member, nil where it pulls none; it may be nil.
 	ImagePull func(nodeID, memberID string) *protocol.ImagePull

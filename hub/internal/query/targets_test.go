@@ -54,7 +54,8 @@ func TestTargetsKnowVolumes(t *testing.T) {
 
 const slicesModel = "H200 1/2 time slice"
 
-// withSlices makes version 2.0.0 of the demo one that needs a GPU and may share it, and allocates a slice of the node's.
+// withSlices makes version 2.0.0 of the demo one that needs a GPU and may share it, and allocates a slice of the
+// node's.
 func withSlices(t *testing.T) (*commandtest.World, capacity.Allocation) {
 	t.Helper()
 	w := commandtest.New(t)
@@ -100,7 +101,8 @@ func TestTargetsNameTheWayOfSharingAndTheEntitlement(t *testing.T) {
 		{manifest.Choice{}, plan.SharedOtherwise, plan.LacksAccelerators},
 		{manifest.Choice{AcceleratorModel: slicesModel}, plan.SharedOtherwise, plan.SharedOtherwise},
 		{
-			manifest.Choice{AcceleratorModel: slicesModel, AcceleratorSharing: protocol.SharingTimeSlices}, plan.Fits,
+			manifest.Choice{AcceleratorModel: slicesModel, AcceleratorSharing: protocol.SharingTimeSlices},
+			plan.Fits,
 			plan.Fits,
 		},
 		{manifest.Choice{Accelerators: &two}, plan.NotEntitled, plan.NotEntitled},

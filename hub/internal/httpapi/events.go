@@ -1,0 +1,128 @@
+package httpapi
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/gin-gonic/gin"
+
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+)
+
+const (
+	// eventStreamTime is how long followed events go on; the caller may follow them again.
+	eventStreamTime = time.Hour
+	// eventKeepAlive is the longest silence of a stream: proxies close connections that are silent for long.
+	eventKeepAlive = 15 * time.Second
+)
+
+// StreamEvents streams what happens to everything that the caller may see.
+func (s *Server) StreamEvents(ctx context.Context, r StreamEventsRequestObject) (StreamEventsResponseObject, error) {
+	q := r.Params
+	// The contract's check has refused what is no position.
+	from := cmp.Or(q.LastEventID, q.After)
+	after, _ := strconv.ParseInt(from, 10, 64)
+	reader, err := s.Queries.Events(ctx, principalOf(ctx), query.EventFilter{
+		ProjectID: q.ProjectID, Subject: q.Subject, Type: q.Type, After: after,
+		FromNow: from == "" && (q.Begin == StreamEventsParamsBeginNow || q.Begin == "" && q.Follow),
+	})
+	if err != nil {
+		return nil, err
+	}
+	e := eventStream{reader: reader, follow: q.Follow, again: callOf(ctx).again, checkEvery: s.rightCheckEvery}
+	if c, ok := ctx.(*gin.Context); ok {
+		e.request = c.Request
+	}
+	return e, nil
+}
+
+// eventReader is a *query.EventReader.
+type eventReader interface {
+	Read(ctx context.Context) (events []event.Numbered, changed <-chan struct{}, ended bool, err error)
+	Replace(caller iam.Principal)
+}
+
+// eventStream sends events as they come.
+type eventStream struct {
+	reader eventReader
+	follow bool
+	// again returns the caller as it is now.
+	again func(context.Context) (iam.Principal, error)
+	// checkEvery is rightCheckEvery where it is zero.
+	checkEvery time.Duration
+	request    *http.Request
+}
+
+// VisitStreamEventsResponse makes it an answer of streamEvents.
+func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
+	w.Header().Set("Content-Type", "text/event-stream")
+	w.Header().Set("Cache-Control", "no-store")
+	w.WriteHeader(http.StatusOK)
+	out := newTransferWriter(w, transferTimeout)
+	out.Flush()
+	ctx, cancel := context.WithTimeout(e.request.Context(), eventStreamTime)
+	defer cancel()
+	silent := time.NewTicker(eventKeepAlive)
+	defer silent.Stop()
+	check := time.NewTicker(cmp.Or(e.checkEvery, rightCheckEvery))
+	defer check.Stop()
+	for {
+		changed, ended, err := e.send(ctx, out)
+		if err != nil || ended || changed != nil && !e.follow {
+			return err
+		}
+		if changed == nil && ctx.Err() == nil {
+			continue
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-changed:
+		case <-check.C:
+			if e.lostCaller(ctx) {
+				return nil
+			}
+		case <-silent.C:
+			if err := sendNow(out, []byte(":\n\n")); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+// send writes the events that there are. Where changed is nil, there may be more.
+func (e eventStream) send(ctx context.Context, out transferWriter) (changed <-chan struct{}, ended bool, err error) {
+	events, changed, ended, err := e.reader.Read(ctx)
+	if err != nil || len(events) == 0 {
+		return changed, ended, err
+	}
+	var text []byte
+	for _, event := range events {
+		text = fmt.Appendf(text, "id: %d\nevent: %s\ndata: %s\n\n", event.Pos, event.Type, event.JSON)
+	}
+	return changed, ended, sendNow(out, text)
+}
+
+func sendNow(out transferWriter, text []byte) error {
+	_, err := out.Write(text)
+	out.Flush()
+	return err
+}
+
+// lostCaller reads the caller's rights anew, and reports whether it has lost its credential. A database that does not
+// answer ends no stream.
+func (e eventStream) lostCaller(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, logCheckTimeout)
+	defer cancel()
+	p, err := e.again(ctx)
+	if err == nil {
+		e.reader.Replace(p)
+	}
+	return ended(err)
+}

@@ -1,0 +1,158 @@
+package query
+
+import (
+	"context"
+	"strings"
+
+	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// EventFilter says which of the events that a caller may see are read.
+type EventFilter struct {
+	// ProjectID, Subject and Type are empty for all; a Type stands for the types that begin with it, too.
+	ProjectID, Subject, Type string
+	// After is the position of the last event that the caller has. FromNow begins with the next event instead.
+	After   int64
+	FromNow bool
+}
+
+// EventReader reads what one caller may see of the events, in the order of their positions. It is for one goroutine.
+type EventReader struct {
+	service *Service
+	filter  EventFilter
+	caller  iam.Principal
+	after   int64
+	// may remembers decisions until the caller is replaced.
+	may map[eventScope]bool
+}
+
+// eventScope is what the right to see an event depends on.
+type eventScope struct{ permission, orgID, projectID string }
+
+// Events returns a reader of events. A caller who may see none reads none.
+func (s *Service) Events(ctx context.Context, p iam.Principal, f EventFilter) (*EventReader, error) {
+	if f.ProjectID == "" && p.Type == principal.ServiceAccount {
+		f.ProjectID = p.ProjectID
+	}
+	r := &EventReader{service: s, filter: f, after: f.After}
+	r.Replace(p)
+	return read(ctx, s, r.open, itself)
+}
+
+// open checks where the reader begins.
+func (r *EventReader) open(ctx context.Context, tx db.Tx) (*EventReader, error) {
+	if id := r.filter.ProjectID; id != "" {
+		if _, err := access.Project(r.caller, iam.ProjectRead, id)(ctx, tx); err != nil {
+			return nil, err
+		}
+	}
+	oldest, newest, err := event.Kept(ctx, tx)
+	switch {
+	case err != nil:
+		return nil, err
+	case r.filter.FromNow:
+		r.after = newest
+	case r.after > 0 && r.after < oldest-1:
+		return nil, fault.New(fault.Conflict, codeEventsExpired, "Events after this position are no longer kept. Read "+
+			"the resources that you follow anew, and follow the events from now on.", nil).Permanent()
+	}
+	return r, nil
+}
+
+// Replace sets the caller: its rights may have changed.
+func (r *EventReader) Replace(p iam.Principal) { r.caller, r.may = p, map[eventScope]bool{} }
+
+// Read returns the next events that the caller may see, and a channel that is closed when there may be more; where it
+// is nil, there may be more already. ended says that the hub is stopping.
+func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-chan struct{}, ended bool, err error) {
+	v := r.service.Tail.After(r.after)
+	read, changed := v.Events, v.Changed
+	if r.after < v.Floor || !v.Known {
+		if read, err = r.stored(ctx); err != nil {
+			return nil, nil, false, err
+		}
+		r.after = max(r.after, lastOf(read, v.Floor))
+		if len(read) > 0 || v.Known {
+			changed = nil
+		}
+	}
+	for _, e := range read {
+		r.after = e.Pos
+		if r.wants(e.Event) && r.maySee(e.Event) {
+			events = append(events, e)
+		}
+	}
+	return events, changed, v.Closed, nil
+}
+
+// lastOf is the position up to which the events have been read; without any that is all below the floor.
+func lastOf(read []event.Numbered, floor int64) int64 {
+	if len(read) == 0 {
+		return floor
+	}
+	return read[len(read)-1].Pos
+}
+
+// stored reads from the database what the tail lacks.
+func (r *EventReader) stored(ctx context.Context) ([]event.Numbered, error) {
+	orgID := r.caller.OrgID
+	if r.caller.PlatformAdmin {
+		orgID = ""
+	}
+	return event.After(ctx, r.service.DB, r.after, orgID, r.filter.ProjectID)
+}
+
+func (r *EventReader) wants(e event.Event) bool {
+	f := r.filter
+	return (f.ProjectID == "" || f.ProjectID == e.ProjectID) && (f.Subject == "" || f.Subject == e.Subject) &&
+		(f.Type == "" || f.Type == e.Type || strings.HasPrefix(e.Type, strings.TrimSuffix(f.Type, ".")+"."))
+}
+
+func (r *EventReader) maySee(e event.Event) bool {
+	s := eventScope{permissionOfEvent(e.Type), e.OrgID, e.ProjectID}
+	may, known := r.may[s]
+	if !known {
+		may = s.permission != "" && iam.Authorize(r.caller, s.permission, s.orgID, s.projectID) == nil
+		r.may[s] = may
+	}
+	return may
+}
+
+// permissionOfEvent is what a caller needs to see events of a type: to read the resource that they are of. Nobody sees
+// a type that has none.
+func permissionOfEvent(t string) iam.Permission {
+	for _, of := range []struct{ prefix, permission string }{
+		{"apps.instance.", iam.InstanceRead},
+		{"apps.artifact.", iam.ArtifactRead},
+		{"apps.version.", iam.CatalogRead},
+		{"apps.entitlement.", iam.EntitlementRead},
+		{"apps.environment.", iam.EnvironmentRead},
+		{"apps.package_index.", iam.EnvironmentRead},
+		{"apps.publisher.", iam.PublisherRead},
+		{"apps.slug.", iam.ArtifactRead},
+		{"capacity.allocation.", iam.AllocationRead},
+		{"capacity.volume.", iam.VolumeRead},
+		{"capacity.volume_snapshot.", iam.VolumeRead},
+		{"capacity.sku.", iam.SKURead},
+		{"iam.user.", iam.UserRead},
+		{"iam.user_token.", iam.UserRead},
+		{"iam.org.", iam.OrgRead},
+		{"iam.project.", iam.ProjectRead},
+		{"iam.service_account.", iam.ServiceAccountRead},
+		{"billing.credit.", iam.LedgerRead},
+		{"billing.price.", iam.PriceRead},
+		{"fleet.join_token.", iam.JoinTokenRead},
+		{"fleet.", iam.NodeRead},
+		{"hub.", iam.NodeRead},
+	} {
+		if strings.HasPrefix(t, of.prefix) {
+			return of.permission
+		}
+	}
+	return ""
+}

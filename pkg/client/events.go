@@ -1,0 +1,106 @@
+package client
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"strconv"
+	"time"
+)
+
+const (
+	// maxEventBytes bounds a line of an event stream.
+	maxEventBytes = 1 << 20
+	// followAgainAfter is the pause before a followed stream that broke is opened again.
+	followAgainAfter = time.Second
+)
+
+// Events calls handle with each event that the hub streams, in order, and returns its first error. A followed stream
+// that breaks or ends is opened again after the last event that handle has taken; it goes on until ctx ends, and
+// returns nil then. An event may come twice.
+func Events(ctx context.Context, hub *Hub, p StreamEventsParams, handle func(Event) error, editors ...RequestEditorFn,
+) error {
+	for {
+		last, err := streamOnce(ctx, hub, &p, handle, editors...)
+		var stopped handlerError
+		switch {
+		case errors.As(err, &stopped):
+			return stopped.error
+		case ctx.Err() != nil && p.Follow:
+			return nil
+		case !p.Follow, err != nil && !passes(err):
+			return err
+		}
+		if last != "" {
+			p.LastEventID = last
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(followAgainAfter):
+		}
+	}
+}
+
+// passes reports whether a stream that failed so may be opened later.
+func passes(err error) bool {
+	var (
+		lost    *UnreachableError
+		problem *Problem
+	)
+	return errors.As(err, &lost) && isRetryable(err) ||
+		errors.As(err, &problem) && (problem.Status >= http.StatusInternalServerError ||
+			problem.Status == http.StatusTooManyRequests)
+}
+
+// handlerError is an error of the caller's own function.
+type handlerError struct{ error }
+
+// streamOnce reads one stream to its end, and returns the id of its last event.
+func streamOnce(ctx context.Context, hub *Hub, p *StreamEventsParams, handle func(Event) error,
+	editors ...RequestEditorFn,
+) (last string, err error) {
+	res, err := hub.StreamEvents(ctx, p, editors...)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = res.Body.Close() }()
+	for lines := bufio.NewReaderSize(res.Body, 4096); ; {
+		line, err := readLine(lines)
+		if errors.Is(err, io.EOF) {
+			return last, nil
+		}
+		if err != nil {
+			return last, unreachable(res.Request, err)
+		}
+		text, found := bytes.CutPrefix(line, []byte("data: "))
+		if !found {
+			continue
+		}
+		var e Event
+		if err := json.Unmarshal(text, &e); err != nil {
+			return last, fmt.Errorf("the hub's event is not what the contract says: %w", err)
+		}
+		if err := handle(e); err != nil {
+			return last, handlerError{err}
+		}
+		last = strconv.FormatInt(e.Pos, 10)
+	}
+}
+
+func readLine(r *bufio.Reader) (line []byte, err error) {
+	for {
+		part, more, err := r.ReadLine()
+		if line = append(line, part...); err != nil || !more {
+			return line, err
+		}
+		if len(line) > maxEventBytes {
+			return nil, fmt.Errorf("a line of more than %d bytes: %w", maxEventBytes, http.ErrContentLength)
+		}
+	}
+}

@@ -1,0 +1,42 @@
+package client_test
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// A followed stream that breaks goes on after the last event that was handled; the handler's error ends it.
+func TestFollowedEventsGoOnWhereTheyBroke(t *testing.T) {
+	var asked []string
+	hub := open(t, func(w http.ResponseWriter, r *http.Request) {
+		asked = append(asked, r.Header.Get("Last-Event-ID")+" "+r.URL.RawQuery)
+		from := 1
+		if len(asked) > 1 {
+			from = 2
+		}
+		w.Header().Set("Content-Type", "text/event-stream")
+		for n := from; n < from+2; n++ {
+			_, _ = fmt.Fprintf(w, ":\n\nid: %d\nevent: iam.org.created\ndata: {\"pos\":%d}\n\n", n, n)
+		}
+	})
+	enough := errors.New("enough")
+	var got []int64
+	err := client.Events(t.Context(), hub, client.StreamEventsParams{Follow: true}, func(e client.Event) error {
+		if got = append(got, e.Pos); e.Pos == 3 {
+			return enough
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, enough)
+	require.Equal(t, []int64{1, 2, 2, 3}, got)
+	require.Equal(t, []string{" follow=true", "2 follow=true"}, asked)
+	ignore := func(client.Event) error { return nil }
+	err = client.Events(t.Context(), hub, client.StreamEventsParams{}, ignore)
+	require.NoError(t, err, "one that does not follow ends")
+}
