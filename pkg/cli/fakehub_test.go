@@ -31,6 +31,13 @@ func (h *fakeHub) user() client.User {
 	return u
 }
 
+func customRole() client.CustomRole {
+	return client.CustomRole{
+		ID: "0192f0c0-0000-7000-8000-000000000077", OrgID: orgID, Slug: "restarter", DisplayName: "Restarter",
+		Permissions: []string{"apps.instance.stop"},
+	}
+}
+
 func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -46,13 +53,34 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	route := r.Method + " " + path
 	for _, serve := range []func(http.ResponseWriter, *http.Request, string) bool{
-		h.serveUsers, h.serveCatalog, h.serveInstances,
+		h.serveUsers, serveCustomRoles, h.serveCatalog, h.serveInstances,
 	} {
 		if serve(w, r, route) {
 			return
 		}
 	}
 	refuse(w, r, http.StatusNotFound, "not_found", "There is no such resource.")
+}
+
+// serveCustomRoles answers for the roles that the org has made.
+func serveCustomRoles(w http.ResponseWriter, r *http.Request, route string) bool {
+	switch route {
+	case "GET /orgs/" + orgID + "/roles":
+		answer(w, 200, client.CustomRoleList{Items: []client.CustomRole{customRole()}})
+	case "POST /orgs/" + orgID + "/roles", "GET /orgs/" + orgID + "/roles/" + customRole().ID:
+		answer(w, 200, customRole())
+	case "PUT /orgs/" + orgID + "/roles/" + customRole().ID:
+		var body client.CustomRolePut
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		out := customRole()
+		out.Permissions = body.Permissions
+		answer(w, 200, out)
+	case "DELETE /orgs/" + orgID + "/roles/" + customRole().ID:
+		w.WriteHeader(http.StatusNoContent)
+	default:
+		return false
+	}
+	return true
 }
 
 // serveUsers answers for logins, users, roles and service accounts.
@@ -92,6 +120,9 @@ func (h *fakeHub) serveUsers(w http.ResponseWriter, r *http.Request, route strin
 		_ = json.NewDecoder(r.Body).Decode(&body)
 		u := h.user()
 		u.Roles = body.Roles
+		if body.CustomRoles != nil {
+			u.CustomRoles = *body.CustomRoles
+		}
 		answer(w, 200, u)
 	case "GET /users/" + userID:
 		answer(w, 200, h.user())

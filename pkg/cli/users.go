@@ -104,6 +104,7 @@ func (a *app) createTokenCommand() *cobra.Command {
 
 func (a *app) setRolesCommand() *cobra.Command {
 	var platformAdmin string
+	var custom []string
 	c := a.action("set-roles USER [ROLE…]", "Set the roles that a user holds in the whole org", cobra.MinimumNArgs(1),
 		func(ctx context.Context, s *session, args []string) error {
 			id, err := s.userID(ctx, args[0])
@@ -113,6 +114,15 @@ func (a *app) setRolesCommand() *cobra.Command {
 			body := client.UserRolesPut{Roles: []client.UserRole{}}
 			for _, r := range args[1:] {
 				body.Roles = append(body.Roles, client.UserRole(r))
+			}
+			if custom != nil {
+				u, err := client.Read[client.User](s.hub.GetUser(ctx, id))
+				if err != nil {
+					return err
+				}
+				if body.CustomRoles, err = s.customRoleIDs(ctx, u.OrgID, custom); err != nil {
+					return err
+				}
 			}
 			switch platformAdmin {
 			case "":
@@ -126,6 +136,7 @@ func (a *app) setRolesCommand() *cobra.Command {
 		})
 	c.Long = "Set the roles that a user holds in the whole org: org_admin, org_member, org_billing, app_publisher. " +
 		"Roles that are not named are taken."
+	customFlag(c.Flags(), &custom)
 	c.Flags().StringVar(&platformAdmin, "platform-admin", "", "true or false, for platform admins (default: unchanged)")
 	return c
 }
@@ -175,6 +186,7 @@ func (a *app) rolesCommand() *cobra.Command {
 		{"ROLES", func(p client.ProjectRoles) string { return joined(p.Roles) }},
 		{"USER", func(p client.ProjectRoles) string { return p.UserID }},
 	}
+	var custom []string
 	set := a.projectAction("set USER [ROLE…]", "Set the roles that a user holds in the project; no role takes the user "+
 		"out",
 		cobra.MinimumNArgs(1),
@@ -187,10 +199,20 @@ func (a *app) rolesCommand() *cobra.Command {
 			for _, r := range args[1:] {
 				body.Roles = append(body.Roles, client.ProjectRole(r))
 			}
+			if custom != nil {
+				p, err := client.Read[client.Project](s.hub.GetProject(ctx, project))
+				if err != nil {
+					return err
+				}
+				if body.CustomRoles, err = s.customRoleIDs(ctx, p.OrgID, custom); err != nil {
+					return err
+				}
+			}
 			return showAnswer(s, columns)(s.hub.PutProjectRoles(ctx, project, id, body, s.editors()...))
 		})
 	set.Long = "Set the roles that a user of the org holds in this project only: project_admin, app_operator, viewer."
-	return group("roles", "Roles in a project", set,
+	customFlag(set.Flags(), &custom)
+	return group("roles", "Roles in a project, and those that an org makes", set, a.customRolesCommand(),
 		projectListing(a, "list", "Users who hold roles in this project only", cobra.NoArgs, columns,
 			func(ctx context.Context, s *session, project string, _ []string,
 				cursor string,

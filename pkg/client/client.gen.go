@@ -1442,6 +1442,9 @@ type AcceleratorSharing string
 type AccessExplanation struct {
 	Allowed bool `json:"allowed"`
 
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
+
 	// OrgID UUIDv7 in lower case.
 	OrgID      ID              `json:"org_id,omitempty,omitzero"`
 	Permission string          `json:"permission"`
@@ -1964,6 +1967,50 @@ type CreditGrant struct {
 
 // Currency ISO 4217 code.
 type Currency = string
+
+// CustomRole defines model for CustomRole.
+type CustomRole struct {
+	CreatedAt   time.Time   `json:"created_at"`
+	Description Description `json:"description,omitempty,omitzero"`
+	DisplayName DisplayName `json:"display_name"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID           ID             `json:"org_id"`
+	Permissions     PermissionKeys `json:"permissions"`
+	ResourceVersion int64          `json:"resource_version"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// CustomRoleCreate defines model for CustomRoleCreate.
+type CustomRoleCreate struct {
+	Description Description    `json:"description,omitempty,omitzero"`
+	DisplayName DisplayName    `json:"display_name"`
+	Permissions PermissionKeys `json:"permissions"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// CustomRoleIds Ids of roles that the org has made
+type CustomRoleIds = []ID
+
+// CustomRoleList defines model for CustomRoleList.
+type CustomRoleList struct {
+	Items      []CustomRole `json:"items"`
+	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
+}
+
+// CustomRolePut defines model for CustomRolePut.
+type CustomRolePut struct {
+	Description Description    `json:"description,omitempty,omitzero"`
+	DisplayName DisplayName    `json:"display_name"`
+	Permissions PermissionKeys `json:"permissions"`
+}
 
 // Description defines model for Description.
 type Description = string
@@ -2564,6 +2611,9 @@ type Period struct {
 	To   time.Time `json:"to"`
 }
 
+// PermissionKeys defines model for PermissionKeys.
+type PermissionKeys = []string
+
 // PlacementIntent defines model for PlacementIntent.
 type PlacementIntent struct {
 	AllocationIds []ID `json:"allocation_ids,omitempty,omitzero"`
@@ -2762,6 +2812,8 @@ type ProjectRole string
 
 // ProjectRoles defines model for ProjectRoles.
 type ProjectRoles struct {
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
 	DisplayName DisplayName   `json:"display_name"`
 	Email       string        `json:"email"`
 	Roles       []ProjectRole `json:"roles"`
@@ -2778,7 +2830,9 @@ type ProjectRolesList struct {
 
 // ProjectRolesPut defines model for ProjectRolesPut.
 type ProjectRolesPut struct {
-	Roles []ProjectRole `json:"roles"`
+	// CustomRoles Ids of roles that the org has made; absent leaves those that are held
+	CustomRoles *[]ID         `json:"custom_roles,omitempty"`
+	Roles       []ProjectRole `json:"roles"`
 }
 
 // PublishIntent defines model for PublishIntent.
@@ -3249,9 +3303,12 @@ type UsageSource string
 
 // User defines model for User.
 type User struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	DisplayName DisplayName `json:"display_name"`
-	Email       string      `json:"email"`
+	CreatedAt time.Time `json:"created_at"`
+
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
+	DisplayName DisplayName   `json:"display_name"`
+	Email       string        `json:"email"`
 
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
@@ -3288,6 +3345,9 @@ type UserRole string
 
 // UserRolesPut defines model for UserRolesPut.
 type UserRolesPut struct {
+	// CustomRoles Ids of roles that the org has made; absent leaves those that are held
+	CustomRoles *[]ID `json:"custom_roles,omitempty"`
+
 	// PlatformAdmin Absent leaves it as it is
 	PlatformAdmin *bool      `json:"platform_admin,omitempty"`
 	Roles         []UserRole `json:"roles"`
@@ -3533,6 +3593,9 @@ type ProjectID = ID
 // Requirement defines model for Requirement.
 type Requirement = []string
 
+// RoleID UUIDv7 in lower case.
+type RoleID = ID
+
 // SKUSlug Lower-case letters, digits and inner hyphens.
 type SKUSlug = Slug
 
@@ -3772,6 +3835,15 @@ type ListOrgsParams struct {
 
 // ListAppSlugsParams defines parameters for ListAppSlugs.
 type ListAppSlugsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListCustomRolesParams defines parameters for ListCustomRoles.
+type ListCustomRolesParams struct {
 	// Limit Most items in the answer; absent means 50.
 	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
 
@@ -4045,6 +4117,12 @@ type RenewNodeJSONRequestBody = NodeRenew
 
 // CreateOrgJSONRequestBody defines body for CreateOrg for application/json ContentType.
 type CreateOrgJSONRequestBody = OrgCreate
+
+// CreateCustomRoleJSONRequestBody defines body for CreateCustomRole for application/json ContentType.
+type CreateCustomRoleJSONRequestBody = CustomRoleCreate
+
+// PutCustomRoleJSONRequestBody defines body for PutCustomRole for application/json ContentType.
+type PutCustomRoleJSONRequestBody = CustomRolePut
 
 // CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
 type CreateProjectJSONRequestBody = ProjectCreate
@@ -4670,6 +4748,61 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
 	GetOrgQuota(ctx context.Context, orgID OrgID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListCustomRoles Roles that the org has made of permissions (its admins)
+	//
+	// Corresponds with GET /orgs/{org_id}/roles (the `ListCustomRoles` operationId).
+	ListCustomRoles(ctx context.Context, orgID OrgID, params *ListCustomRolesParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateCustomRoleWithBody Make a role of permissions (admins of the org)
+	//
+	// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+	// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+	CreateCustomRoleWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateCustomRole Make a role of permissions (admins of the org)
+	//
+	// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+	// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+	CreateCustomRole(ctx context.Context, orgID OrgID, body CreateCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteCustomRole Remove a role that nobody holds (admins of the org)
+	//
+	// Refused with 409 `role_in_use` while users hold it.
+	//
+	// Corresponds with DELETE /orgs/{org_id}/roles/{role_id} (the `DeleteCustomRole` operationId).
+	DeleteCustomRole(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetCustomRole One role that the org has made
+	//
+	// Corresponds with GET /orgs/{org_id}/roles/{role_id} (the `GetCustomRole` operationId).
+	GetCustomRole(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutCustomRoleWithBody Replace name, description and permissions of a role, for all who hold it (admins of the org)
+	//
+	// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+	PutCustomRoleWithBody(ctx context.Context, orgID OrgID, roleID RoleID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutCustomRole Replace name, description and permissions of a role, for all who hold it (admins of the org)
+	//
+	// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+	PutCustomRole(ctx context.Context, orgID OrgID, roleID RoleID, body PutCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListOrgUsers Users of an org (its admins)
 	//
@@ -6468,6 +6601,131 @@ func (c *Client) ReleaseAppSlug(ctx context.Context, orgID OrgID, appSlug AppSlu
 // Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
 func (c *Client) GetOrgQuota(ctx context.Context, orgID OrgID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetOrgQuotaRequest(c.Server, orgID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListCustomRoles Roles that the org has made of permissions (its admins)
+//
+// Corresponds with GET /orgs/{org_id}/roles (the `ListCustomRoles` operationId).
+func (c *Client) ListCustomRoles(ctx context.Context, orgID OrgID, params *ListCustomRolesParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListCustomRolesRequest(c.Server, orgID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateCustomRoleWithBody Make a role of permissions (admins of the org)
+//
+// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+func (c *Client) CreateCustomRoleWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateCustomRoleRequestWithBody(c.Server, orgID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateCustomRole Make a role of permissions (admins of the org)
+//
+// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+func (c *Client) CreateCustomRole(ctx context.Context, orgID OrgID, body CreateCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateCustomRoleRequest(c.Server, orgID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteCustomRole Remove a role that nobody holds (admins of the org)
+//
+// Refused with 409 `role_in_use` while users hold it.
+//
+// Corresponds with DELETE /orgs/{org_id}/roles/{role_id} (the `DeleteCustomRole` operationId).
+func (c *Client) DeleteCustomRole(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteCustomRoleRequest(c.Server, orgID, roleID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetCustomRole One role that the org has made
+//
+// Corresponds with GET /orgs/{org_id}/roles/{role_id} (the `GetCustomRole` operationId).
+func (c *Client) GetCustomRole(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetCustomRoleRequest(c.Server, orgID, roleID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutCustomRoleWithBody Replace name, description and permissions of a role, for all who hold it (admins of the org)
+//
+// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+func (c *Client) PutCustomRoleWithBody(ctx context.Context, orgID OrgID, roleID RoleID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutCustomRoleRequestWithBody(c.Server, orgID, roleID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutCustomRole Replace name, description and permissions of a role, for all who hold it (admins of the org)
+//
+// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+func (c *Client) PutCustomRole(ctx context.Context, orgID OrgID, roleID RoleID, body PutCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutCustomRoleRequest(c.Server, orgID, roleID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -10465,6 +10723,254 @@ func NewGetOrgQuotaRequest(server string, orgID OrgID) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewListCustomRolesRequest constructs an http.Request for the ListCustomRoles method
+func NewListCustomRolesRequest(server string, orgID OrgID, params *ListCustomRolesParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/roles", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateCustomRoleRequest calls the generic CreateCustomRole builder with application/json body
+func NewCreateCustomRoleRequest(server string, orgID OrgID, body CreateCustomRoleJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateCustomRoleRequestWithBody(server, orgID, "application/json", bodyReader)
+}
+
+// NewCreateCustomRoleRequestWithBody constructs an http.Request for the CreateCustomRole method, with any body, and a specified content type
+func NewCreateCustomRoleRequestWithBody(server string, orgID OrgID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/roles", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewDeleteCustomRoleRequest constructs an http.Request for the DeleteCustomRole method
+func NewDeleteCustomRoleRequest(server string, orgID OrgID, roleID RoleID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "role_id", roleID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/roles/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetCustomRoleRequest constructs an http.Request for the GetCustomRole method
+func NewGetCustomRoleRequest(server string, orgID OrgID, roleID RoleID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "role_id", roleID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/roles/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewPutCustomRoleRequest calls the generic PutCustomRole builder with application/json body
+func NewPutCustomRoleRequest(server string, orgID OrgID, roleID RoleID, body PutCustomRoleJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPutCustomRoleRequestWithBody(server, orgID, roleID, "application/json", bodyReader)
+}
+
+// NewPutCustomRoleRequestWithBody constructs an http.Request for the PutCustomRole method, with any body, and a specified content type
+func NewPutCustomRoleRequestWithBody(server string, orgID OrgID, roleID RoleID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "role_id", roleID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/roles/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -14509,6 +15015,67 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
 	GetOrgQuotaWithResponse(ctx context.Context, orgID OrgID, reqEditors ...RequestEditorFn) (*GetOrgQuotaResponse, error)
 
+	// ListCustomRolesWithResponse Roles that the org has made of permissions (its admins)
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/roles (the `ListCustomRoles` operationId).
+	ListCustomRolesWithResponse(ctx context.Context, orgID OrgID, params *ListCustomRolesParams, reqEditors ...RequestEditorFn) (*ListCustomRolesResponse, error)
+
+	// CreateCustomRoleWithBodyWithResponse Make a role of permissions (admins of the org)
+	//
+	// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+	// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+	CreateCustomRoleWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateCustomRoleResponse, error)
+
+	// CreateCustomRoleWithResponse Make a role of permissions (admins of the org)
+	//
+	// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+	// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+	CreateCustomRoleWithResponse(ctx context.Context, orgID OrgID, body CreateCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateCustomRoleResponse, error)
+
+	// DeleteCustomRoleWithResponse Remove a role that nobody holds (admins of the org)
+	//
+	// Refused with 409 `role_in_use` while users hold it.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /orgs/{org_id}/roles/{role_id} (the `DeleteCustomRole` operationId).
+	DeleteCustomRoleWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*DeleteCustomRoleResponse, error)
+
+	// GetCustomRoleWithResponse One role that the org has made
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/roles/{role_id} (the `GetCustomRole` operationId).
+	GetCustomRoleWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*GetCustomRoleResponse, error)
+
+	// PutCustomRoleWithBodyWithResponse Replace name, description and permissions of a role, for all who hold it (admins of the org)
+	//
+	// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+	PutCustomRoleWithBodyWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutCustomRoleResponse, error)
+
+	// PutCustomRoleWithResponse Replace name, description and permissions of a role, for all who hold it (admins of the org)
+	//
+	// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+	PutCustomRoleWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, body PutCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*PutCustomRoleResponse, error)
+
 	// ListOrgUsersWithResponse Users of an org (its admins)
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -17540,6 +18107,239 @@ func (r GetOrgQuotaResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetOrgQuotaResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListCustomRolesResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *CustomRoleList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListCustomRolesResponse) GetJSON200() *CustomRoleList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListCustomRolesResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListCustomRolesResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListCustomRolesResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListCustomRolesResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListCustomRolesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateCustomRoleResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *CustomRole
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateCustomRoleResponse) GetJSON201() *CustomRole {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateCustomRoleResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateCustomRoleResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateCustomRoleResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateCustomRoleResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateCustomRoleResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeleteCustomRoleResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeleteCustomRoleResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteCustomRoleResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteCustomRoleResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteCustomRoleResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteCustomRoleResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetCustomRoleResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *CustomRole
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetCustomRoleResponse) GetJSON200() *CustomRole {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetCustomRoleResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetCustomRoleResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetCustomRoleResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetCustomRoleResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetCustomRoleResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PutCustomRoleResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *CustomRole
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PutCustomRoleResponse) GetJSON200() *CustomRole {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PutCustomRoleResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PutCustomRoleResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PutCustomRoleResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PutCustomRoleResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PutCustomRoleResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -21491,6 +22291,109 @@ func (c *ClientWithResponses) GetOrgQuotaWithResponse(ctx context.Context, orgID
 	return ParseGetOrgQuotaResponse(rsp)
 }
 
+// ListCustomRolesWithResponse Roles that the org has made of permissions (its admins)
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/roles (the `ListCustomRoles` operationId).
+func (c *ClientWithResponses) ListCustomRolesWithResponse(ctx context.Context, orgID OrgID, params *ListCustomRolesParams, reqEditors ...RequestEditorFn) (*ListCustomRolesResponse, error) {
+	rsp, err := c.ListCustomRoles(ctx, orgID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListCustomRolesResponse(rsp)
+}
+
+// CreateCustomRoleWithBodyWithResponse Make a role of permissions (admins of the org)
+//
+// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+func (c *ClientWithResponses) CreateCustomRoleWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateCustomRoleResponse, error) {
+	rsp, err := c.CreateCustomRoleWithBody(ctx, orgID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateCustomRoleResponse(rsp)
+}
+
+// CreateCustomRoleWithResponse Make a role of permissions (admins of the org)
+//
+// A role may have the permissions that `org_admin` has, and only those that the caller holds in the whole org;
+// 403 names the first one that it does not. Users of the org hold it in the whole org or in a project.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/roles (the `CreateCustomRole` operationId).
+func (c *ClientWithResponses) CreateCustomRoleWithResponse(ctx context.Context, orgID OrgID, body CreateCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateCustomRoleResponse, error) {
+	rsp, err := c.CreateCustomRole(ctx, orgID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateCustomRoleResponse(rsp)
+}
+
+// DeleteCustomRoleWithResponse Remove a role that nobody holds (admins of the org)
+//
+// Refused with 409 `role_in_use` while users hold it.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /orgs/{org_id}/roles/{role_id} (the `DeleteCustomRole` operationId).
+func (c *ClientWithResponses) DeleteCustomRoleWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*DeleteCustomRoleResponse, error) {
+	rsp, err := c.DeleteCustomRole(ctx, orgID, roleID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteCustomRoleResponse(rsp)
+}
+
+// GetCustomRoleWithResponse One role that the org has made
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/roles/{role_id} (the `GetCustomRole` operationId).
+func (c *ClientWithResponses) GetCustomRoleWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, reqEditors ...RequestEditorFn) (*GetCustomRoleResponse, error) {
+	rsp, err := c.GetCustomRole(ctx, orgID, roleID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetCustomRoleResponse(rsp)
+}
+
+// PutCustomRoleWithBodyWithResponse Replace name, description and permissions of a role, for all who hold it (admins of the org)
+//
+// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+func (c *ClientWithResponses) PutCustomRoleWithBodyWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutCustomRoleResponse, error) {
+	rsp, err := c.PutCustomRoleWithBody(ctx, orgID, roleID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutCustomRoleResponse(rsp)
+}
+
+// PutCustomRoleWithResponse Replace name, description and permissions of a role, for all who hold it (admins of the org)
+//
+// Permissions that are added are those that the caller holds in the whole org, as for a new role.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /orgs/{org_id}/roles/{role_id} (the `PutCustomRole` operationId).
+func (c *ClientWithResponses) PutCustomRoleWithResponse(ctx context.Context, orgID OrgID, roleID RoleID, body PutCustomRoleJSONRequestBody, reqEditors ...RequestEditorFn) (*PutCustomRoleResponse, error) {
+	rsp, err := c.PutCustomRole(ctx, orgID, roleID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutCustomRoleResponse(rsp)
+}
+
 // ListOrgUsersWithResponse Users of an org (its admins)
 //
 // Returns a wrapper object for the known response body format(s).
@@ -24297,6 +25200,167 @@ func ParseGetOrgQuotaResponse(rsp *http.Response) (*GetOrgQuotaResponse, error) 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest OrgQuota
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListCustomRolesResponse parses an HTTP response from a ListCustomRolesWithResponse call
+func ParseListCustomRolesResponse(rsp *http.Response) (*ListCustomRolesResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListCustomRolesResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest CustomRoleList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateCustomRoleResponse parses an HTTP response from a CreateCustomRoleWithResponse call
+func ParseCreateCustomRoleResponse(rsp *http.Response) (*CreateCustomRoleResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateCustomRoleResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest CustomRole
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteCustomRoleResponse parses an HTTP response from a DeleteCustomRoleWithResponse call
+func ParseDeleteCustomRoleResponse(rsp *http.Response) (*DeleteCustomRoleResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteCustomRoleResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetCustomRoleResponse parses an HTTP response from a GetCustomRoleWithResponse call
+func ParseGetCustomRoleResponse(rsp *http.Response) (*GetCustomRoleResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetCustomRoleResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest CustomRole
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePutCustomRoleResponse parses an HTTP response from a PutCustomRoleWithResponse call
+func ParsePutCustomRoleResponse(rsp *http.Response) (*PutCustomRoleResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PutCustomRoleResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest CustomRole
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -44,6 +44,17 @@ func Org(p iam.Principal, permission iam.Permission, id string) Check[iam.Org] {
 	}
 }
 
+// CustomRole returns a role that an org has made, where the caller has the permission.
+func CustomRole(p iam.Principal, permission iam.Permission, orgID, id string) Check[iam.CustomRole] {
+	return func(ctx context.Context, tx db.Tx) (iam.CustomRole, error) {
+		org, err := Org(p, permission, orgID)(ctx, tx)
+		if err != nil {
+			return iam.CustomRole{}, err
+		}
+		return iam.GetCustomRole(ctx, tx, org.ID, id)
+	}
+}
+
 // User returns a user of an org in which the caller has the permission.
 func User(p iam.Principal, permission iam.Permission, id string) Check[iam.User] {
 	return func(ctx context.Context, tx db.Tx) (iam.User, error) { return iam.OfUser(ctx, tx, p, permission, id) }

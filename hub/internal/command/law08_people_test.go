@@ -4,6 +4,8 @@ import (
 	"context"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
@@ -65,7 +67,7 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 		return second(s.EnableUser(ctx, m, p.user.ID))
 	})
 	add("put user roles", "role_bindings", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
-		return second(s.PutUserRoles(ctx, m, p.user.ID, []iam.Role{iam.OrgBilling}, nil))
+		return second(s.PutUserRoles(ctx, m, p.user.ID, iam.Roles{Named: []iam.Role{iam.OrgBilling}}, nil))
 	})
 	add("remove user", "users", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
 		return s.RemoveOrgUser(ctx, m, p.Project.OrgID, p.user.ID)
@@ -79,7 +81,32 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 	add("put project roles", "role_bindings", func(ctx context.Context, s *command.Service, m command.Meta,
 		p *person,
 	) error {
-		return second(s.PutProjectRoles(ctx, m, p.Project.ID, p.user.ID, []iam.Role{iam.ProjectAdmin}))
+		return second(s.PutProjectRoles(ctx, m, p.Project.ID, p.user.ID, iam.Roles{Named: []iam.Role{iam.ProjectAdmin}}))
+	})
+	role := func(ctx context.Context, s *command.Service, m command.Meta, p *person) (iam.CustomRole, error) {
+		return s.CreateCustomRole(ctx, m, iam.CustomRole{
+			OrgID: p.Project.OrgID, Slug: "reader", DisplayName: "R", Permissions: []iam.Permission{iam.InstanceRead},
+		})
+	}
+	add("create role", "custom_roles", func(ctx context.Context, s *command.Service, m command.Meta, p *person) error {
+		return second(role(ctx, s, m, p))
+	})
+	addMade := func(name string, do func(ctx context.Context, s *command.Service, m command.Meta,
+		made iam.CustomRole) error,
+	) {
+		steps = append(steps, atomicStep{name, "custom_roles", func(w *world) func(commandtest.Around) error {
+			p, m := newPerson(w), w.Meta("k")
+			made, err := role(w.T.Context(), w.Commands(), w.Meta("role"), p)
+			require.NoError(w.T, err)
+			return w.command(func(ctx context.Context, s *command.Service) error { return do(ctx, s, m, made) })
+		}})
+	}
+	addMade("put role", func(ctx context.Context, s *command.Service, m command.Meta, made iam.CustomRole) error {
+		made.DisplayName = "other"
+		return second(s.PutCustomRole(ctx, m, made))
+	})
+	addMade("delete role", func(ctx context.Context, s *command.Service, m command.Meta, made iam.CustomRole) error {
+		return s.DeleteCustomRole(ctx, m, made.OrgID, made.ID)
 	})
 	add("put quota", "org_quotas", func(ctx context.Context, s *command.Service, _ command.Meta, p *person) error {
 		return second(s.PutOrgQuota(ctx, p.Admin("k"), p.Project.OrgID, iam.Limits{iam.QuotaUsers: 3}))

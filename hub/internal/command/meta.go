@@ -23,6 +23,7 @@ const (
 	resourcePosting        = "posting"
 	resourcePrice          = "price"
 	resourceProject        = "project"
+	resourceRole           = "role"
 	resourcePublisher      = "publisher"
 	resourcePublishIntent  = "publish_intent"
 	resourceServiceAccount = "service_account"

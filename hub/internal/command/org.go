@@ -94,11 +94,11 @@ func (s *Service) CreateProject(ctx context.Context, m Meta, wanted iam.Project)
 // PutProjectRoles sets the roles that a user of the org holds in one project only. No role takes the user out of the
 // project.
 func (s *Service) PutProjectRoles(ctx context.Context, m Meta, projectID, userID string,
-	roles []iam.Role,
+	roles iam.Roles,
 ) (iam.ProjectRoles, error) {
 	check := access.Project(m.Principal, iam.RoleWrite, projectID)
 	return run(ctx, s, check, func(tx db.Tx, project iam.Project) (iam.ProjectRoles, error) {
-		before, user, err := iam.SetProjectRoles(ctx, tx, project, userID, roles, m.Now)
+		before, user, err := iam.SetProjectRoles(ctx, tx, m.Principal, project, userID, roles, m.Now)
 		if err != nil {
 			return iam.ProjectRoles{}, err
 		}

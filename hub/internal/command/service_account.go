@@ -29,6 +29,9 @@ func (s *Service) CreateServiceAccount(ctx context.Context, m Meta,
 	return onceSealed(ctx, s, m, s.Sealer, check, func(tx db.Tx, project iam.Project) (ServiceAccountWithKey, error) {
 		wanted.OrgID, wanted.ProjectID = project.OrgID, project.ID
 		sa, err := iam.CreateServiceAccount(ctx, tx, wanted, key)
+		if err == nil {
+			err = iam.MayGrant(m.Principal, sa.Role, sa.OrgID, sa.ProjectID)
+		}
 		if err != nil {
 			return ServiceAccountWithKey{}, err
 		}
@@ -62,6 +65,10 @@ func (s *Service) RotateServiceAccountKey(ctx context.Context, m Meta, projectID
 	return onceSealed(ctx, s, m, s.Sealer, accountToChange(m, projectID, id), func(tx db.Tx,
 		sa iam.ServiceAccount,
 	) (ServiceAccountWithKey, error) {
+		// Who has the key may do what the account may.
+		if err := iam.MayGrant(m.Principal, sa.Role, sa.OrgID, sa.ProjectID); err != nil {
+			return ServiceAccountWithKey{}, err
+		}
 		after, err := iam.RotateKey(ctx, tx, sa, key)
 		if err != nil {
 			return ServiceAccountWithKey{}, err

@@ -54,7 +54,7 @@ func (s *Service) setUserDisabled(ctx context.Context, m Meta, userID string, di
 }
 
 // PutUserRoles sets the roles that a user holds in the whole org. platformAdmin nil leaves that property as it is.
-func (s *Service) PutUserRoles(ctx context.Context, m Meta, userID string, roles []iam.Role,
+func (s *Service) PutUserRoles(ctx context.Context, m Meta, userID string, roles iam.Roles,
 	platformAdmin *bool,
 ) (iam.User, error) {
 	return run(ctx, s, access.User(m.Principal, iam.RoleWrite, userID), func(tx db.Tx, user iam.User) (iam.User, error) {
@@ -65,7 +65,7 @@ func (s *Service) PutUserRoles(ctx context.Context, m Meta, userID string, roles
 			}
 			admin = *platformAdmin
 		}
-		after, err := iam.SetUserRoles(ctx, tx, user, roles, admin, m.Now)
+		after, err := iam.SetUserRoles(ctx, tx, m.Principal, user, roles, admin, m.Now)
 		if err != nil || after.ResourceVersion == user.ResourceVersion {
 			return after, err
 		}

@@ -4,7 +4,7 @@ import "slices"
 
 // Types lists every type of event that the hub writes, as asyncapi.yaml describes them. Append refuses any other.
 func Types() []string {
-	return append(fleetTypes(), []string{
+	return slices.Concat(fleetTypes(), iamTypes(), []string{
 		"apps.instance.requested",
 		"apps.instance.deploying",
 		"apps.instance.image_pull",
@@ -22,22 +22,6 @@ func Types() []string {
 		"apps.instance.failed",
 		"apps.instance.changed",
 		"apps.instance.adopted",
-		"iam.user.created",
-		"iam.user.disabled",
-		"iam.user.enabled",
-		"iam.user.roles_changed",
-		"iam.user.project_roles_changed",
-		"iam.user.removed",
-		"iam.user.tokens_revoked",
-		"iam.user_token.created",
-		"iam.user_token.revoked",
-		"iam.org.created",
-		"iam.org.quota_changed",
-		"iam.project.created",
-		"iam.service_account.created",
-		"iam.service_account.disabled",
-		"iam.service_account.key_rotated",
-		"iam.service_account.deleted",
 		"apps.artifact.publish_requested",
 		"apps.artifact.registered",
 		"apps.artifact.activated",
@@ -71,7 +55,32 @@ func Types() []string {
 		"capacity.sku.retired",
 		"billing.credit.granted",
 		"billing.price.created",
-	}...)
+	})
+}
+
+// iamTypes are those of orgs, their users and roles, and service accounts.
+func iamTypes() []string {
+	return []string{
+		"iam.user.created",
+		"iam.user.disabled",
+		"iam.user.enabled",
+		"iam.user.roles_changed",
+		"iam.user.project_roles_changed",
+		"iam.user.removed",
+		"iam.user.tokens_revoked",
+		"iam.user_token.created",
+		"iam.user_token.revoked",
+		"iam.org.created",
+		"iam.org.quota_changed",
+		"iam.project.created",
+		"iam.role.created",
+		"iam.role.changed",
+		"iam.role.deleted",
+		"iam.service_account.created",
+		"iam.service_account.disabled",
+		"iam.service_account.key_rotated",
+		"iam.service_account.deleted",
+	}
 }
 
 // fleetTypes are those of nodes and of the hub itself.

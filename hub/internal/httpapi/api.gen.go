@@ -1441,6 +1441,9 @@ type AcceleratorSharing string
 type AccessExplanation struct {
 	Allowed bool `json:"allowed"`
 
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
+
 	// OrgID UUIDv7 in lower case.
 	OrgID      ID              `json:"org_id,omitempty,omitzero"`
 	Permission string          `json:"permission"`
@@ -1963,6 +1966,50 @@ type CreditGrant struct {
 
 // Currency ISO 4217 code.
 type Currency = string
+
+// CustomRole defines model for CustomRole.
+type CustomRole struct {
+	CreatedAt   time.Time   `json:"created_at"`
+	Description Description `json:"description,omitempty,omitzero"`
+	DisplayName DisplayName `json:"display_name"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID           ID             `json:"org_id"`
+	Permissions     PermissionKeys `json:"permissions"`
+	ResourceVersion int64          `json:"resource_version"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// CustomRoleCreate defines model for CustomRoleCreate.
+type CustomRoleCreate struct {
+	Description Description    `json:"description,omitempty,omitzero"`
+	DisplayName DisplayName    `json:"display_name"`
+	Permissions PermissionKeys `json:"permissions"`
+
+	// Slug Lower-case letters, digits and inner hyphens.
+	Slug Slug `json:"slug"`
+}
+
+// CustomRoleIds Ids of roles that the org has made
+type CustomRoleIds = []ID
+
+// CustomRoleList defines model for CustomRoleList.
+type CustomRoleList struct {
+	Items      []CustomRole `json:"items"`
+	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
+}
+
+// CustomRolePut defines model for CustomRolePut.
+type CustomRolePut struct {
+	Description Description    `json:"description,omitempty,omitzero"`
+	DisplayName DisplayName    `json:"display_name"`
+	Permissions PermissionKeys `json:"permissions"`
+}
 
 // Description defines model for Description.
 type Description = string
@@ -2563,6 +2610,9 @@ type Period struct {
 	To   time.Time `json:"to"`
 }
 
+// PermissionKeys defines model for PermissionKeys.
+type PermissionKeys = []string
+
 // PlacementIntent defines model for PlacementIntent.
 type PlacementIntent struct {
 	AllocationIds []ID `json:"allocation_ids,omitempty,omitzero"`
@@ -2761,6 +2811,8 @@ type ProjectRole string
 
 // ProjectRoles defines model for ProjectRoles.
 type ProjectRoles struct {
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
 	DisplayName DisplayName   `json:"display_name"`
 	Email       string        `json:"email"`
 	Roles       []ProjectRole `json:"roles"`
@@ -2777,7 +2829,9 @@ type ProjectRolesList struct {
 
 // ProjectRolesPut defines model for ProjectRolesPut.
 type ProjectRolesPut struct {
-	Roles []ProjectRole `json:"roles"`
+	// CustomRoles Ids of roles that the org has made; absent leaves those that are held
+	CustomRoles *[]ID         `json:"custom_roles,omitempty"`
+	Roles       []ProjectRole `json:"roles"`
 }
 
 // PublishIntent defines model for PublishIntent.
@@ -3248,9 +3302,12 @@ type UsageSource string
 
 // User defines model for User.
 type User struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	DisplayName DisplayName `json:"display_name"`
-	Email       string      `json:"email"`
+	CreatedAt time.Time `json:"created_at"`
+
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
+	DisplayName DisplayName   `json:"display_name"`
+	Email       string        `json:"email"`
 
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
@@ -3287,6 +3344,9 @@ type UserRole string
 
 // UserRolesPut defines model for UserRolesPut.
 type UserRolesPut struct {
+	// CustomRoles Ids of roles that the org has made; absent leaves those that are held
+	CustomRoles *[]ID `json:"custom_roles,omitempty"`
+
 	// PlatformAdmin Absent leaves it as it is
 	PlatformAdmin *bool      `json:"platform_admin,omitempty"`
 	Roles         []UserRole `json:"roles"`
@@ -3532,6 +3592,9 @@ type ProjectID = ID
 // Requirement defines model for Requirement.
 type Requirement = []string
 
+// RoleID UUIDv7 in lower case.
+type RoleID = ID
+
 // SKUSlug Lower-case letters, digits and inner hyphens.
 type SKUSlug = Slug
 
@@ -3771,6 +3834,15 @@ type ListOrgsParams struct {
 
 // ListAppSlugsParams defines parameters for ListAppSlugs.
 type ListAppSlugsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListCustomRolesParams defines parameters for ListCustomRoles.
+type ListCustomRolesParams struct {
 	// Limit Most items in the answer; absent means 50.
 	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
 
@@ -4045,6 +4117,12 @@ type RenewNodeJSONRequestBody = NodeRenew
 // CreateOrgJSONRequestBody defines body for CreateOrg for application/json ContentType.
 type CreateOrgJSONRequestBody = OrgCreate
 
+// CreateCustomRoleJSONRequestBody defines body for CreateCustomRole for application/json ContentType.
+type CreateCustomRoleJSONRequestBody = CustomRoleCreate
+
+// PutCustomRoleJSONRequestBody defines body for PutCustomRole for application/json ContentType.
+type PutCustomRoleJSONRequestBody = CustomRolePut
+
 // CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
 type CreateProjectJSONRequestBody = ProjectCreate
 
@@ -4251,6 +4329,21 @@ type ServerInterface interface {
 	// GetOrgQuota What the org may hold, and what it holds (its admins)
 	// (GET /orgs/{org_id}/quota)
 	GetOrgQuota(c *gin.Context, orgID OrgID)
+	// ListCustomRoles Roles that the org has made of permissions (its admins)
+	// (GET /orgs/{org_id}/roles)
+	ListCustomRoles(c *gin.Context, orgID OrgID, params ListCustomRolesParams)
+	// CreateCustomRole Make a role of permissions (admins of the org)
+	// (POST /orgs/{org_id}/roles)
+	CreateCustomRole(c *gin.Context, orgID OrgID)
+	// DeleteCustomRole Remove a role that nobody holds (admins of the org)
+	// (DELETE /orgs/{org_id}/roles/{role_id})
+	DeleteCustomRole(c *gin.Context, orgID OrgID, roleID RoleID)
+	// GetCustomRole One role that the org has made
+	// (GET /orgs/{org_id}/roles/{role_id})
+	GetCustomRole(c *gin.Context, orgID OrgID, roleID RoleID)
+	// PutCustomRole Replace name, description and permissions of a role, for all who hold it (admins of the org)
+	// (PUT /orgs/{org_id}/roles/{role_id})
+	PutCustomRole(c *gin.Context, orgID OrgID, roleID RoleID)
 	// ListOrgUsers Users of an org (its admins)
 	// (GET /orgs/{org_id}/users)
 	ListOrgUsers(c *gin.Context, orgID OrgID, params ListOrgUsersParams)
@@ -5977,6 +6070,177 @@ func (siw *ServerInterfaceWrapper) GetOrgQuota(c *gin.Context) {
 	}
 
 	siw.Handler.GetOrgQuota(c, orgID)
+}
+
+// ListCustomRoles operation middleware
+func (siw *ServerInterfaceWrapper) ListCustomRoles(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListCustomRolesParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListCustomRoles(c, orgID, params)
+}
+
+// CreateCustomRole operation middleware
+func (siw *ServerInterfaceWrapper) CreateCustomRole(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateCustomRole(c, orgID)
+}
+
+// DeleteCustomRole operation middleware
+func (siw *ServerInterfaceWrapper) DeleteCustomRole(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "role_id" -------------
+	var roleID RoleID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "role_id", c.Param("role_id"), &roleID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter role_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteCustomRole(c, orgID, roleID)
+}
+
+// GetCustomRole operation middleware
+func (siw *ServerInterfaceWrapper) GetCustomRole(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "role_id" -------------
+	var roleID RoleID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "role_id", c.Param("role_id"), &roleID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter role_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetCustomRole(c, orgID, roleID)
+}
+
+// PutCustomRole operation middleware
+func (siw *ServerInterfaceWrapper) PutCustomRole(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "role_id" -------------
+	var roleID RoleID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "role_id", c.Param("role_id"), &roleID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter role_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutCustomRole(c, orgID, roleID)
 }
 
 // ListOrgUsers operation middleware
@@ -8466,6 +8730,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/orgs/:org_id/app-slugs", wrapper.ListAppSlugs)
 	router.DELETE(options.BaseURL+"/orgs/:org_id/app-slugs/:app_slug", wrapper.ReleaseAppSlug)
 	router.GET(options.BaseURL+"/orgs/:org_id/quota", wrapper.GetOrgQuota)
+	router.GET(options.BaseURL+"/orgs/:org_id/roles", wrapper.ListCustomRoles)
+	router.POST(options.BaseURL+"/orgs/:org_id/roles", wrapper.CreateCustomRole)
+	router.DELETE(options.BaseURL+"/orgs/:org_id/roles/:role_id", wrapper.DeleteCustomRole)
+	router.GET(options.BaseURL+"/orgs/:org_id/roles/:role_id", wrapper.GetCustomRole)
+	router.PUT(options.BaseURL+"/orgs/:org_id/roles/:role_id", wrapper.PutCustomRole)
 	router.GET(options.BaseURL+"/orgs/:org_id/users", wrapper.ListOrgUsers)
 	router.DELETE(options.BaseURL+"/orgs/:org_id/users/:user_id", wrapper.RemoveOrgUser)
 	router.GET(options.BaseURL+"/projects", wrapper.ListProjects)
@@ -10458,6 +10727,201 @@ type GetOrgQuotadefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetOrgQuotadefaultApplicationProblemPlusJSONResponse) VisitGetOrgQuotaResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListCustomRolesRequestObject struct {
+	OrgID  OrgID `json:"org_id"`
+	Params ListCustomRolesParams
+}
+
+type ListCustomRolesResponseObject interface {
+	VisitListCustomRolesResponse(w http.ResponseWriter) error
+}
+
+type ListCustomRoles200JSONResponse CustomRoleList
+
+func (response ListCustomRoles200JSONResponse) VisitListCustomRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListCustomRolesdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListCustomRolesdefaultApplicationProblemPlusJSONResponse) VisitListCustomRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateCustomRoleRequestObject struct {
+	OrgID OrgID `json:"org_id"`
+	Body  *CreateCustomRoleJSONRequestBody
+}
+
+type CreateCustomRoleResponseObject interface {
+	VisitCreateCustomRoleResponse(w http.ResponseWriter) error
+}
+
+type CreateCustomRole201JSONResponse CustomRole
+
+func (response CreateCustomRole201JSONResponse) VisitCreateCustomRoleResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateCustomRoledefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateCustomRoledefaultApplicationProblemPlusJSONResponse) VisitCreateCustomRoleResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteCustomRoleRequestObject struct {
+	OrgID  OrgID  `json:"org_id"`
+	RoleID RoleID `json:"role_id"`
+}
+
+type DeleteCustomRoleResponseObject interface {
+	VisitDeleteCustomRoleResponse(w http.ResponseWriter) error
+}
+
+type DeleteCustomRole204Response struct {
+}
+
+func (response DeleteCustomRole204Response) VisitDeleteCustomRoleResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteCustomRoledefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeleteCustomRoledefaultApplicationProblemPlusJSONResponse) VisitDeleteCustomRoleResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetCustomRoleRequestObject struct {
+	OrgID  OrgID  `json:"org_id"`
+	RoleID RoleID `json:"role_id"`
+}
+
+type GetCustomRoleResponseObject interface {
+	VisitGetCustomRoleResponse(w http.ResponseWriter) error
+}
+
+type GetCustomRole200JSONResponse CustomRole
+
+func (response GetCustomRole200JSONResponse) VisitGetCustomRoleResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetCustomRoledefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetCustomRoledefaultApplicationProblemPlusJSONResponse) VisitGetCustomRoleResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutCustomRoleRequestObject struct {
+	OrgID  OrgID  `json:"org_id"`
+	RoleID RoleID `json:"role_id"`
+	Body   *PutCustomRoleJSONRequestBody
+}
+
+type PutCustomRoleResponseObject interface {
+	VisitPutCustomRoleResponse(w http.ResponseWriter) error
+}
+
+type PutCustomRole200JSONResponse CustomRole
+
+func (response PutCustomRole200JSONResponse) VisitPutCustomRoleResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutCustomRoledefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PutCustomRoledefaultApplicationProblemPlusJSONResponse) VisitPutCustomRoleResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -13127,6 +13591,21 @@ type StrictServerInterface interface {
 	// GetOrgQuota What the org may hold, and what it holds (its admins)
 	// (GET /orgs/{org_id}/quota)
 	GetOrgQuota(ctx context.Context, request GetOrgQuotaRequestObject) (GetOrgQuotaResponseObject, error)
+	// ListCustomRoles Roles that the org has made of permissions (its admins)
+	// (GET /orgs/{org_id}/roles)
+	ListCustomRoles(ctx context.Context, request ListCustomRolesRequestObject) (ListCustomRolesResponseObject, error)
+	// CreateCustomRole Make a role of permissions (admins of the org)
+	// (POST /orgs/{org_id}/roles)
+	CreateCustomRole(ctx context.Context, request CreateCustomRoleRequestObject) (CreateCustomRoleResponseObject, error)
+	// DeleteCustomRole Remove a role that nobody holds (admins of the org)
+	// (DELETE /orgs/{org_id}/roles/{role_id})
+	DeleteCustomRole(ctx context.Context, request DeleteCustomRoleRequestObject) (DeleteCustomRoleResponseObject, error)
+	// GetCustomRole One role that the org has made
+	// (GET /orgs/{org_id}/roles/{role_id})
+	GetCustomRole(ctx context.Context, request GetCustomRoleRequestObject) (GetCustomRoleResponseObject, error)
+	// PutCustomRole Replace name, description and permissions of a role, for all who hold it (admins of the org)
+	// (PUT /orgs/{org_id}/roles/{role_id})
+	PutCustomRole(ctx context.Context, request PutCustomRoleRequestObject) (PutCustomRoleResponseObject, error)
 	// ListOrgUsers Users of an org (its admins)
 	// (GET /orgs/{org_id}/users)
 	ListOrgUsers(ctx context.Context, request ListOrgUsersRequestObject) (ListOrgUsersResponseObject, error)
@@ -14898,6 +15377,176 @@ func (sh *strictHandler) GetOrgQuota(ctx *gin.Context, orgID OrgID) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetOrgQuotaResponseObject); ok {
 		if err := validResponse.VisitGetOrgQuotaResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListCustomRoles operation middleware
+func (sh *strictHandler) ListCustomRoles(ctx *gin.Context, orgID OrgID, params ListCustomRolesParams) {
+	var request ListCustomRolesRequestObject
+
+	request.OrgID = orgID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListCustomRoles(ctx, request.(ListCustomRolesRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListCustomRoles")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListCustomRolesResponseObject); ok {
+		if err := validResponse.VisitListCustomRolesResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateCustomRole operation middleware
+func (sh *strictHandler) CreateCustomRole(ctx *gin.Context, orgID OrgID) {
+	var request CreateCustomRoleRequestObject
+
+	request.OrgID = orgID
+
+	var body CreateCustomRoleJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateCustomRole(ctx, request.(CreateCustomRoleRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateCustomRole")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateCustomRoleResponseObject); ok {
+		if err := validResponse.VisitCreateCustomRoleResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteCustomRole operation middleware
+func (sh *strictHandler) DeleteCustomRole(ctx *gin.Context, orgID OrgID, roleID RoleID) {
+	var request DeleteCustomRoleRequestObject
+
+	request.OrgID = orgID
+	request.RoleID = roleID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteCustomRole(ctx, request.(DeleteCustomRoleRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteCustomRole")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeleteCustomRoleResponseObject); ok {
+		if err := validResponse.VisitDeleteCustomRoleResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetCustomRole operation middleware
+func (sh *strictHandler) GetCustomRole(ctx *gin.Context, orgID OrgID, roleID RoleID) {
+	var request GetCustomRoleRequestObject
+
+	request.OrgID = orgID
+	request.RoleID = roleID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetCustomRole(ctx, request.(GetCustomRoleRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetCustomRole")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetCustomRoleResponseObject); ok {
+		if err := validResponse.VisitGetCustomRoleResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// PutCustomRole operation middleware
+func (sh *strictHandler) PutCustomRole(ctx *gin.Context, orgID OrgID, roleID RoleID) {
+	var request PutCustomRoleRequestObject
+
+	request.OrgID = orgID
+	request.RoleID = roleID
+
+	var body PutCustomRoleJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PutCustomRole(ctx, request.(PutCustomRoleRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PutCustomRole")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PutCustomRoleResponseObject); ok {
+		if err := validResponse.VisitPutCustomRoleResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

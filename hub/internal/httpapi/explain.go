@@ -29,6 +29,7 @@ func (s *Server) ExplainAccess(ctx context.Context, r ExplainAccessRequestObject
 		Rules: views(why.Rules, func(r iam.Rule) AccessRule {
 			return AccessRule{ID: r.ID, Description: r.Description}
 		}),
+		CustomRoles:         views(why.CustomRoles, func(r iam.Role) string { return string(r) }),
 		RolesWithPermission: views(why.Roles, func(r iam.Role) string { return string(r) }),
 	}, nil
 }

@@ -172,9 +172,9 @@ func projectView(p iam.Project) Project {
 func userView(u iam.User) User {
 	out := User{
 		ID: u.ID, OrgID: u.OrgID, Email: u.Email, DisplayName: u.DisplayName, PlatformAdmin: u.PlatformAdmin,
-		Roles: views(u.Roles, func(r iam.Role) UserRole { return UserRole(r) }), Status: UserStatusActive,
-		CreatedAt: u.CreatedAt,
+		Status: UserStatusActive, CreatedAt: u.CreatedAt,
 	}
+	out.Roles, out.CustomRoles = splitRoles[UserRole](u.Roles)
 	if u.Disabled {
 		out.Status = UserStatusDisabled
 	}

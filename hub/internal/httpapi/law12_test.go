@@ -41,8 +41,10 @@ func samples() map[string]string {
 		"createUser": `{"org_id":"` + someID +
 			`","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"]}`,
 		"createUserToken":  `{"description":"d","expires_in_seconds":60}`,
-		"putUserRoles":     `{"roles":["org_member"],"platform_admin":false}`,
-		"putProjectRoles":  `{"roles":["viewer"]}`,
+		"putUserRoles":     `{"roles":["org_member"],"platform_admin":false,"custom_roles":["` + someID + `"]}`,
+		"putProjectRoles":  `{"roles":["viewer"],"custom_roles":["` + someID + `"]}`,
+		"createCustomRole": `{"slug":"s","display_name":"S","description":"d","permissions":["apps.instance.read"]}`,
+		"putCustomRole":    `{"display_name":"S","description":"d","permissions":["apps.instance.read"]}`,
 		"putOrgQuota":      `{"limits":[{"name":"users","limit":5}]}`,
 		"transferAppSlug":  `{"org_id":"` + someID + `"}`,
 		"registerManifest": `{"manifest_envelope":` + envelope + `}`,

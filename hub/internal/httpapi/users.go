@@ -28,7 +28,8 @@ func (s *Server) GetUser(ctx context.Context, r GetUserRequestObject) (GetUserRe
 
 // PutUserRoles sets a user's roles in the whole org.
 func (s *Server) PutUserRoles(ctx context.Context, r PutUserRolesRequestObject) (PutUserRolesResponseObject, error) {
-	user, err := s.Commands.PutUserRoles(ctx, metaFrom(ctx), r.UserID, rolesOf(r.Body.Roles), r.Body.PlatformAdmin)
+	user, err := s.Commands.PutUserRoles(ctx, metaFrom(ctx), r.UserID,
+		wantedRoles(r.Body.Roles, r.Body.CustomRoles), r.Body.PlatformAdmin)
 	return PutUserRoles200JSONResponse(userView(user)), err
 }
 
@@ -82,7 +83,8 @@ func (s *Server) ListProjectRoles(ctx context.Context,
 func (s *Server) PutProjectRoles(ctx context.Context,
 	r PutProjectRolesRequestObject,
 ) (PutProjectRolesResponseObject, error) {
-	roles, err := s.Commands.PutProjectRoles(ctx, metaFrom(ctx), r.ProjectID, r.UserID, rolesOf(r.Body.Roles))
+	roles, err := s.Commands.PutProjectRoles(ctx, metaFrom(ctx), r.ProjectID, r.UserID,
+		wantedRoles(r.Body.Roles, r.Body.CustomRoles))
 	return PutProjectRoles200JSONResponse(projectRolesView(roles)), err
 }
 
@@ -98,10 +100,7 @@ func tokenView(t iam.UserToken) UserTokenInfo {
 }
 
 func projectRolesView(p iam.ProjectRoles) ProjectRoles {
-	return ProjectRoles{
-		UserID:      p.UserID,
-		Email:       p.Email,
-		DisplayName: p.DisplayName,
-		Roles:       views(p.Roles, func(r iam.Role) ProjectRole { return ProjectRole(r) }),
-	}
+	out := ProjectRoles{UserID: p.UserID, Email: p.Email, DisplayName: p.DisplayName}
+	out.Roles, out.CustomRoles = splitRoles[ProjectRole](p.Roles)
+	return out
 }

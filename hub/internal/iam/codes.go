@@ -18,6 +18,8 @@ const (
 	codeNoPlatformAdmin fault.Code = "no_platform_admin"
 	// codePrivateKeyUnreadable: the private key cannot be read.
 	codePrivateKeyUnreadable fault.Code = "private_key_unreadable"
+	// codeRoleInUse: users hold the role.
+	codeRoleInUse fault.Code = "role_in_use"
 	// codeServiceAccountDisabled: the service account is disabled.
 	codeServiceAccountDisabled fault.Code = "service_account_disabled"
 	// codeTokenKeySealed: the key of access tokens cannot be opened with the hub's key file.

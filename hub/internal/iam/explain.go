@@ -25,8 +25,8 @@ type Explanation struct {
 	Reason Reason
 	// About is whom the decision is about.
 	About principal.Actor
-	// Roles are those that have the permission.
-	Roles []Role
+	// Roles are those that have the permission; CustomRoles those of the principal that have it there.
+	Roles, CustomRoles []Role
 }
 
 // Explain decides as Decide does and says why.
@@ -56,6 +56,12 @@ func Explain(p Principal, permission Permission, orgID, projectID string) (Expla
 			out.Roles = append(out.Roles, r)
 		}
 	}
+	for _, b := range p.Bindings {
+		here := b.ProjectID == "" || b.ProjectID == projectID || orgID == ""
+		if here && slices.Contains(b.Permissions, permission) && !slices.Contains(out.CustomRoles, b.Role) {
+			out.CustomRoles = append(out.CustomRoles, b.Role)
+		}
+	}
 	return out, nil
 }
 
@@ -75,5 +81,5 @@ func PrincipalOf(ctx context.Context, tx db.Tx, p Principal, of principal.Actor)
 	}
 	return selectUserPrincipal(ctx, tx, `
 		SELECT `+userPrincipalColumns+`
-		FROM users u LEFT JOIN role_bindings b ON b.user_id = u.id WHERE u.id = $1`, u.ID)
+		FROM users u `+userBindings+` WHERE u.id = $1`, u.ID)
 }

@@ -65,11 +65,27 @@ func SetUserDisabled(ctx context.Context, tx db.Tx, u User, disabled bool, now t
 	return updateUser(ctx, tx, u, now)
 }
 
-// SetUserRoles replaces the roles that the user holds in the whole org. It changes nothing where they are the same.
-func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformAdmin bool,
+// Roles are what a user is to hold.
+type Roles struct {
+	Named []Role
+	// Custom are ids of custom roles; nil leaves those that the user holds.
+	Custom []Role
+}
+
+// of returns all of the roles, for a user who holds some.
+func (r Roles) of(held []Role) []Role {
+	if r.Custom == nil {
+		r.Custom = slices.DeleteFunc(slices.Clone(held), func(h Role) bool { return !h.IsCustom() })
+	}
+	return slices.Concat(r.Named, r.Custom)
+}
+
+// SetUserRoles replaces the roles that the user holds in the whole org; by gives no permission that it does not hold
+// itself. It changes nothing where they are the same.
+func SetUserRoles(ctx context.Context, tx db.Tx, by Principal, u User, wanted Roles, platformAdmin bool,
 	now time.Time,
 ) (User, error) {
-	roles, err := checkRoles(roles, Role.ForUser, orgRoles)
+	roles, err := checkRoles(wanted.of(u.Roles), Role.ForUser, orgRoles)
 	if err != nil {
 		return u, err
 	}
@@ -84,6 +100,9 @@ func SetUserRoles(ctx context.Context, tx db.Tx, u User, roles []Role, platformA
 		if err := keepsAnAdmin(ctx, tx, u); err != nil {
 			return u, err
 		}
+	}
+	if err := checkGrants(ctx, tx, by, u.OrgID, "", roles, u.Roles); err != nil {
+		return u, err
 	}
 	if err := deleteBindings(ctx, tx, u.ID, orgWide); err != nil {
 		return u, err
@@ -117,13 +136,10 @@ func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, 
 }
 
 // SetProjectRoles replaces the roles that a user of the project's org holds in this project only, and returns those
-// before.
-func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID string, roles []Role,
+// before; by gives no permission that it does not hold there itself.
+func SetProjectRoles(ctx context.Context, tx db.Tx, by Principal, project Project, userID string, wanted Roles,
 	now time.Time,
 ) (before []Role, after User, err error) {
-	if roles, err = checkRoles(roles, Role.ForProject, projectRoles); err != nil {
-		return nil, User{}, err
-	}
 	u, err := GetUser(ctx, tx, userID)
 	if err != nil {
 		return nil, User{}, err
@@ -133,6 +149,13 @@ func SetProjectRoles(ctx context.Context, tx db.Tx, project Project, userID stri
 	}
 	before, err = db.Select(ctx, tx, pgx.RowTo[Role],
 		`SELECT role FROM role_bindings WHERE user_id = $1 AND scope = $2 ORDER BY role`, u.ID, project.ID)
+	if err != nil {
+		return nil, User{}, err
+	}
+	roles, err := checkRoles(wanted.of(before), Role.ForProject, projectRoles)
+	if err == nil {
+		err = checkGrants(ctx, tx, by, project.OrgID, project.ID, roles, before)
+	}
 	if err != nil {
 		return nil, User{}, err
 	}
@@ -199,7 +222,7 @@ func keepsAnAdmin(ctx context.Context, tx db.Tx, u User) error {
 
 func checkRoles(roles []Role, may func(Role) bool, hint string) ([]Role, error) {
 	for _, r := range roles {
-		if !may(r) {
+		if !may(r) && !r.IsCustom() {
 			return nil, invalid().WithHint("/roles", "is no role that can be held here", hint)
 		}
 	}

@@ -106,7 +106,7 @@ func (s policySet) decide(p Principal, permission Permission, orgID, projectID s
 	subject := cedar.Entity{UID: cedar.NewEntityUID(kind, cedar.String(p.ID))}
 	object := cedar.Entity{UID: cedar.NewEntityUID(platformType, "platform")}
 	var scopes []cedar.EntityUID
-	subject.Attributes, scopes = p.attributes(orgID == "" && projectID == "", projectID)
+	subject.Attributes, scopes = p.attributes(permission, orgID == "" && projectID == "", projectID)
 	switch {
 	case projectID != "":
 		object.UID = cedar.NewEntityUID(projectType, cedar.String(projectID))
@@ -141,8 +141,11 @@ func (s policySet) decide(p Principal, permission Permission, orgID, projectID s
 // attributes returns what the policies read of p, with the scopes of all its roles. Of the bindings only those that can
 // count for the resource are in it: the org-wide ones and those of the project, or one of each role where the resource
 // is the platform's. Bindings are sorted, so that their number does not matter.
-func (p Principal) attributes(platform bool, projectID string) (cedar.Record, []cedar.EntityUID) {
+func (p Principal) attributes(permission Permission, platform bool,
+	projectID string,
+) (cedar.Record, []cedar.EntityUID) {
 	held := map[Role][]cedar.Value{}
+	var custom []cedar.Value
 	var scopes []cedar.EntityUID
 	add := func(b Binding) {
 		scope := orgUID(p.OrgID)
@@ -150,6 +153,9 @@ func (p Principal) attributes(platform bool, projectID string) (cedar.Record, []
 			scope = cedar.NewEntityUID(projectType, cedar.String(b.ProjectID))
 		}
 		held[b.Role], scopes = append(held[b.Role], scope), append(scopes, scope)
+		if slices.Contains(b.Permissions, permission) {
+			custom = append(custom, scope)
+		}
 	}
 	for of := range bindingsByRole(p.Bindings) {
 		if platform || of[0].ProjectID == "" {
@@ -172,6 +178,7 @@ func (p Principal) attributes(platform bool, projectID string) (cedar.Record, []
 		"platform_admin": cedar.Boolean(p.PlatformAdmin),
 		"disabled":       cedar.Boolean(p.Disabled),
 		"scopes":         cedar.NewSet(all...),
+		"custom_role":    cedar.NewSet(custom...),
 	}
 	if p.OrgID != "" {
 		attributes["org"] = orgUID(p.OrgID)

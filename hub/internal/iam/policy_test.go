@@ -39,6 +39,23 @@ func TestPoliciesAnswerAsTheTableForManyRoles(t *testing.T) {
 	})
 }
 
+// TestACustomRoleAnswersAsANamedOne with the same permissions.
+func TestACustomRoleAnswersAsANamedOne(t *testing.T) {
+	for _, named := range principals() {
+		custom := named
+		custom.Bindings = slices.Clone(named.Bindings)
+		for i, b := range named.Bindings {
+			custom.Bindings[i] = Binding{Role: "id of " + b.Role, ProjectID: b.ProjectID, Permissions: table(b.Role)}
+		}
+		for _, permission := range Permissions() {
+			for _, at := range resources() {
+				want, got := Authorize(named, permission, at.org, at.project), Authorize(custom, permission, at.org, at.project)
+				require.Equal(t, want, got, "%+v %s %+v", custom, permission, at)
+			}
+		}
+	}
+}
+
 func TestRolesHoldThePermissionsOfTheTable(t *testing.T) {
 	for _, r := range roles() {
 		require.Equal(t, table(r), r.Permissions(), r)
@@ -102,12 +119,12 @@ func TestThePoliciesAreComplete(t *testing.T) {
 		require.NotEmpty(t, p.Description, p.ID)
 		ids = append(ids, p.ID)
 	}
-	require.Equal(t, []string{"platform_admin", "tenant_boundary", "disabled", "known"}, ids[:4])
+	require.Equal(t, []string{"platform_admin", "tenant_boundary", "disabled", "known", "custom_role"}, ids[:5])
 	var names []string
 	for _, r := range roles() {
 		names = append(names, string(r))
 	}
-	require.Equal(t, names, ids[4:])
+	require.Equal(t, names, ids[5:])
 	known := append(Permissions(), Know)
 	for _, action := range regexp.MustCompile(`Action::"([^"]*)"`).FindAllStringSubmatch(string(policyDocument), -1) {
 		require.Contains(t, known, action[1])

@@ -33,6 +33,8 @@ type Binding struct {
 	Role Role
 	// ProjectID empty means every project of the org.
 	ProjectID string
+	// Permissions are a custom role's; those of the others are in policies.cedar.
+	Permissions []Permission
 }
 
 // Actor names p in rows, events and the audit trail.

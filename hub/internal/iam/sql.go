@@ -86,8 +86,9 @@ func insertBindings(ctx context.Context, tx db.Tx, userID string, roles []Role, 
 	now time.Time,
 ) error {
 	_, err := tx.Exec(ctx, `
-		INSERT INTO role_bindings (user_id, role, scope, created_at)
-		SELECT $1::UUID, unnest($2::TEXT[]), $3::TEXT, $4::TIMESTAMPTZ
+		INSERT INTO role_bindings (user_id, role, custom_role_id, scope, created_at)
+		SELECT $1::UUID, r.role, CASE WHEN length(r.role) = 36 THEN r.role::UUID END, $3::TEXT, $4::TIMESTAMPTZ
+		FROM unnest($2::TEXT[]) AS r (role)
 		ON CONFLICT (user_id, role, scope) DO NOTHING`, userID, roles, cmp.Or(projectID, orgWide), now)
 	return err
 }

@@ -146,13 +146,16 @@ func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time,
 }
 
 const userPrincipalColumns = `u.id, u.name, COALESCE(u.org_id::TEXT, ''), u.platform_admin, u.disabled_at IS NOT NULL,
-	COALESCE(b.role, ''), COALESCE(b.scope, '')`
+	COALESCE(b.role, ''), COALESCE(b.scope, ''), c.permissions`
+
+// userBindings joins what userPrincipalColumns names beside the user.
+const userBindings = `LEFT JOIN role_bindings b ON b.user_id = u.id LEFT JOIN custom_roles c ON c.id = b.custom_role_id`
 
 // selectUserByToken finds the user of a token that counts. A disabled or removed user has none.
 func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time) (Principal, error) {
 	p, err := selectUserPrincipal(ctx, tx, `
 		SELECT `+userPrincipalColumns+`
-		FROM user_tokens t JOIN users u ON u.id = t.user_id LEFT JOIN role_bindings b ON b.user_id = u.id
+		FROM user_tokens t JOIN users u ON u.id = t.user_id `+userBindings+`
 		WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL AND u.disabled_at IS NULL
 		AND u.removed_at IS NULL`, hash, now)
 	if err == nil && p.ID == "" {
@@ -164,7 +167,7 @@ func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time
 // selectUserPrincipal reads the rows of one user, one for each role; without a row the ID is empty.
 func selectUserPrincipal(ctx context.Context, tx db.Tx, sql string, args ...any) (Principal, error) {
 	p, b := Principal{Type: principal.User}, Binding{}
-	into := []any{&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &p.Disabled, &b.Role, &b.ProjectID}
+	into := []any{&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &p.Disabled, &b.Role, &b.ProjectID, &b.Permissions}
 	err := db.ForEach(ctx, tx, into, func() {
 		if b.ProjectID == orgWide {
 			b.ProjectID = ""

@@ -143,6 +143,7 @@ func permissionOfEvent(t string) iam.Permission {
 		{"iam.user_token.", iam.UserRead},
 		{"iam.org.", iam.OrgRead},
 		{"iam.project.", iam.ProjectRead},
+		{"iam.role.", iam.RoleRead},
 		{"iam.service_account.", iam.ServiceAccountRead},
 		{"billing.credit.", iam.LedgerRead},
 		{"billing.price.", iam.PriceRead},

@@ -98,3 +98,15 @@ func (s *Service) Explain(ctx context.Context, p iam.Principal, q Question) (Ans
 		return Answer{Explanation: why, Of: of}, err
 	})
 }
+
+// CustomRoles lists the roles that an org has made.
+func (s *Service) CustomRoles(ctx context.Context, p iam.Principal, orgID string,
+	page db.Page,
+) ([]iam.CustomRole, error) {
+	return listIn(ctx, s, access.Org(p, iam.RoleRead, orgID), iam.ListCustomRoles, orgID, page)
+}
+
+// CustomRole reads one of them.
+func (s *Service) CustomRole(ctx context.Context, p iam.Principal, orgID, id string) (iam.CustomRole, error) {
+	return read(ctx, s, access.CustomRole(p, iam.RoleRead, orgID, id), itself)
+}

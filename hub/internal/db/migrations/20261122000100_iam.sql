@@ -54,15 +54,33 @@ CREATE TABLE IF NOT EXISTS users (
 CREATE INDEX IF NOT EXISTS users_by_org ON users (org_id, id) WHERE removed_at IS NULL;
 CREATE INDEX IF NOT EXISTS users_platform_admins ON users (created_at, id) WHERE platform_admin;
 
+-- Roles that an org has made of permission keys.
+CREATE TABLE IF NOT EXISTS custom_roles (
+  id UUID PRIMARY KEY,
+  org_id UUID NOT NULL REFERENCES orgs (id),
+  slug TEXT NOT NULL,
+  name TEXT NOT NULL,
+  description TEXT NOT NULL,
+  permissions TEXT[] NOT NULL,
+  resource_version INT8 NOT NULL DEFAULT 1,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  UNIQUE (org_id, slug)
+);
+
 CREATE TABLE IF NOT EXISTS role_bindings (
   user_id UUID NOT NULL REFERENCES users (id),
+  -- Name of a role, or id of a custom one, which is in custom_role_id then.
   role TEXT NOT NULL,
+  custom_role_id UUID REFERENCES custom_roles (id),
   scope TEXT NOT NULL,
   created_at TIMESTAMPTZ NOT NULL,
   PRIMARY KEY (user_id, role, scope)
 );
 
 CREATE INDEX IF NOT EXISTS role_bindings_by_scope ON role_bindings (scope, user_id);
+CREATE INDEX IF NOT EXISTS role_bindings_by_custom_role ON role_bindings (custom_role_id)
+  WHERE custom_role_id IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS user_tokens (
   id UUID PRIMARY KEY,
