@@ -5,6 +5,7 @@ SHELL      := /bin/bash
 
 BIN        := $(CURDIR)/bin
 TOOLS      := $(CURDIR)/.cache/tools
+APILINT    := $(TOOLS)/apilint
 GO         := go
 APP        ?= demo
 # The end-to-end tests: the packages whose main function runs them in a sandbox, the longest first.
@@ -67,6 +68,7 @@ check: tools generate-check ## format, linters, generated files, rules of the tr
 	@wrong=$$(gofmt -l $$(git ls-files '*.go')); test -z "$$wrong" || { echo "gofmt would change: $$wrong"; exit 1; }
 	@golangci-lint run ./...
 	@! command -v gcc >/dev/null || CGO_ENABLED=1 golangci-lint run ./agent/cmd/gpuaas-nvml
+	@NODE_PATH=$(APILINT)/node_modules hub/api/lint/lint.sh $(APILINT)/node_modules/.bin
 	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law
 	@$(GO) mod tidy -diff && cd e2e/sqlcheck && $(GO) mod tidy -diff
 	@$(GO) run ./deploy/treecheck # large files, keys, words, long files and functions
@@ -129,12 +131,19 @@ fuzz: ## every fuzz target for FUZZTIME (default 20s) each
 	@deploy/fuzz.sh $${FUZZTIME:-20s}
 
 .PHONY: tools
-tools: $(TOOLS)/golangci-lint $(TOOLS)/protoc-gen-go
+tools: $(TOOLS)/golangci-lint $(TOOLS)/protoc-gen-go $(APILINT)/installed
 $(TOOLS)/golangci-lint:
 	@echo 'installing golangci-lint $(GOLANGCI_VERSION)'
 	@GOBIN=$(TOOLS) $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 $(TOOLS)/protoc-gen-go:
 	@GOBIN=$(TOOLS) $(GO) install google.golang.org/protobuf/cmd/protoc-gen-go@$(PROTOC_GEN_GO)
+
+# Pinned by the lock file; no package runs a script of its own. Afterwards they run without a network.
+$(APILINT)/installed: hub/api/lint/package-lock.json
+	@echo 'installing the linters of the API contracts'
+	@mkdir -p $(APILINT) && cp hub/api/lint/package.json hub/api/lint/package-lock.json $(APILINT)
+	@cd $(APILINT) && npm ci --ignore-scripts --no-audit --no-fund --loglevel=error >/dev/null
+	@touch $@
 
 .PHONY: clean
 clean: ## remove what the build made

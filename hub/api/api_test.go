@@ -77,3 +77,25 @@ func TestEveryTypeOfEventIsDescribed(t *testing.T) {
 	require.Len(t, doc.Components.Messages, len(described))
 	require.ElementsMatch(t, event.Types(), described)
 }
+
+// TestEveryOperationHasASuccess: an answer below 400 beside the problems.
+func TestEveryOperationHasASuccess(t *testing.T) {
+	var doc struct {
+		Paths map[string]map[string]struct {
+			OperationID string         `yaml:"operationId"`
+			Responses   map[string]any `yaml:"responses"`
+		} `yaml:"paths"`
+	}
+	require.NoError(t, yaml.Unmarshal(api.OpenAPI, &doc))
+	for _, item := range doc.Paths {
+		for _, op := range item {
+			successes := 0
+			for status := range op.Responses {
+				if strings.ContainsAny(status[:1], "123") {
+					successes++
+				}
+			}
+			require.NotZero(t, successes, op.OperationID)
+		}
+	}
+}
