@@ -90,12 +90,14 @@ type Version struct {
 	// container finds the config as JSON in the file that GPUAAS_CONFIG_FILE names.
 	ConfigSchema map[string]any `json:"config_schema,omitempty"`
 	Config       Config         `json:"config,omitzero"`
-	Upgrade      Upgrade        `json:"upgrade,omitzero"`
-	Metering     Metering       `json:"metering,omitzero"`
-	UI           UI             `json:"ui,omitzero"`
+	// Secrets says what a change of a secret parameter does to the containers.
+	Secrets  Config   `json:"secrets,omitzero"`
+	Upgrade  Upgrade  `json:"upgrade,omitzero"`
+	Metering Metering `json:"metering,omitzero"`
+	UI       UI       `json:"ui,omitzero"`
 }
 
-// Config says what a change of an instance's config does to its containers.
+// Config says what a change of an instance's config, or of its secret parameters, does to its containers.
 type Config struct {
 	// OnChange is ConfigRestart, ConfigSignal or ConfigNone; empty means ConfigRestart.
 	OnChange string `json:"on_change,omitempty"`

@@ -262,8 +262,16 @@ func (m Manifest) checkConfig(f *findings) {
 	if c.OnChange != "" && m.Version.ConfigSchema == nil {
 		f.add("/version/config", "needs a config_schema")
 	}
+	c.checkSignal("/version/config", f)
+	m.Version.Secrets.checkSignal("/version/secrets", f)
+	if m.Version.Secrets.OnChange != "" && !m.HasSecrets() {
+		f.add("/version/secrets", "needs a parameter that is writeOnly")
+	}
+}
+
+func (c Config) checkSignal(at string, f *findings) {
 	if (c.OnChange == ConfigSignal) != (c.Signal != "") {
-		f.add("/version/config/signal", "belongs to on_change: signal, which needs it")
+		f.add(at+"/signal", "belongs to on_change: signal, which needs it")
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
@@ -170,6 +171,9 @@ func completeRemoval(ctx context.Context, tx db.Tx, by By, action string, r inst
 		if err := RecordAllocation(ctx, tx, by, action, capacity.Releasing, *released); err != nil {
 			return err
 		}
+	}
+	if err := secret.Forget(ctx, tx, r.Member.ID); err != nil {
+		return err
 	}
 	failpoint.Hit("hub/report/capacity_freed")
 	end := by.Now

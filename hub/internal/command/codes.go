@@ -22,6 +22,12 @@ const (
 	codeNodeRecovering fault.Code = "node_recovering"
 	// codeOrgUnknown: the request names an org that does not exist.
 	codeOrgUnknown fault.Code = "org_unknown"
+	// codeSecretExists: the project has a secret of this name.
+	codeSecretExists fault.Code = "secret_exists"
+	// codeSecretRevoked: the secret has no value any more.
+	codeSecretRevoked fault.Code = "secret_revoked"
+	// codeSecretUnknown: a parameter refers to a secret that cannot be delivered.
+	codeSecretUnknown fault.Code = "secret_unknown"
 	// codeSnapshotUnknown: the volume has no snapshot of this id.
 	codeSnapshotUnknown fault.Code = "volume_snapshot_unknown"
 	// codeVolumeUnknown: a volume named at the launch is not in this project.

@@ -26,6 +26,7 @@ const (
 	resourceRole           = "role"
 	resourcePublisher      = "publisher"
 	resourcePublishIntent  = "publish_intent"
+	resourceSecret         = "secret"
 	resourceServiceAccount = "service_account"
 	resourceSKU            = "sku"
 	resourceUser           = "user"

@@ -52,7 +52,8 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 		if member.Gone {
 			continue
 		}
-		if next, err = s.seal(ctx, tx, next, i.ProjectID, chosen.Environment, member.NodeID, member.ID); err != nil {
+		to := sealFor{i.ProjectID, i.ID, member.NodeID, member.ID}
+		if next, err = s.seal(ctx, tx, next, to, chosen.Environment); err != nil {
 			return instance.Change{}, err
 		}
 	}

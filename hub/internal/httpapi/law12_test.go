@@ -60,6 +60,8 @@ func samples() map[string]string {
 			`","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,` +
 			`"memory_mib":64}`,
 		"createVolume":         `{"name":"v","size_mib":64,"allocation_id":"` + someID + `"}`,
+		"createSecret":         `{"name":"token","value":"v"}`,
+		"rotateSecret":         `{"value":"v"}`,
 		"restoreVolume":        `{"snapshot_id":"` + someID + `"}`,
 		"resizeVolume":         `{"size_mib":64}`,
 		"createVolumeSnapshot": `{"description":"d"}`,

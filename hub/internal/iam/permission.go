@@ -28,6 +28,10 @@ const (
 	EnvironmentRead   Permission = "apps.environment.read"
 	EnvironmentManage Permission = "apps.environment.manage"
 
+	// SecretManage issues, rotates and revokes secrets of a project. Nothing lets anybody read one.
+	SecretRead   Permission = "apps.secret.read"
+	SecretManage Permission = "apps.secret.manage"
+
 	EntitlementRead  Permission = "apps.entitlement.read"
 	EntitlementWrite Permission = "apps.entitlement.write"
 
@@ -123,7 +127,8 @@ func Permissions() []Permission {
 		ArtifactManage, ArtifactPublish, ArtifactRead, CatalogManage, CatalogRead, EntitlementRead,
 		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
 		InstanceDelete, InstanceExec, InstanceLogs, InstanceRead, InstanceRollback, InstanceStart,
-		InstanceStop, InstanceUpgrade, AuditExport, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
+		InstanceStop, InstanceUpgrade, SecretManage, SecretRead, AuditExport, AuditRead,
+		CreditGrant, LedgerRead, PriceRead, PriceWrite,
 		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
 		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite, OrgCreate, OrgRead,

@@ -210,11 +210,12 @@ func byTable(p Principal, permission Permission, orgID, projectID string) error 
 func table(r Role) []Permission {
 	viewer := []Permission{
 		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, EnvironmentRead, CatalogRead, AllocationRead, VolumeRead,
-		SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
+		SecretRead, SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
 	}
 	operator := slices.Concat(viewer, []Permission{
 		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
-		InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, VolumeCreate, VolumeSnapshot, VolumeRestore,
+		InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, SecretManage, VolumeCreate,
+		VolumeSnapshot, VolumeRestore,
 		VolumeDelete,
 	})
 	projectAdmin := slices.Concat(operator, []Permission{

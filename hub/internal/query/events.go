@@ -133,6 +133,7 @@ func permissionOfEvent(t string) iam.Permission {
 		{"apps.entitlement.", iam.EntitlementRead},
 		{"apps.environment.", iam.EnvironmentRead},
 		{"apps.package_index.", iam.EnvironmentRead},
+		{"apps.secret.", iam.SecretRead},
 		{"apps.publisher.", iam.PublisherRead},
 		{"apps.slug.", iam.ArtifactRead},
 		{"capacity.allocation.", iam.AllocationRead},
