@@ -166,8 +166,8 @@ func retentionFlags(f *pflag.FlagSet, r *periodic.Retention) {
 		"segments that were set aside, with their findings, 24h or longer; their sums stay for good")
 	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions stay that are not "+
 		"current, and those of a decommissioned instance, 24h or longer")
-	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens and "+
-		"publish intents stay after they expired or were revoked, 24h or longer")
+	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens, "+
+		"sessions, invitations and publish intents stay after they expired or were revoked, 24h or longer")
 	f.DurationVar(&r.Segments, "retention-segments", r.Segments, "how long the usage segments stay that nodes signed, "+
 		"for disputes about usage, 24h or longer")
 }

@@ -14,6 +14,8 @@ const (
 	codeMemberLimitExceeded fault.Code = "member_limit_exceeded"
 	// codeModeUnsupported: the version does not support the modes that the app instance runs in.
 	codeModeUnsupported fault.Code = "mode_unsupported"
+	// codeNoSession: the credential belongs to no session.
+	codeNoSession fault.Code = "no_session"
 	// codeNodeInUse: allocations are held on the node.
 	codeNodeInUse fault.Code = "node_in_use"
 	// codeNodeOwesUsage: the node has not handed over all usage of what ran there.

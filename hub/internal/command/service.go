@@ -38,6 +38,8 @@ type Service struct {
 	minVersionOf func(appSlug string) string
 
 	projects keylock.Map
+	// hashing bounds the memory for hashes of passwords: one at a time.
+	hashing keylock.Map
 }
 
 // run runs a command: check and fn share one transaction, which may start afresh.

@@ -81,5 +81,5 @@ func PrincipalOf(ctx context.Context, tx db.Tx, p Principal, of principal.Actor)
 	}
 	return selectUserPrincipal(ctx, tx, `
 		SELECT `+userPrincipalColumns+`
-		FROM users u `+userBindings+` WHERE u.id = $1`, u.ID)
+		FROM users u `+userBindings+` LEFT JOIN user_tokens t ON FALSE WHERE u.id = $1`, u.ID)
 }

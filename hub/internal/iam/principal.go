@@ -24,6 +24,8 @@ type Principal struct {
 	PlatformAdmin bool
 	// Disabled is a user or service account that may do nothing. It cannot authenticate; explanations show it.
 	Disabled bool
+	// SessionID is the login that the user's token belongs to; empty for a personal token.
+	SessionID string
 	// Bindings are the roles held in OrgID, sorted by role and then by project, the org-wide one first.
 	Bindings []Binding
 }

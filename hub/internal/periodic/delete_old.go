@@ -49,7 +49,7 @@ type Retention struct {
 	// History counts from when an instance was decommissioned, from when an operation or revision of a living one was
 	// superseded, and from when a backup was taken.
 	History time.Duration
-	// Credentials counts from when a join token, user token or publish intent ended.
+	// Credentials counts from when a join token, user token, session, invitation or publish intent ended.
 	Credentials time.Duration
 	// Segments is the dispute window: it counts from when a usage segment was posted.
 	Segments time.Duration
@@ -92,6 +92,8 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "operations", instance.DeleteOldOperations, before(r.History), rows),
 		deleteOld(ctx, c, "join tokens", fleet.DeleteOldTokens, before(r.Credentials), rows),
 		deleteOld(ctx, c, "user tokens", iam.DeleteOldTokens, before(r.Credentials), rows),
+		deleteOld(ctx, c, "sessions", iam.DeleteOldSessions, before(r.Credentials), rows),
+		deleteOld(ctx, c, "invitations", iam.DeleteOldInvitations, before(r.Credentials), rows),
 		deleteOld(ctx, c, "publish intents", artifact.DeleteOldIntents, before(r.Credentials), rows),
 		deleteOld(ctx, c, "usage segments", ledger.DeleteOldArchive, before(r.Segments), rows),
 	)

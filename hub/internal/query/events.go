@@ -141,6 +141,8 @@ func permissionOfEvent(t string) iam.Permission {
 		{"capacity.sku.", iam.SKURead},
 		{"iam.user.", iam.UserRead},
 		{"iam.user_token.", iam.UserRead},
+		{"iam.session.", iam.UserRead},
+		{"iam.invitation.", iam.UserRead},
 		{"iam.org.", iam.OrgRead},
 		{"iam.project.", iam.ProjectRead},
 		{"iam.role.", iam.RoleRead},
