@@ -44,6 +44,7 @@ func keyFeatures() map[string]string {
 	features := map[string]string{
 		"/version/config":                            FeatureConfig,
 		"/version/config_schema":                     FeatureConfig,
+		"/version/external_worker_contract":          FeatureExternalWorker,
 		"/version/upgrade":                           FeatureStartFirst,
 		"/version/parameters/properties/*/writeOnly": FeatureSecretParameters,
 		"/version/runtime_profile/environment":       FeatureEnvironments,

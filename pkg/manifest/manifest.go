@@ -93,6 +93,8 @@ type Version struct {
 	Upgrade      Upgrade        `json:"upgrade,omitzero"`
 	Metering     Metering       `json:"metering,omitzero"`
 	UI           UI             `json:"ui,omitzero"`
+	// ExternalWorkerContract is set exactly where IsExternal holds for the runtime backend.
+	ExternalWorkerContract *WorkerContract `json:"external_worker_contract,omitempty"`
 }
 
 // Config says what a change of an instance's config does to its containers.

@@ -273,7 +273,7 @@ func badDeclarations() map[string]badDocument {
 		},
 		"other backend": {
 			swap("runtime_backend: launchable_oci", "runtime_backend: slurm"), fault.Unprocessable,
-			"/app/runtime_backend",
+			"/version/external_worker_contract",
 		},
 		"UI without port": {
 			swap("port: http, path: /tree", "port: debug, path: /tree"), fault.Unprocessable,

@@ -25,17 +25,13 @@ func (f *findings) hint(pointer, reason, hint string) {
 func (m Manifest) Validate() error {
 	f := &findings{}
 	m.checkBackend(f)
-	m.checkServices(f)
-	m.checkCompatibility(f)
-	m.checkAcceleratorRange(f)
-	m.checkSharing(f)
+	m.checkContract(f)
 	m.checkSchemas(f)
-	m.checkBindings(f)
-	m.checkSecrets(f)
-	m.checkEnvironment(f)
 	m.checkUI(f)
 	m.checkConfig(f)
-	m.checkUpgrade(f)
+	if !IsExternal(m.App.RuntimeBackend) {
+		m.checkContainers(f)
+	}
 	if len(f.fields) == 0 {
 		return nil
 	}
@@ -44,12 +40,19 @@ func (m Manifest) Validate() error {
 		"give.", f.fields)
 }
 
+// checkContainers checks what only apps have that nodes run.
+func (m Manifest) checkContainers(f *findings) {
+	m.checkServices(f)
+	m.checkCompatibility(f)
+	m.checkAcceleratorRange(f)
+	m.checkSharing(f)
+	m.checkBindings(f)
+	m.checkSecrets(f)
+	m.checkEnvironment(f)
+	m.checkUpgrade(f)
+}
+
 func (m Manifest) checkBackend(f *findings) {
-	switch m.App.RuntimeBackend {
-	case RuntimeLaunchableOCI, RuntimeDockerCompose:
-	default:
-		f.add("/app/runtime_backend", "must be launchable_oci or docker_compose")
-	}
 	if m.Version.RuntimeBackend != "" && m.Version.RuntimeBackend != m.App.RuntimeBackend {
 		f.add("/version/runtime_backend", "differs from /app/runtime_backend")
 	}
