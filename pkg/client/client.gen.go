@@ -1215,6 +1215,72 @@ func (e TargetReason) Valid() bool {
 	}
 }
 
+// Defines values for TaskKind.
+const (
+	TaskKindDecommission  TaskKind = "decommission"
+	TaskKindDeploy        TaskKind = "deploy"
+	TaskKindMemberAdd     TaskKind = "member_add"
+	TaskKindMemberRecover TaskKind = "member_recover"
+	TaskKindMemberRemove  TaskKind = "member_remove"
+	TaskKindRollback      TaskKind = "rollback"
+	TaskKindStart         TaskKind = "start"
+	TaskKindStop          TaskKind = "stop"
+	TaskKindUpgrade       TaskKind = "upgrade"
+)
+
+// Valid indicates whether the value is a known member of the TaskKind enum.
+func (e TaskKind) Valid() bool {
+	switch e {
+	case TaskKindDecommission:
+		return true
+	case TaskKindDeploy:
+		return true
+	case TaskKindMemberAdd:
+		return true
+	case TaskKindMemberRecover:
+		return true
+	case TaskKindMemberRemove:
+		return true
+	case TaskKindRollback:
+		return true
+	case TaskKindStart:
+		return true
+	case TaskKindStop:
+		return true
+	case TaskKindUpgrade:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for TaskState.
+const (
+	TaskStateCancelled TaskState = "cancelled"
+	TaskStateClaimed   TaskState = "claimed"
+	TaskStateFailed    TaskState = "failed"
+	TaskStatePending   TaskState = "pending"
+	TaskStateSucceeded TaskState = "succeeded"
+)
+
+// Valid indicates whether the value is a known member of the TaskState enum.
+func (e TaskState) Valid() bool {
+	switch e {
+	case TaskStateCancelled:
+		return true
+	case TaskStateClaimed:
+		return true
+	case TaskStateFailed:
+		return true
+	case TaskStatePending:
+		return true
+	case TaskStateSucceeded:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for TenantBoundaryMode.
 const (
 	TenantBoundaryModePlatformShared  TenantBoundaryMode = "platform_shared"
@@ -1386,6 +1452,51 @@ func (e WhoamiType) Valid() bool {
 	case WhoamiTypeServiceAccount:
 		return true
 	case WhoamiTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for WorkerReason.
+const (
+	WorkerReasonCrashLoop            WorkerReason = "crash_loop"
+	WorkerReasonDeviceFault          WorkerReason = "device_fault"
+	WorkerReasonDiskLimit            WorkerReason = "disk_limit"
+	WorkerReasonEnvironmentFailed    WorkerReason = "environment_failed"
+	WorkerReasonImagePullFailed      WorkerReason = "image_pull_failed"
+	WorkerReasonInsufficientCapacity WorkerReason = "insufficient_capacity"
+	WorkerReasonInternal             WorkerReason = "internal"
+	WorkerReasonNodeUnreachable      WorkerReason = "node_unreachable"
+	WorkerReasonOutOfMemory          WorkerReason = "out_of_memory"
+	WorkerReasonReadinessTimeout     WorkerReason = "readiness_timeout"
+	WorkerReasonSecretUnreadable     WorkerReason = "secret_unreadable"
+)
+
+// Valid indicates whether the value is a known member of the WorkerReason enum.
+func (e WorkerReason) Valid() bool {
+	switch e {
+	case WorkerReasonCrashLoop:
+		return true
+	case WorkerReasonDeviceFault:
+		return true
+	case WorkerReasonDiskLimit:
+		return true
+	case WorkerReasonEnvironmentFailed:
+		return true
+	case WorkerReasonImagePullFailed:
+		return true
+	case WorkerReasonInsufficientCapacity:
+		return true
+	case WorkerReasonInternal:
+		return true
+	case WorkerReasonNodeUnreachable:
+		return true
+	case WorkerReasonOutOfMemory:
+		return true
+	case WorkerReasonReadinessTimeout:
+		return true
+	case WorkerReasonSecretUnreadable:
 		return true
 	default:
 		return false
@@ -2160,7 +2271,10 @@ type EventData struct {
 
 	// StrategyReason Why the strategy is not the one that the manifest asks for
 	StrategyReason string `json:"strategy_reason,omitempty,omitzero"`
-	To             string `json:"to,omitempty,omitzero"`
+
+	// Task The task of an external worker that the event is about
+	Task EventTask `json:"task,omitempty,omitzero"`
+	To   string    `json:"to,omitempty,omitzero"`
 
 	// TotalBytes Compressed bytes that the pull fetches
 	TotalBytes int64  `json:"total_bytes,omitempty,omitzero"`
@@ -2171,6 +2285,17 @@ type EventData struct {
 type EventList struct {
 	Items      []Event `json:"items"`
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
+}
+
+// EventTask The task of an external worker that the event is about
+type EventTask struct {
+	Attempt int64 `json:"attempt"`
+
+	// ID UUIDv7 in lower case.
+	ID    ID        `json:"id"`
+	Kind  TaskKind  `json:"kind"`
+	Phase string    `json:"phase,omitempty,omitzero"`
+	State TaskState `json:"state"`
 }
 
 // Evidence defines model for Evidence.
@@ -3183,6 +3308,92 @@ type TargetList struct {
 	Items []Target `json:"items"`
 }
 
+// Task defines model for Task.
+type Task struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id"`
+
+	// Attempt The fencing token; 0 before the first claim
+	Attempt         int64       `json:"attempt"`
+	CancelRequested bool        `json:"cancel_requested,omitempty,omitzero"`
+	CorrelationID   string      `json:"correlation_id,omitempty,omitzero"`
+	CreatedAt       time.Time   `json:"created_at"`
+	Detail          string      `json:"detail,omitempty,omitzero"`
+	EndedAt         time.Time   `json:"ended_at,omitempty,omitzero"`
+	HeldBy          RequestedBy `json:"held_by,omitempty,omitzero"`
+
+	// ID UUIDv7 in lower case.
+	ID             ID        `json:"id"`
+	Kind           TaskKind  `json:"kind"`
+	LeaseExpiresAt time.Time `json:"lease_expires_at,omitempty,omitzero"`
+
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
+	// Phase The last phase that has begun in this attempt
+	Phase string `json:"phase,omitempty,omitzero"`
+
+	// Phases As in the manifest
+	Phases []string `json:"phases"`
+
+	// Reason Why the status is what it is; absent when all is well.
+	Reason      StatusReason `json:"reason,omitempty,omitzero"`
+	RequestedBy RequestedBy  `json:"requested_by,omitempty,omitzero"`
+
+	// Revision The revision of the instance once it has succeeded
+	Revision  int64     `json:"revision"`
+	State     TaskState `json:"state"`
+	UpdatedAt time.Time `json:"updated_at"`
+}
+
+// TaskAttempt defines model for TaskAttempt.
+type TaskAttempt struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+}
+
+// TaskAttemptNumber The one that the claim answered
+type TaskAttemptNumber = int64
+
+// TaskClaim defines model for TaskClaim.
+type TaskClaim struct {
+	// LeaseSeconds 60 where absent
+	LeaseSeconds int32 `json:"lease_seconds,omitempty,omitzero"`
+
+	// Worker Tells apart the processes of one service account; a new process takes a new name
+	Worker string `json:"worker"`
+}
+
+// TaskFail defines model for TaskFail.
+type TaskFail struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+	Detail  string            `json:"detail,omitempty,omitzero"`
+
+	// Reason The reasons that an external worker may give for a failure
+	Reason WorkerReason `json:"reason"`
+}
+
+// TaskKind defines model for TaskKind.
+type TaskKind string
+
+// TaskList defines model for TaskList.
+type TaskList struct {
+	Items      []Task `json:"items"`
+	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// TaskProgress defines model for TaskProgress.
+type TaskProgress struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+	Detail  string            `json:"detail,omitempty,omitzero"`
+	Phase   string            `json:"phase"`
+}
+
+// TaskState defines model for TaskState.
+type TaskState string
+
 // TenantBoundaryMode defines model for TenantBoundaryMode.
 type TenantBoundaryMode string
 
@@ -3551,6 +3762,9 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// WorkerReason The reasons that an external worker may give for a failure
+type WorkerReason string
+
 // Accelerators defines model for Accelerators.
 type Accelerators = int32
 
@@ -3604,6 +3818,9 @@ type ServiceAccountID = ID
 
 // SnapshotID UUIDv7 in lower case.
 type SnapshotID = ID
+
+// TaskID UUIDv7 in lower case.
+type TaskID = ID
 
 // To defines model for To.
 type To = time.Time
@@ -3946,6 +4163,19 @@ type GetAppInstanceLogsParams struct {
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
 }
 
+// ListAppInstanceTasksParams defines parameters for ListAppInstanceTasks.
+type ListAppInstanceTasksParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait  Wait      `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+	State TaskState `form:"state,omitempty" json:"state,omitempty,omitzero"`
+}
+
 // ListEntitlementsParams defines parameters for ListEntitlements.
 type ListEntitlementsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4153,6 +4383,21 @@ type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
 
 // RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
 type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
+
+// ClaimAppInstanceTaskJSONRequestBody defines body for ClaimAppInstanceTask for application/json ContentType.
+type ClaimAppInstanceTaskJSONRequestBody = TaskClaim
+
+// CompleteAppInstanceTaskJSONRequestBody defines body for CompleteAppInstanceTask for application/json ContentType.
+type CompleteAppInstanceTaskJSONRequestBody = TaskAttempt
+
+// FailAppInstanceTaskJSONRequestBody defines body for FailAppInstanceTask for application/json ContentType.
+type FailAppInstanceTaskJSONRequestBody = TaskFail
+
+// HeartbeatAppInstanceTaskJSONRequestBody defines body for HeartbeatAppInstanceTask for application/json ContentType.
+type HeartbeatAppInstanceTaskJSONRequestBody = TaskAttempt
+
+// ProgressAppInstanceTaskJSONRequestBody defines body for ProgressAppInstanceTask for application/json ContentType.
+type ProgressAppInstanceTaskJSONRequestBody = TaskProgress
 
 // UpgradeAppInstanceJSONRequestBody defines body for UpgradeAppInstance for application/json ContentType.
 type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
@@ -5099,6 +5344,114 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 	StopAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+	//
+	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+	// claimed task whose lease has ended is pending again.
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+	ListAppInstanceTasks(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ClaimAppInstanceTaskWithBody Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ClaimAppInstanceTask Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CompleteAppInstanceTaskWithBody End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CompleteAppInstanceTask End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FailAppInstanceTaskWithBody End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FailAppInstanceTask End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// HeartbeatAppInstanceTaskWithBody Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// HeartbeatAppInstanceTask Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ProgressAppInstanceTaskWithBody Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ProgressAppInstanceTask Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 	//
@@ -7372,6 +7725,224 @@ func (c *Client) StartAppInstance(ctx context.Context, projectID ProjectID, appI
 // Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 func (c *Client) StopAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewStopAppInstanceRequest(c.Server, projectID, appInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+//
+// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+// claimed task whose lease has ended is pending again.
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+func (c *Client) ListAppInstanceTasks(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAppInstanceTasksRequest(c.Server, projectID, appInstanceID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ClaimAppInstanceTaskWithBody Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *Client) ClaimAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewClaimAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ClaimAppInstanceTask Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *Client) ClaimAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewClaimAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CompleteAppInstanceTaskWithBody End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *Client) CompleteAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCompleteAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CompleteAppInstanceTask End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *Client) CompleteAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCompleteAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FailAppInstanceTaskWithBody End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *Client) FailAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFailAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FailAppInstanceTask End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *Client) FailAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFailAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// HeartbeatAppInstanceTaskWithBody Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *Client) HeartbeatAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewHeartbeatAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// HeartbeatAppInstanceTask Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *Client) HeartbeatAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewHeartbeatAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ProgressAppInstanceTaskWithBody Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *Client) ProgressAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewProgressAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ProgressAppInstanceTask Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *Client) ProgressAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewProgressAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -12382,6 +12953,399 @@ func NewStopAppInstanceRequest(server string, projectID ProjectID, appInstanceID
 	return req, nil
 }
 
+// NewListAppInstanceTasksRequest constructs an http.Request for the ListAppInstanceTasks method
+func NewListAppInstanceTasksRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "state", params.State, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewClaimAppInstanceTaskRequest calls the generic ClaimAppInstanceTask builder with application/json body
+func NewClaimAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewClaimAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewClaimAppInstanceTaskRequestWithBody constructs an http.Request for the ClaimAppInstanceTask method, with any body, and a specified content type
+func NewClaimAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/claim", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewCompleteAppInstanceTaskRequest calls the generic CompleteAppInstanceTask builder with application/json body
+func NewCompleteAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCompleteAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewCompleteAppInstanceTaskRequestWithBody constructs an http.Request for the CompleteAppInstanceTask method, with any body, and a specified content type
+func NewCompleteAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/complete", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewFailAppInstanceTaskRequest calls the generic FailAppInstanceTask builder with application/json body
+func NewFailAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewFailAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewFailAppInstanceTaskRequestWithBody constructs an http.Request for the FailAppInstanceTask method, with any body, and a specified content type
+func NewFailAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/fail", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewHeartbeatAppInstanceTaskRequest calls the generic HeartbeatAppInstanceTask builder with application/json body
+func NewHeartbeatAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewHeartbeatAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewHeartbeatAppInstanceTaskRequestWithBody constructs an http.Request for the HeartbeatAppInstanceTask method, with any body, and a specified content type
+func NewHeartbeatAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/heartbeat", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewProgressAppInstanceTaskRequest calls the generic ProgressAppInstanceTask builder with application/json body
+func NewProgressAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewProgressAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewProgressAppInstanceTaskRequestWithBody constructs an http.Request for the ProgressAppInstanceTask method, with any body, and a specified content type
+func NewProgressAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/progress", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewUpgradeAppInstanceRequest calls the generic UpgradeAppInstance builder with application/json body
 func NewUpgradeAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body UpgradeAppInstanceJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -15401,6 +16365,116 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 	StopAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*StopAppInstanceResponse, error)
+
+	// ListAppInstanceTasksWithResponse What the external worker of the instance is to do, oldest first
+	//
+	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+	// claimed task whose lease has ended is pending again.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+	ListAppInstanceTasksWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*ListAppInstanceTasksResponse, error)
+
+	// ClaimAppInstanceTaskWithBodyWithResponse Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error)
+
+	// ClaimAppInstanceTaskWithResponse Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error)
+
+	// CompleteAppInstanceTaskWithBodyWithResponse End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error)
+
+	// CompleteAppInstanceTaskWithResponse End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error)
+
+	// FailAppInstanceTaskWithBodyWithResponse End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error)
+
+	// FailAppInstanceTaskWithResponse End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error)
+
+	// HeartbeatAppInstanceTaskWithBodyWithResponse Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error)
+
+	// HeartbeatAppInstanceTaskWithResponse Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error)
+
+	// ProgressAppInstanceTaskWithBodyWithResponse Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error)
+
+	// ProgressAppInstanceTaskWithResponse Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error)
 
 	// UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 	//
@@ -19511,6 +20585,294 @@ func (r StopAppInstanceResponse) ContentType() string {
 	return ""
 }
 
+type ListAppInstanceTasksResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *TaskList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAppInstanceTasksResponse) GetJSON200() *TaskList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAppInstanceTasksResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAppInstanceTasksResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAppInstanceTasksResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAppInstanceTasksResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAppInstanceTasksResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ClaimAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ClaimAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ClaimAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ClaimAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ClaimAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ClaimAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ClaimAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CompleteAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r CompleteAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CompleteAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CompleteAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CompleteAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CompleteAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CompleteAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FailAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r FailAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FailAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FailAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FailAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FailAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FailAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type HeartbeatAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r HeartbeatAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r HeartbeatAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r HeartbeatAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r HeartbeatAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r HeartbeatAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r HeartbeatAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ProgressAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ProgressAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ProgressAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ProgressAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ProgressAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ProgressAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ProgressAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type UpgradeAppInstanceResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -22930,6 +24292,182 @@ func (c *ClientWithResponses) StopAppInstanceWithResponse(ctx context.Context, p
 	return ParseStopAppInstanceResponse(rsp)
 }
 
+// ListAppInstanceTasksWithResponse What the external worker of the instance is to do, oldest first
+//
+// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+// claimed task whose lease has ended is pending again.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+func (c *ClientWithResponses) ListAppInstanceTasksWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*ListAppInstanceTasksResponse, error) {
+	rsp, err := c.ListAppInstanceTasks(ctx, projectID, appInstanceID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAppInstanceTasksResponse(rsp)
+}
+
+// ClaimAppInstanceTaskWithBodyWithResponse Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *ClientWithResponses) ClaimAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error) {
+	rsp, err := c.ClaimAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseClaimAppInstanceTaskResponse(rsp)
+}
+
+// ClaimAppInstanceTaskWithResponse Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *ClientWithResponses) ClaimAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error) {
+	rsp, err := c.ClaimAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseClaimAppInstanceTaskResponse(rsp)
+}
+
+// CompleteAppInstanceTaskWithBodyWithResponse End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *ClientWithResponses) CompleteAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error) {
+	rsp, err := c.CompleteAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCompleteAppInstanceTaskResponse(rsp)
+}
+
+// CompleteAppInstanceTaskWithResponse End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *ClientWithResponses) CompleteAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error) {
+	rsp, err := c.CompleteAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCompleteAppInstanceTaskResponse(rsp)
+}
+
+// FailAppInstanceTaskWithBodyWithResponse End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *ClientWithResponses) FailAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error) {
+	rsp, err := c.FailAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFailAppInstanceTaskResponse(rsp)
+}
+
+// FailAppInstanceTaskWithResponse End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *ClientWithResponses) FailAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error) {
+	rsp, err := c.FailAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFailAppInstanceTaskResponse(rsp)
+}
+
+// HeartbeatAppInstanceTaskWithBodyWithResponse Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *ClientWithResponses) HeartbeatAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error) {
+	rsp, err := c.HeartbeatAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseHeartbeatAppInstanceTaskResponse(rsp)
+}
+
+// HeartbeatAppInstanceTaskWithResponse Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *ClientWithResponses) HeartbeatAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error) {
+	rsp, err := c.HeartbeatAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseHeartbeatAppInstanceTaskResponse(rsp)
+}
+
+// ProgressAppInstanceTaskWithBodyWithResponse Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *ClientWithResponses) ProgressAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error) {
+	rsp, err := c.ProgressAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseProgressAppInstanceTaskResponse(rsp)
+}
+
+// ProgressAppInstanceTaskWithResponse Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *ClientWithResponses) ProgressAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error) {
+	rsp, err := c.ProgressAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseProgressAppInstanceTaskResponse(rsp)
+}
+
 // UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 //
 // Members stay, and so do ports, resources, parameters and config where the body does not name others; with
@@ -26167,6 +27705,204 @@ func ParseStopAppInstanceResponse(rsp *http.Response) (*StopAppInstanceResponse,
 			return nil, err
 		}
 		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListAppInstanceTasksResponse parses an HTTP response from a ListAppInstanceTasksWithResponse call
+func ParseListAppInstanceTasksResponse(rsp *http.Response) (*ListAppInstanceTasksResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAppInstanceTasksResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest TaskList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseClaimAppInstanceTaskResponse parses an HTTP response from a ClaimAppInstanceTaskWithResponse call
+func ParseClaimAppInstanceTaskResponse(rsp *http.Response) (*ClaimAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ClaimAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCompleteAppInstanceTaskResponse parses an HTTP response from a CompleteAppInstanceTaskWithResponse call
+func ParseCompleteAppInstanceTaskResponse(rsp *http.Response) (*CompleteAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CompleteAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFailAppInstanceTaskResponse parses an HTTP response from a FailAppInstanceTaskWithResponse call
+func ParseFailAppInstanceTaskResponse(rsp *http.Response) (*FailAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FailAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseHeartbeatAppInstanceTaskResponse parses an HTTP response from a HeartbeatAppInstanceTaskWithResponse call
+func ParseHeartbeatAppInstanceTaskResponse(rsp *http.Response) (*HeartbeatAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &HeartbeatAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseProgressAppInstanceTaskResponse parses an HTTP response from a ProgressAppInstanceTaskWithResponse call
+func ParseProgressAppInstanceTaskResponse(rsp *http.Response) (*ProgressAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ProgressAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

@@ -22,6 +22,9 @@ func CompleteInstance(ctx context.Context, tx db.Tx, by By, action string, c ins
 			return err
 		}
 	}
+	if c.Instance.External() {
+		return RecordInstance(ctx, tx, by, action, c)
+	}
 	if err := settleCapacity(ctx, tx, c); err != nil {
 		return err
 	}
@@ -172,6 +175,9 @@ func completeRemoval(ctx context.Context, tx db.Tx, by By, action string, r inst
 		}
 	}
 	failpoint.Hit("hub/report/capacity_freed")
+	if r.Member.External {
+		return nil // its allocation is billed, and nothing else
+	}
 	end := by.Now
 	if r.Proof != nil {
 		end = r.Proof.GetAt().AsTime()

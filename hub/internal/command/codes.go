@@ -12,6 +12,10 @@ const (
 	codeManifestRefused fault.Code = "manifest_refused"
 	// codeMemberLimitExceeded: what a node would hold of the app instance exceeds a limit.
 	codeMemberLimitExceeded fault.Code = "member_limit_exceeded"
+	// codeMembersOutOfBounds: the version allows another number of members.
+	codeMembersOutOfBounds fault.Code = "members_out_of_bounds"
+	// codeReasonUnknown: no worker can give this reason for a failure.
+	codeReasonUnknown fault.Code = "reason_unknown"
 	// codeModeUnsupported: the version does not support the modes that the app instance runs in.
 	codeModeUnsupported fault.Code = "mode_unsupported"
 	// codeNodeInUse: allocations are held on the node.

@@ -53,6 +53,9 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 	if err != nil {
 		return instance.Instance{}, err
 	}
+	if manifest.IsExternal(version.RuntimeBackend) {
+		return s.createExternal(ctx, tx, m, project, in, version)
+	}
 	member, err := placeMember(ctx, tx, m, project, in, version)
 	if err != nil {
 		return instance.Instance{}, err

@@ -55,6 +55,9 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 			return instance.Instance{}, err
 		}
 		c.Before = i
+		if i.External() {
+			return s.actExternal(ctx, tx, m, permission, c)
+		}
 		return c.Instance, change.CompleteInstance(ctx, tx, m.by(), string(permission), c)
 	})
 }
@@ -62,7 +65,7 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 // checkResynced refuses a change that would reuse a revision number that the hub may have assigned before its restore.
 // A decommission can be requested at any time.
 func checkResynced(ctx context.Context, tx db.Tx, permission iam.Permission, i instance.Instance) error {
-	if permission == iam.InstanceDelete {
+	if permission == iam.InstanceDelete || i.External() {
 		return nil
 	}
 	ids := make([]string, 0, len(i.Members))

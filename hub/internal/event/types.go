@@ -4,7 +4,7 @@ import "slices"
 
 // Types lists every type of event that the hub writes, as asyncapi.yaml describes them. Append refuses any other.
 func Types() []string {
-	return slices.Concat(fleetTypes(), iamTypes(), []string{
+	return slices.Concat(fleetTypes(), iamTypes(), taskTypes(), []string{
 		"apps.instance.requested",
 		"apps.instance.deploying",
 		"apps.instance.image_pull",
@@ -110,3 +110,15 @@ func fleetTypes() []string {
 }
 
 func knownType(t string) bool { return slices.Contains(Types(), t) }
+
+// taskTypes are those of the tasks of external workers; their subject is the app instance.
+func taskTypes() []string {
+	return []string{
+		"apps.instance.task_requested",
+		"apps.instance.task_claimed",
+		"apps.instance.task_progressed",
+		"apps.instance.task_completed",
+		"apps.instance.task_failed",
+		"apps.instance.task_cancelled",
+	}
+}

@@ -1214,6 +1214,72 @@ func (e TargetReason) Valid() bool {
 	}
 }
 
+// Defines values for TaskKind.
+const (
+	TaskKindDecommission  TaskKind = "decommission"
+	TaskKindDeploy        TaskKind = "deploy"
+	TaskKindMemberAdd     TaskKind = "member_add"
+	TaskKindMemberRecover TaskKind = "member_recover"
+	TaskKindMemberRemove  TaskKind = "member_remove"
+	TaskKindRollback      TaskKind = "rollback"
+	TaskKindStart         TaskKind = "start"
+	TaskKindStop          TaskKind = "stop"
+	TaskKindUpgrade       TaskKind = "upgrade"
+)
+
+// Valid indicates whether the value is a known member of the TaskKind enum.
+func (e TaskKind) Valid() bool {
+	switch e {
+	case TaskKindDecommission:
+		return true
+	case TaskKindDeploy:
+		return true
+	case TaskKindMemberAdd:
+		return true
+	case TaskKindMemberRecover:
+		return true
+	case TaskKindMemberRemove:
+		return true
+	case TaskKindRollback:
+		return true
+	case TaskKindStart:
+		return true
+	case TaskKindStop:
+		return true
+	case TaskKindUpgrade:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for TaskState.
+const (
+	TaskStateCancelled TaskState = "cancelled"
+	TaskStateClaimed   TaskState = "claimed"
+	TaskStateFailed    TaskState = "failed"
+	TaskStatePending   TaskState = "pending"
+	TaskStateSucceeded TaskState = "succeeded"
+)
+
+// Valid indicates whether the value is a known member of the TaskState enum.
+func (e TaskState) Valid() bool {
+	switch e {
+	case TaskStateCancelled:
+		return true
+	case TaskStateClaimed:
+		return true
+	case TaskStateFailed:
+		return true
+	case TaskStatePending:
+		return true
+	case TaskStateSucceeded:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for TenantBoundaryMode.
 const (
 	TenantBoundaryModePlatformShared  TenantBoundaryMode = "platform_shared"
@@ -1385,6 +1451,51 @@ func (e WhoamiType) Valid() bool {
 	case WhoamiTypeServiceAccount:
 		return true
 	case WhoamiTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for WorkerReason.
+const (
+	WorkerReasonCrashLoop            WorkerReason = "crash_loop"
+	WorkerReasonDeviceFault          WorkerReason = "device_fault"
+	WorkerReasonDiskLimit            WorkerReason = "disk_limit"
+	WorkerReasonEnvironmentFailed    WorkerReason = "environment_failed"
+	WorkerReasonImagePullFailed      WorkerReason = "image_pull_failed"
+	WorkerReasonInsufficientCapacity WorkerReason = "insufficient_capacity"
+	WorkerReasonInternal             WorkerReason = "internal"
+	WorkerReasonNodeUnreachable      WorkerReason = "node_unreachable"
+	WorkerReasonOutOfMemory          WorkerReason = "out_of_memory"
+	WorkerReasonReadinessTimeout     WorkerReason = "readiness_timeout"
+	WorkerReasonSecretUnreadable     WorkerReason = "secret_unreadable"
+)
+
+// Valid indicates whether the value is a known member of the WorkerReason enum.
+func (e WorkerReason) Valid() bool {
+	switch e {
+	case WorkerReasonCrashLoop:
+		return true
+	case WorkerReasonDeviceFault:
+		return true
+	case WorkerReasonDiskLimit:
+		return true
+	case WorkerReasonEnvironmentFailed:
+		return true
+	case WorkerReasonImagePullFailed:
+		return true
+	case WorkerReasonInsufficientCapacity:
+		return true
+	case WorkerReasonInternal:
+		return true
+	case WorkerReasonNodeUnreachable:
+		return true
+	case WorkerReasonOutOfMemory:
+		return true
+	case WorkerReasonReadinessTimeout:
+		return true
+	case WorkerReasonSecretUnreadable:
 		return true
 	default:
 		return false
@@ -2159,7 +2270,10 @@ type EventData struct {
 
 	// StrategyReason Why the strategy is not the one that the manifest asks for
 	StrategyReason string `json:"strategy_reason,omitempty,omitzero"`
-	To             string `json:"to,omitempty,omitzero"`
+
+	// Task The task of an external worker that the event is about
+	Task EventTask `json:"task,omitempty,omitzero"`
+	To   string    `json:"to,omitempty,omitzero"`
 
 	// TotalBytes Compressed bytes that the pull fetches
 	TotalBytes int64  `json:"total_bytes,omitempty,omitzero"`
@@ -2170,6 +2284,17 @@ type EventData struct {
 type EventList struct {
 	Items      []Event `json:"items"`
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
+}
+
+// EventTask The task of an external worker that the event is about
+type EventTask struct {
+	Attempt int64 `json:"attempt"`
+
+	// ID UUIDv7 in lower case.
+	ID    ID        `json:"id"`
+	Kind  TaskKind  `json:"kind"`
+	Phase string    `json:"phase,omitempty,omitzero"`
+	State TaskState `json:"state"`
 }
 
 // Evidence defines model for Evidence.
@@ -3182,6 +3307,92 @@ type TargetList struct {
 	Items []Target `json:"items"`
 }
 
+// Task defines model for Task.
+type Task struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id"`
+
+	// Attempt The fencing token; 0 before the first claim
+	Attempt         int64       `json:"attempt"`
+	CancelRequested bool        `json:"cancel_requested,omitempty,omitzero"`
+	CorrelationID   string      `json:"correlation_id,omitempty,omitzero"`
+	CreatedAt       time.Time   `json:"created_at"`
+	Detail          string      `json:"detail,omitempty,omitzero"`
+	EndedAt         time.Time   `json:"ended_at,omitempty,omitzero"`
+	HeldBy          RequestedBy `json:"held_by,omitempty,omitzero"`
+
+	// ID UUIDv7 in lower case.
+	ID             ID        `json:"id"`
+	Kind           TaskKind  `json:"kind"`
+	LeaseExpiresAt time.Time `json:"lease_expires_at,omitempty,omitzero"`
+
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
+	// Phase The last phase that has begun in this attempt
+	Phase string `json:"phase,omitempty,omitzero"`
+
+	// Phases As in the manifest
+	Phases []string `json:"phases"`
+
+	// Reason Why the status is what it is; absent when all is well.
+	Reason      StatusReason `json:"reason,omitempty,omitzero"`
+	RequestedBy RequestedBy  `json:"requested_by,omitempty,omitzero"`
+
+	// Revision The revision of the instance once it has succeeded
+	Revision  int64     `json:"revision"`
+	State     TaskState `json:"state"`
+	UpdatedAt time.Time `json:"updated_at"`
+}
+
+// TaskAttempt defines model for TaskAttempt.
+type TaskAttempt struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+}
+
+// TaskAttemptNumber The one that the claim answered
+type TaskAttemptNumber = int64
+
+// TaskClaim defines model for TaskClaim.
+type TaskClaim struct {
+	// LeaseSeconds 60 where absent
+	LeaseSeconds int32 `json:"lease_seconds,omitempty,omitzero"`
+
+	// Worker Tells apart the processes of one service account; a new process takes a new name
+	Worker string `json:"worker"`
+}
+
+// TaskFail defines model for TaskFail.
+type TaskFail struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+	Detail  string            `json:"detail,omitempty,omitzero"`
+
+	// Reason The reasons that an external worker may give for a failure
+	Reason WorkerReason `json:"reason"`
+}
+
+// TaskKind defines model for TaskKind.
+type TaskKind string
+
+// TaskList defines model for TaskList.
+type TaskList struct {
+	Items      []Task `json:"items"`
+	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// TaskProgress defines model for TaskProgress.
+type TaskProgress struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+	Detail  string            `json:"detail,omitempty,omitzero"`
+	Phase   string            `json:"phase"`
+}
+
+// TaskState defines model for TaskState.
+type TaskState string
+
 // TenantBoundaryMode defines model for TenantBoundaryMode.
 type TenantBoundaryMode string
 
@@ -3550,6 +3761,9 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// WorkerReason The reasons that an external worker may give for a failure
+type WorkerReason string
+
 // Accelerators defines model for Accelerators.
 type Accelerators = int32
 
@@ -3603,6 +3817,9 @@ type ServiceAccountID = ID
 
 // SnapshotID UUIDv7 in lower case.
 type SnapshotID = ID
+
+// TaskID UUIDv7 in lower case.
+type TaskID = ID
 
 // To defines model for To.
 type To = time.Time
@@ -3945,6 +4162,19 @@ type GetAppInstanceLogsParams struct {
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
 }
 
+// ListAppInstanceTasksParams defines parameters for ListAppInstanceTasks.
+type ListAppInstanceTasksParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait  Wait      `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+	State TaskState `form:"state,omitempty" json:"state,omitempty,omitzero"`
+}
+
 // ListEntitlementsParams defines parameters for ListEntitlements.
 type ListEntitlementsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4152,6 +4382,21 @@ type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
 
 // RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
 type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
+
+// ClaimAppInstanceTaskJSONRequestBody defines body for ClaimAppInstanceTask for application/json ContentType.
+type ClaimAppInstanceTaskJSONRequestBody = TaskClaim
+
+// CompleteAppInstanceTaskJSONRequestBody defines body for CompleteAppInstanceTask for application/json ContentType.
+type CompleteAppInstanceTaskJSONRequestBody = TaskAttempt
+
+// FailAppInstanceTaskJSONRequestBody defines body for FailAppInstanceTask for application/json ContentType.
+type FailAppInstanceTaskJSONRequestBody = TaskFail
+
+// HeartbeatAppInstanceTaskJSONRequestBody defines body for HeartbeatAppInstanceTask for application/json ContentType.
+type HeartbeatAppInstanceTaskJSONRequestBody = TaskAttempt
+
+// ProgressAppInstanceTaskJSONRequestBody defines body for ProgressAppInstanceTask for application/json ContentType.
+type ProgressAppInstanceTaskJSONRequestBody = TaskProgress
 
 // UpgradeAppInstanceJSONRequestBody defines body for UpgradeAppInstance for application/json ContentType.
 type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
@@ -4419,6 +4664,24 @@ type ServerInterface interface {
 	// StopAppInstance End the containers; allocation, revision and ports stay
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
 	StopAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/tasks)
+	ListAppInstanceTasks(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params ListAppInstanceTasksParams)
+	// ClaimAppInstanceTask Take a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim)
+	ClaimAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// CompleteAppInstanceTask End a task with success
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete)
+	CompleteAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// FailAppInstanceTask End a task with a failure
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail)
+	FailAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// HeartbeatAppInstanceTask Extend the lease of a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat)
+	HeartbeatAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// ProgressAppInstanceTask Report the phase that begins
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress)
+	ProgressAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
 	// UpgradeAppInstance Upgrade the instance in place to another version
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -7208,6 +7471,290 @@ func (siw *ServerInterfaceWrapper) StopAppInstance(c *gin.Context) {
 	siw.Handler.StopAppInstance(c, projectID, appInstanceID)
 }
 
+// ListAppInstanceTasks operation middleware
+func (siw *ServerInterfaceWrapper) ListAppInstanceTasks(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAppInstanceTasksParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "state" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "state", c.Request.URL.Query(), &params.State, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter state: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAppInstanceTasks(c, projectID, appInstanceID, params)
+}
+
+// ClaimAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) ClaimAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ClaimAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// CompleteAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) CompleteAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CompleteAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// FailAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) FailAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FailAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// HeartbeatAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) HeartbeatAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.HeartbeatAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// ProgressAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) ProgressAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ProgressAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
 // UpgradeAppInstance operation middleware
 func (siw *ServerInterfaceWrapper) UpgradeAppInstance(c *gin.Context) {
 
@@ -8760,6 +9307,12 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/rollback", wrapper.RollbackAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
+	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks", wrapper.ListAppInstanceTasks)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/claim", wrapper.ClaimAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/complete", wrapper.CompleteAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/fail", wrapper.FailAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/heartbeat", wrapper.HeartbeatAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/progress", wrapper.ProgressAppInstanceTask)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/estimate", wrapper.EstimateCost)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/targets", wrapper.ListTargets)
@@ -11912,6 +12465,257 @@ func (response StopAppInstancedefaultApplicationProblemPlusJSONResponse) VisitSt
 	return err
 }
 
+type ListAppInstanceTasksRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Params        ListAppInstanceTasksParams
+}
+
+type ListAppInstanceTasksResponseObject interface {
+	VisitListAppInstanceTasksResponse(w http.ResponseWriter) error
+}
+
+type ListAppInstanceTasks200JSONResponse TaskList
+
+func (response ListAppInstanceTasks200JSONResponse) VisitListAppInstanceTasksResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAppInstanceTasksdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAppInstanceTasksdefaultApplicationProblemPlusJSONResponse) VisitListAppInstanceTasksResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ClaimAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *ClaimAppInstanceTaskJSONRequestBody
+}
+
+type ClaimAppInstanceTaskResponseObject interface {
+	VisitClaimAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type ClaimAppInstanceTask200JSONResponse Task
+
+func (response ClaimAppInstanceTask200JSONResponse) VisitClaimAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ClaimAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ClaimAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitClaimAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CompleteAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *CompleteAppInstanceTaskJSONRequestBody
+}
+
+type CompleteAppInstanceTaskResponseObject interface {
+	VisitCompleteAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type CompleteAppInstanceTask200JSONResponse Task
+
+func (response CompleteAppInstanceTask200JSONResponse) VisitCompleteAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CompleteAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CompleteAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitCompleteAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FailAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *FailAppInstanceTaskJSONRequestBody
+}
+
+type FailAppInstanceTaskResponseObject interface {
+	VisitFailAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type FailAppInstanceTask200JSONResponse Task
+
+func (response FailAppInstanceTask200JSONResponse) VisitFailAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FailAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FailAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitFailAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type HeartbeatAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *HeartbeatAppInstanceTaskJSONRequestBody
+}
+
+type HeartbeatAppInstanceTaskResponseObject interface {
+	VisitHeartbeatAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type HeartbeatAppInstanceTask200JSONResponse Task
+
+func (response HeartbeatAppInstanceTask200JSONResponse) VisitHeartbeatAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type HeartbeatAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response HeartbeatAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitHeartbeatAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ProgressAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *ProgressAppInstanceTaskJSONRequestBody
+}
+
+type ProgressAppInstanceTaskResponseObject interface {
+	VisitProgressAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type ProgressAppInstanceTask200JSONResponse Task
+
+func (response ProgressAppInstanceTask200JSONResponse) VisitProgressAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ProgressAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ProgressAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitProgressAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type UpgradeAppInstanceRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -13681,6 +14485,24 @@ type StrictServerInterface interface {
 	// StopAppInstance End the containers; allocation, revision and ports stay
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
 	StopAppInstance(ctx context.Context, request StopAppInstanceRequestObject) (StopAppInstanceResponseObject, error)
+	// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/tasks)
+	ListAppInstanceTasks(ctx context.Context, request ListAppInstanceTasksRequestObject) (ListAppInstanceTasksResponseObject, error)
+	// ClaimAppInstanceTask Take a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim)
+	ClaimAppInstanceTask(ctx context.Context, request ClaimAppInstanceTaskRequestObject) (ClaimAppInstanceTaskResponseObject, error)
+	// CompleteAppInstanceTask End a task with success
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete)
+	CompleteAppInstanceTask(ctx context.Context, request CompleteAppInstanceTaskRequestObject) (CompleteAppInstanceTaskResponseObject, error)
+	// FailAppInstanceTask End a task with a failure
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail)
+	FailAppInstanceTask(ctx context.Context, request FailAppInstanceTaskRequestObject) (FailAppInstanceTaskResponseObject, error)
+	// HeartbeatAppInstanceTask Extend the lease of a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat)
+	HeartbeatAppInstanceTask(ctx context.Context, request HeartbeatAppInstanceTaskRequestObject) (HeartbeatAppInstanceTaskResponseObject, error)
+	// ProgressAppInstanceTask Report the phase that begins
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress)
+	ProgressAppInstanceTask(ctx context.Context, request ProgressAppInstanceTaskRequestObject) (ProgressAppInstanceTaskResponseObject, error)
 	// UpgradeAppInstance Upgrade the instance in place to another version
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(ctx context.Context, request UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error)
@@ -16400,6 +17222,264 @@ func (sh *strictHandler) StopAppInstance(ctx *gin.Context, projectID ProjectID, 
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(StopAppInstanceResponseObject); ok {
 		if err := validResponse.VisitStopAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListAppInstanceTasks operation middleware
+func (sh *strictHandler) ListAppInstanceTasks(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params ListAppInstanceTasksParams) {
+	var request ListAppInstanceTasksRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAppInstanceTasks(ctx, request.(ListAppInstanceTasksRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAppInstanceTasks")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAppInstanceTasksResponseObject); ok {
+		if err := validResponse.VisitListAppInstanceTasksResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ClaimAppInstanceTask operation middleware
+func (sh *strictHandler) ClaimAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request ClaimAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body ClaimAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ClaimAppInstanceTask(ctx, request.(ClaimAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ClaimAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ClaimAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitClaimAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CompleteAppInstanceTask operation middleware
+func (sh *strictHandler) CompleteAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request CompleteAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body CompleteAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CompleteAppInstanceTask(ctx, request.(CompleteAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CompleteAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CompleteAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitCompleteAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FailAppInstanceTask operation middleware
+func (sh *strictHandler) FailAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request FailAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body FailAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FailAppInstanceTask(ctx, request.(FailAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FailAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FailAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitFailAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// HeartbeatAppInstanceTask operation middleware
+func (sh *strictHandler) HeartbeatAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request HeartbeatAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body HeartbeatAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.HeartbeatAppInstanceTask(ctx, request.(HeartbeatAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeartbeatAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(HeartbeatAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitHeartbeatAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ProgressAppInstanceTask operation middleware
+func (sh *strictHandler) ProgressAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request ProgressAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body ProgressAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ProgressAppInstanceTask(ctx, request.(ProgressAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ProgressAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ProgressAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitProgressAppInstanceTaskResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

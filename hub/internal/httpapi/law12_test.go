@@ -71,8 +71,13 @@ func samples() map[string]string {
 		"upgradeAppInstance": `{"target_version":"2","resources":{"accelerators":0},"parameters":{"x":1},` +
 			`"ports":[{"name":"http","host_port":30000}],"volumes":[{"name":"data","size_mib":64}],` +
 			`"environment":{"requirements":["a"]},"config":{}}`,
-		"rollbackAppInstance": `{"target_version":"1"}`,
-		"changeAppInstance":   `{"display_name":"d","config":{}}`,
+		"rollbackAppInstance":      `{"target_version":"1"}`,
+		"changeAppInstance":        `{"display_name":"d","config":{}}`,
+		"claimAppInstanceTask":     `{"worker":"w","lease_seconds":60}`,
+		"heartbeatAppInstanceTask": `{"attempt":1}`,
+		"progressAppInstanceTask":  `{"attempt":1,"phase":"a","detail":"d"}`,
+		"completeAppInstanceTask":  `{"attempt":1}`,
+		"failAppInstanceTask":      `{"attempt":1,"reason":"internal","detail":"d"}`,
 		"execInAppInstance": `{"command":["a","b"],"terminal":true,"rows":24,"columns":80,"service":"main",` +
 			`"member_id":"` + someID + `"}`,
 		"copyAppInstanceFiles":   `{"path":"/a","into":true,"service":"main","member_id":"` + someID + `"}`,

@@ -18,6 +18,8 @@ const (
 	InstanceExec     Permission = "apps.instance.exec"
 	// InstanceConnect reaches the ports of a running app.
 	InstanceConnect Permission = "apps.instance.connect"
+	// InstanceWork is to work off the tasks of an app as its external worker.
+	InstanceWork Permission = "apps.instance.work"
 
 	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies, revokes, retires.
 	ArtifactRead    Permission = "apps.artifact.read"
@@ -123,7 +125,7 @@ func Permissions() []Permission {
 		ArtifactManage, ArtifactPublish, ArtifactRead, CatalogManage, CatalogRead, EntitlementRead,
 		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
 		InstanceDelete, InstanceExec, InstanceLogs, InstanceRead, InstanceRollback, InstanceStart,
-		InstanceStop, InstanceUpgrade, AuditExport, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
+		InstanceStop, InstanceUpgrade, InstanceWork, AuditExport, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
 		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
 		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite, OrgCreate, OrgRead,

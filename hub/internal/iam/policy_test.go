@@ -213,7 +213,7 @@ func table(r Role) []Permission {
 		SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
 	}
 	operator := slices.Concat(viewer, []Permission{
-		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
+		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete, InstanceWork,
 		InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, VolumeCreate, VolumeSnapshot, VolumeRestore,
 		VolumeDelete,
 	})
