@@ -120,6 +120,14 @@ func Claimed(l Lifecycle, kind string) (Lifecycle, []Step) {
 	return Lifecycle{Status: Deploying, Health: HealthUnknown}, []Step{{From: Requested, To: Deploying}}
 }
 
+// ChangeMembers fails where an instance of an external worker cannot change its members.
+func ChangeMembers(l Lifecycle) error {
+	if l.Status != Running {
+		return notOpen(l.Status, "is "+string(l.Status)+", and its members cannot change now.")
+	}
+	return nil
+}
+
 // waitsFor is the status in which an instance waits for a kind of task, and the one that its success leads to.
 func waitsFor(kind string) (while []Status, to Status) {
 	switch kind {

@@ -519,6 +519,51 @@ func (e JoinTokenStatus) Valid() bool {
 	}
 }
 
+// Defines values for MemberReportStatus.
+const (
+	MemberReportStatusDegraded MemberReportStatus = "degraded"
+	MemberReportStatusFailed   MemberReportStatus = "failed"
+	MemberReportStatusReady    MemberReportStatus = "ready"
+)
+
+// Valid indicates whether the value is a known member of the MemberReportStatus enum.
+func (e MemberReportStatus) Valid() bool {
+	switch e {
+	case MemberReportStatusDegraded:
+		return true
+	case MemberReportStatusFailed:
+		return true
+	case MemberReportStatusReady:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for MemberRole.
+const (
+	MemberRoleController MemberRole = "controller"
+	MemberRoleHead       MemberRole = "head"
+	MemberRoleNode       MemberRole = "node"
+	MemberRoleWorker     MemberRole = "worker"
+)
+
+// Valid indicates whether the value is a known member of the MemberRole enum.
+func (e MemberRole) Valid() bool {
+	switch e {
+	case MemberRoleController:
+		return true
+	case MemberRoleHead:
+		return true
+	case MemberRoleNode:
+		return true
+	case MemberRoleWorker:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for MemberServiceStatus.
 const (
 	MemberServiceStatusCompleted MemberServiceStatus = "completed"
@@ -2443,6 +2488,9 @@ type Member struct {
 	Detail        string `json:"detail,omitempty,omitzero"`
 	ExitCode      int32  `json:"exit_code,omitempty,omitzero"`
 
+	// HeartbeatAt When the external worker last reported the member
+	HeartbeatAt time.Time `json:"heartbeat_at,omitempty,omitzero"`
+
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
@@ -2466,6 +2514,28 @@ type Member struct {
 	// StatusReason Why the status is what it is; absent when all is well.
 	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
 }
+
+// MemberAdd defines model for MemberAdd.
+type MemberAdd struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID ID         `json:"allocation_id"`
+	Role         MemberRole `json:"role,omitempty,omitzero"`
+}
+
+// MemberReport defines model for MemberReport.
+type MemberReport struct {
+	Detail string `json:"detail,omitempty,omitzero"`
+
+	// Reason The reasons that an external worker may give for a failure
+	Reason WorkerReason       `json:"reason,omitempty,omitzero"`
+	Status MemberReportStatus `json:"status"`
+}
+
+// MemberReportStatus defines model for MemberReport.Status.
+type MemberReportStatus string
+
+// MemberRole defines model for MemberRole.
+type MemberRole string
 
 // MemberService defines model for MemberService.
 type MemberService struct {
@@ -3792,6 +3862,9 @@ type From = time.Time
 // Limit defines model for Limit.
 type Limit = int32
 
+// MemberID UUIDv7 in lower case.
+type MemberID = ID
+
 // MemoryMiB defines model for MemoryMiB.
 type MemoryMiB = int64
 
@@ -4377,6 +4450,12 @@ type CopyAppInstanceFilesJSONRequestBody = AppInstanceCopy
 
 // ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
 type ExecInAppInstanceJSONRequestBody = AppInstanceExec
+
+// AddAppInstanceMemberJSONRequestBody defines body for AddAppInstanceMember for application/json ContentType.
+type AddAppInstanceMemberJSONRequestBody = MemberAdd
+
+// ReportAppInstanceMemberJSONRequestBody defines body for ReportAppInstanceMember for application/json ContentType.
+type ReportAppInstanceMemberJSONRequestBody = MemberReport
 
 // ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
 type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
@@ -5285,6 +5364,61 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogs(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AddAppInstanceMemberWithBody Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AddAppInstanceMember Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RecoverAppInstanceMember Bring a member back that failed or is degraded
+	//
+	// By the task `member_recover`, in the same allocation.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+	RecoverAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RemoveAppInstanceMember Take a member out of an app of an external worker
+	//
+	// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+	// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+	RemoveAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ReportAppInstanceMemberWithBody Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+	// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ReportAppInstanceMember Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+	// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ForwardAppInstancePortWithBody One TCP connection to a port of the app, through the hub and the node's own connection
 	//
@@ -7606,6 +7740,121 @@ func (c *Client) ExecInAppInstance(ctx context.Context, projectID ProjectID, app
 // Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 func (c *Client) GetAppInstanceLogs(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetAppInstanceLogsRequest(c.Server, projectID, appInstanceID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AddAppInstanceMemberWithBody Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *Client) AddAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAddAppInstanceMemberRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AddAppInstanceMember Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *Client) AddAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAddAppInstanceMemberRequest(c.Server, projectID, appInstanceID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RecoverAppInstanceMember Bring a member back that failed or is degraded
+//
+// By the task `member_recover`, in the same allocation.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+func (c *Client) RecoverAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRecoverAppInstanceMemberRequest(c.Server, projectID, appInstanceID, memberID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RemoveAppInstanceMember Take a member out of an app of an external worker
+//
+// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+func (c *Client) RemoveAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRemoveAppInstanceMemberRequest(c.Server, projectID, appInstanceID, memberID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReportAppInstanceMemberWithBody Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *Client) ReportAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReportAppInstanceMemberRequestWithBody(c.Server, projectID, appInstanceID, memberID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReportAppInstanceMember Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *Client) ReportAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReportAppInstanceMemberRequest(c.Server, projectID, appInstanceID, memberID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -12763,6 +13012,217 @@ func NewGetAppInstanceLogsRequest(server string, projectID ProjectID, appInstanc
 	return req, nil
 }
 
+// NewAddAppInstanceMemberRequest calls the generic AddAppInstanceMember builder with application/json body
+func NewAddAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewAddAppInstanceMemberRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewAddAppInstanceMemberRequestWithBody constructs an http.Request for the AddAppInstanceMember method, with any body, and a specified content type
+func NewAddAppInstanceMemberRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRecoverAppInstanceMemberRequest constructs an http.Request for the RecoverAppInstanceMember method
+func NewRecoverAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "member_id", memberID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members/%s/recover", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRemoveAppInstanceMemberRequest constructs an http.Request for the RemoveAppInstanceMember method
+func NewRemoveAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "member_id", memberID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members/%s/remove", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewReportAppInstanceMemberRequest calls the generic ReportAppInstanceMember builder with application/json body
+func NewReportAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewReportAppInstanceMemberRequestWithBody(server, projectID, appInstanceID, memberID, "application/json", bodyReader)
+}
+
+// NewReportAppInstanceMemberRequestWithBody constructs an http.Request for the ReportAppInstanceMember method, with any body, and a specified content type
+func NewReportAppInstanceMemberRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "member_id", memberID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members/%s/report", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewForwardAppInstancePortRequest calls the generic ForwardAppInstancePort builder with application/json body
 func NewForwardAppInstancePortRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body ForwardAppInstancePortJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -16302,6 +16762,65 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogsWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*GetAppInstanceLogsResponse, error)
+
+	// AddAppInstanceMemberWithBodyWithResponse Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error)
+
+	// AddAppInstanceMemberWithResponse Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error)
+
+	// RecoverAppInstanceMemberWithResponse Bring a member back that failed or is degraded
+	//
+	// By the task `member_recover`, in the same allocation.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+	RecoverAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RecoverAppInstanceMemberResponse, error)
+
+	// RemoveAppInstanceMemberWithResponse Take a member out of an app of an external worker
+	//
+	// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+	// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+	RemoveAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RemoveAppInstanceMemberResponse, error)
+
+	// ReportAppInstanceMemberWithBodyWithResponse Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+	// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error)
+
+	// ReportAppInstanceMemberWithResponse Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+	// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error)
 
 	// ForwardAppInstancePortWithBodyWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
 	//
@@ -20400,6 +20919,198 @@ func (r GetAppInstanceLogsResponse) ContentType() string {
 	return ""
 }
 
+type AddAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r AddAppInstanceMemberResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r AddAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r AddAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r AddAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r AddAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r AddAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RecoverAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r RecoverAppInstanceMemberResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RecoverAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RecoverAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RecoverAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RecoverAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RecoverAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RemoveAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r RemoveAppInstanceMemberResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RemoveAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RemoveAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RemoveAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RemoveAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RemoveAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ReportAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ReportAppInstanceMemberResponse) GetJSON200() *AppInstance {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ReportAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ReportAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ReportAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ReportAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ReportAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ForwardAppInstancePortResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -24193,6 +24904,101 @@ func (c *ClientWithResponses) GetAppInstanceLogsWithResponse(ctx context.Context
 	return ParseGetAppInstanceLogsResponse(rsp)
 }
 
+// AddAppInstanceMemberWithBodyWithResponse Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *ClientWithResponses) AddAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error) {
+	rsp, err := c.AddAppInstanceMemberWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAddAppInstanceMemberResponse(rsp)
+}
+
+// AddAppInstanceMemberWithResponse Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *ClientWithResponses) AddAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error) {
+	rsp, err := c.AddAppInstanceMember(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAddAppInstanceMemberResponse(rsp)
+}
+
+// RecoverAppInstanceMemberWithResponse Bring a member back that failed or is degraded
+//
+// By the task `member_recover`, in the same allocation.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+func (c *ClientWithResponses) RecoverAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RecoverAppInstanceMemberResponse, error) {
+	rsp, err := c.RecoverAppInstanceMember(ctx, projectID, appInstanceID, memberID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRecoverAppInstanceMemberResponse(rsp)
+}
+
+// RemoveAppInstanceMemberWithResponse Take a member out of an app of an external worker
+//
+// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+func (c *ClientWithResponses) RemoveAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RemoveAppInstanceMemberResponse, error) {
+	rsp, err := c.RemoveAppInstanceMember(ctx, projectID, appInstanceID, memberID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRemoveAppInstanceMemberResponse(rsp)
+}
+
+// ReportAppInstanceMemberWithBodyWithResponse Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *ClientWithResponses) ReportAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error) {
+	rsp, err := c.ReportAppInstanceMemberWithBody(ctx, projectID, appInstanceID, memberID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReportAppInstanceMemberResponse(rsp)
+}
+
+// ReportAppInstanceMemberWithResponse Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some members
+// are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *ClientWithResponses) ReportAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error) {
+	rsp, err := c.ReportAppInstanceMember(ctx, projectID, appInstanceID, memberID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReportAppInstanceMemberResponse(rsp)
+}
+
 // ForwardAppInstancePortWithBodyWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
 //
 // The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
@@ -27578,6 +28384,138 @@ func ParseGetAppInstanceLogsResponse(rsp *http.Response) (*GetAppInstanceLogsRes
 	}
 
 	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseAddAppInstanceMemberResponse parses an HTTP response from a AddAppInstanceMemberWithResponse call
+func ParseAddAppInstanceMemberResponse(rsp *http.Response) (*AddAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &AddAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRecoverAppInstanceMemberResponse parses an HTTP response from a RecoverAppInstanceMemberWithResponse call
+func ParseRecoverAppInstanceMemberResponse(rsp *http.Response) (*RecoverAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RecoverAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRemoveAppInstanceMemberResponse parses an HTTP response from a RemoveAppInstanceMemberWithResponse call
+func ParseRemoveAppInstanceMemberResponse(rsp *http.Response) (*RemoveAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RemoveAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseReportAppInstanceMemberResponse parses an HTTP response from a ReportAppInstanceMemberWithResponse call
+func ParseReportAppInstanceMemberResponse(rsp *http.Response) (*ReportAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ReportAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {

@@ -35,14 +35,16 @@ func TestAnAppOfAnExternalWorkerNamesItsTasks(t *testing.T) {
 
 func TestAContractThatNoWorkerCanKeepIsRefused(t *testing.T) {
 	for name, c := range map[string]struct{ from, to, pointer string }{
-		"a container app":   {"slurm", "launchable_oci", ""},
-		"no contract":       {"external_worker_contract", "config_schema", "/version/external_worker_contract"},
-		"no deploy":         {"kind: deploy", "kind: start", "/version/external_worker_contract/tasks"},
-		"a kind twice":      {"kind: stop", "kind: deploy", "/version/external_worker_contract/tasks/3/kind"},
-		"a role twice":      {"role: worker", "role: controller", "/version/external_worker_contract/components/1/role"},
-		"min above max":     {"min: 1, max: 1", "min: 2, max: 1", "/version/external_worker_contract/components/0/min"},
-		"no member at all":  {"min: 1, max: 1", "min: 0, max: 1", "/version/external_worker_contract/components"},
-		"secret parameters": {"{type: string}", "{type: string, writeOnly: true}", "/version/parameters/properties/partition"},
+		"a container app":  {"slurm", "launchable_oci", ""},
+		"no contract":      {"external_worker_contract", "config_schema", "/version/external_worker_contract"},
+		"no deploy":        {"kind: deploy", "kind: start", "/version/external_worker_contract/tasks"},
+		"a kind twice":     {"kind: stop", "kind: deploy", "/version/external_worker_contract/tasks/3/kind"},
+		"a role twice":     {"role: worker", "role: controller", "/version/external_worker_contract/components/1/role"},
+		"min above max":    {"min: 1, max: 1", "min: 2, max: 1", "/version/external_worker_contract/components/0/min"},
+		"no member at all": {"min: 1, max: 1", "min: 0, max: 1", "/version/external_worker_contract/components"},
+		"secret parameters": {
+			"{type: string}", "{type: string, writeOnly: true}", "/version/parameters/properties/partition",
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			doc := manifesttest.External("cluster")

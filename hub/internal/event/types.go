@@ -111,7 +111,7 @@ func fleetTypes() []string {
 
 func knownType(t string) bool { return slices.Contains(Types(), t) }
 
-// taskTypes are those of the tasks of external workers; their subject is the app instance.
+// taskTypes are those of the tasks and members of external workers; their subject is the app instance.
 func taskTypes() []string {
 	return []string{
 		"apps.instance.task_requested",
@@ -120,5 +120,6 @@ func taskTypes() []string {
 		"apps.instance.task_completed",
 		"apps.instance.task_failed",
 		"apps.instance.task_cancelled",
+		"apps.instance.member_changed",
 	}
 }

@@ -518,6 +518,51 @@ func (e JoinTokenStatus) Valid() bool {
 	}
 }
 
+// Defines values for MemberReportStatus.
+const (
+	MemberReportStatusDegraded MemberReportStatus = "degraded"
+	MemberReportStatusFailed   MemberReportStatus = "failed"
+	MemberReportStatusReady    MemberReportStatus = "ready"
+)
+
+// Valid indicates whether the value is a known member of the MemberReportStatus enum.
+func (e MemberReportStatus) Valid() bool {
+	switch e {
+	case MemberReportStatusDegraded:
+		return true
+	case MemberReportStatusFailed:
+		return true
+	case MemberReportStatusReady:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for MemberRole.
+const (
+	MemberRoleController MemberRole = "controller"
+	MemberRoleHead       MemberRole = "head"
+	MemberRoleNode       MemberRole = "node"
+	MemberRoleWorker     MemberRole = "worker"
+)
+
+// Valid indicates whether the value is a known member of the MemberRole enum.
+func (e MemberRole) Valid() bool {
+	switch e {
+	case MemberRoleController:
+		return true
+	case MemberRoleHead:
+		return true
+	case MemberRoleNode:
+		return true
+	case MemberRoleWorker:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for MemberServiceStatus.
 const (
 	MemberServiceStatusCompleted MemberServiceStatus = "completed"
@@ -2442,6 +2487,9 @@ type Member struct {
 	Detail        string `json:"detail,omitempty,omitzero"`
 	ExitCode      int32  `json:"exit_code,omitempty,omitzero"`
 
+	// HeartbeatAt When the external worker last reported the member
+	HeartbeatAt time.Time `json:"heartbeat_at,omitempty,omitzero"`
+
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
@@ -2465,6 +2513,28 @@ type Member struct {
 	// StatusReason Why the status is what it is; absent when all is well.
 	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
 }
+
+// MemberAdd defines model for MemberAdd.
+type MemberAdd struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID ID         `json:"allocation_id"`
+	Role         MemberRole `json:"role,omitempty,omitzero"`
+}
+
+// MemberReport defines model for MemberReport.
+type MemberReport struct {
+	Detail string `json:"detail,omitempty,omitzero"`
+
+	// Reason The reasons that an external worker may give for a failure
+	Reason WorkerReason       `json:"reason,omitempty,omitzero"`
+	Status MemberReportStatus `json:"status"`
+}
+
+// MemberReportStatus defines model for MemberReport.Status.
+type MemberReportStatus string
+
+// MemberRole defines model for MemberRole.
+type MemberRole string
 
 // MemberService defines model for MemberService.
 type MemberService struct {
@@ -3791,6 +3861,9 @@ type From = time.Time
 // Limit defines model for Limit.
 type Limit = int32
 
+// MemberID UUIDv7 in lower case.
+type MemberID = ID
+
 // MemoryMiB defines model for MemoryMiB.
 type MemoryMiB = int64
 
@@ -4377,6 +4450,12 @@ type CopyAppInstanceFilesJSONRequestBody = AppInstanceCopy
 // ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
 type ExecInAppInstanceJSONRequestBody = AppInstanceExec
 
+// AddAppInstanceMemberJSONRequestBody defines body for AddAppInstanceMember for application/json ContentType.
+type AddAppInstanceMemberJSONRequestBody = MemberAdd
+
+// ReportAppInstanceMemberJSONRequestBody defines body for ReportAppInstanceMember for application/json ContentType.
+type ReportAppInstanceMemberJSONRequestBody = MemberReport
+
 // ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
 type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
 
@@ -4652,6 +4731,18 @@ type ServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceLogsParams)
+	// AddAppInstanceMember Add a member to an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members)
+	AddAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// RecoverAppInstanceMember Bring a member back that failed or is degraded
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover)
+	RecoverAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID)
+	// RemoveAppInstanceMember Take a member out of an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove)
+	RemoveAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID)
+	// ReportAppInstanceMember Say how a member does, as its external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report)
+	ReportAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID)
 	// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward)
 	ForwardAppInstancePort(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -7335,6 +7426,169 @@ func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 	siw.Handler.GetAppInstanceLogs(c, projectID, appInstanceID, params)
 }
 
+// AddAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) AddAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.AddAppInstanceMember(c, projectID, appInstanceID)
+}
+
+// RecoverAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) RecoverAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "member_id" -------------
+	var memberID MemberID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "member_id", c.Param("member_id"), &memberID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter member_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RecoverAppInstanceMember(c, projectID, appInstanceID, memberID)
+}
+
+// RemoveAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) RemoveAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "member_id" -------------
+	var memberID MemberID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "member_id", c.Param("member_id"), &memberID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter member_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RemoveAppInstanceMember(c, projectID, appInstanceID, memberID)
+}
+
+// ReportAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) ReportAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "member_id" -------------
+	var memberID MemberID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "member_id", c.Param("member_id"), &memberID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter member_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ReportAppInstanceMember(c, projectID, appInstanceID, memberID)
+}
+
 // ForwardAppInstancePort operation middleware
 func (siw *ServerInterfaceWrapper) ForwardAppInstancePort(c *gin.Context) {
 
@@ -9303,6 +9557,10 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/exec", wrapper.ExecInAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/logs", wrapper.GetAppInstanceLogs)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members", wrapper.AddAppInstanceMember)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members/:member_id/recover", wrapper.RecoverAppInstanceMember)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members/:member_id/remove", wrapper.RemoveAppInstanceMember)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members/:member_id/report", wrapper.ReportAppInstanceMember)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/port-forward", wrapper.ForwardAppInstancePort)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/rollback", wrapper.RollbackAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
@@ -12309,6 +12567,171 @@ func (response GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse) Visi
 	return err
 }
 
+type AddAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *AddAppInstanceMemberJSONRequestBody
+}
+
+type AddAppInstanceMemberResponseObject interface {
+	VisitAddAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type AddAppInstanceMember202JSONResponse AppInstance
+
+func (response AddAppInstanceMember202JSONResponse) VisitAddAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AddAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response AddAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitAddAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RecoverAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	MemberID      MemberID      `json:"member_id"`
+}
+
+type RecoverAppInstanceMemberResponseObject interface {
+	VisitRecoverAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type RecoverAppInstanceMember202JSONResponse AppInstance
+
+func (response RecoverAppInstanceMember202JSONResponse) VisitRecoverAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RecoverAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RecoverAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitRecoverAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RemoveAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	MemberID      MemberID      `json:"member_id"`
+}
+
+type RemoveAppInstanceMemberResponseObject interface {
+	VisitRemoveAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type RemoveAppInstanceMember202JSONResponse AppInstance
+
+func (response RemoveAppInstanceMember202JSONResponse) VisitRemoveAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RemoveAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RemoveAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitRemoveAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReportAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	MemberID      MemberID      `json:"member_id"`
+	Body          *ReportAppInstanceMemberJSONRequestBody
+}
+
+type ReportAppInstanceMemberResponseObject interface {
+	VisitReportAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type ReportAppInstanceMember200JSONResponse AppInstance
+
+func (response ReportAppInstanceMember200JSONResponse) VisitReportAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReportAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ReportAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitReportAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ForwardAppInstancePortRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -14473,6 +14896,18 @@ type StrictServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(ctx context.Context, request GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error)
+	// AddAppInstanceMember Add a member to an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members)
+	AddAppInstanceMember(ctx context.Context, request AddAppInstanceMemberRequestObject) (AddAppInstanceMemberResponseObject, error)
+	// RecoverAppInstanceMember Bring a member back that failed or is degraded
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover)
+	RecoverAppInstanceMember(ctx context.Context, request RecoverAppInstanceMemberRequestObject) (RecoverAppInstanceMemberResponseObject, error)
+	// RemoveAppInstanceMember Take a member out of an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove)
+	RemoveAppInstanceMember(ctx context.Context, request RemoveAppInstanceMemberRequestObject) (RemoveAppInstanceMemberResponseObject, error)
+	// ReportAppInstanceMember Say how a member does, as its external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report)
+	ReportAppInstanceMember(ctx context.Context, request ReportAppInstanceMemberRequestObject) (ReportAppInstanceMemberResponseObject, error)
 	// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward)
 	ForwardAppInstancePort(ctx context.Context, request ForwardAppInstancePortRequestObject) (ForwardAppInstancePortResponseObject, error)
@@ -17075,6 +17510,153 @@ func (sh *strictHandler) GetAppInstanceLogs(ctx *gin.Context, projectID ProjectI
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetAppInstanceLogsResponseObject); ok {
 		if err := validResponse.VisitGetAppInstanceLogsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// AddAppInstanceMember operation middleware
+func (sh *strictHandler) AddAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request AddAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body AddAppInstanceMemberJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.AddAppInstanceMember(ctx, request.(AddAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "AddAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(AddAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitAddAppInstanceMemberResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RecoverAppInstanceMember operation middleware
+func (sh *strictHandler) RecoverAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) {
+	var request RecoverAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.MemberID = memberID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RecoverAppInstanceMember(ctx, request.(RecoverAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RecoverAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RecoverAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitRecoverAppInstanceMemberResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RemoveAppInstanceMember operation middleware
+func (sh *strictHandler) RemoveAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) {
+	var request RemoveAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.MemberID = memberID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RemoveAppInstanceMember(ctx, request.(RemoveAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RemoveAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RemoveAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitRemoveAppInstanceMemberResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ReportAppInstanceMember operation middleware
+func (sh *strictHandler) ReportAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) {
+	var request ReportAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.MemberID = memberID
+
+	var body ReportAppInstanceMemberJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ReportAppInstanceMember(ctx, request.(ReportAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ReportAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ReportAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitReportAppInstanceMemberResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

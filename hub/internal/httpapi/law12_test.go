@@ -73,6 +73,8 @@ func samples() map[string]string {
 			`"environment":{"requirements":["a"]},"config":{}}`,
 		"rollbackAppInstance":      `{"target_version":"1"}`,
 		"changeAppInstance":        `{"display_name":"d","config":{}}`,
+		"addAppInstanceMember":     `{"allocation_id":"` + someID + `","role":"worker"}`,
+		"reportAppInstanceMember":  `{"status":"failed","reason":"internal","detail":"d"}`,
 		"claimAppInstanceTask":     `{"worker":"w","lease_seconds":60}`,
 		"heartbeatAppInstanceTask": `{"attempt":1}`,
 		"progressAppInstanceTask":  `{"attempt":1,"phase":"a","detail":"d"}`,

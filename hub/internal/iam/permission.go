@@ -18,6 +18,8 @@ const (
 	InstanceExec     Permission = "apps.instance.exec"
 	// InstanceConnect reaches the ports of a running app.
 	InstanceConnect Permission = "apps.instance.connect"
+	// InstanceMembers adds, removes and recovers members of an app that an external worker operates.
+	InstanceMembers Permission = "apps.instance.members"
 	// InstanceWork is to work off the tasks of an app as its external worker.
 	InstanceWork Permission = "apps.instance.work"
 
@@ -124,7 +126,7 @@ func Permissions() []Permission {
 	return []Permission{
 		ArtifactManage, ArtifactPublish, ArtifactRead, CatalogManage, CatalogRead, EntitlementRead,
 		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
-		InstanceDelete, InstanceExec, InstanceLogs, InstanceRead, InstanceRollback, InstanceStart,
+		InstanceDelete, InstanceExec, InstanceLogs, InstanceMembers, InstanceRead, InstanceRollback, InstanceStart,
 		InstanceStop, InstanceUpgrade, InstanceWork, AuditExport, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
 		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,

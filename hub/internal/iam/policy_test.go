@@ -213,7 +213,8 @@ func table(r Role) []Permission {
 		SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
 	}
 	operator := slices.Concat(viewer, []Permission{
-		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete, InstanceWork,
+		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
+		InstanceWork, InstanceMembers,
 		InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, VolumeCreate, VolumeSnapshot, VolumeRestore,
 		VolumeDelete,
 	})

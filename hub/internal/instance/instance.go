@@ -116,6 +116,8 @@ type Member struct {
 	StartedAt time.Time
 	ReadyAt   time.Time
 	ExitedAt  time.Time
+	// HeartbeatAt is when an external worker last reported the member.
+	HeartbeatAt time.Time
 	// RemovedAt is set with Gone.
 	RemovedAt time.Time
 }

@@ -54,8 +54,7 @@ func AddTask(ctx context.Context, tx db.Tx, c Change, kind *manifest.TaskKind, m
 	now time.Time,
 ) (TaskChange, error) {
 	if kind == nil {
-		return TaskChange{}, fault.New(fault.Conflict, codeTaskUnsupported, "The external worker of this version cannot do "+
-			"that: its manifest names no such task.", nil)
+		return TaskChange{}, ErrTaskUnsupported()
 	}
 	t := Task{
 		ID:            db.NewID(),
@@ -72,6 +71,12 @@ func AddTask(ctx context.Context, tx db.Tx, c Change, kind *manifest.TaskKind, m
 		return TaskChange{}, err
 	}
 	return TaskChange{Change: c, Task: t, Event: "apps.instance.task_requested"}.number(ctx, tx, now)
+}
+
+// ErrTaskUnsupported is the fault of an action that the external worker of a version does not know.
+func ErrTaskUnsupported() error {
+	return fault.New(fault.Conflict, codeTaskUnsupported, "The external worker of this version cannot do that: its "+
+		"manifest names no such task.", nil)
 }
 
 // number gives the task's event the next number of its instance, so that readers who wait for the instance wake.
@@ -332,13 +337,24 @@ func returnTo(ctx context.Context, tx db.Tx, i Instance, revision int64, kind *m
 func move(ctx context.Context, tx db.Tx, i Instance, t Task, l lifecycle.Lifecycle, steps []lifecycle.Step,
 	removed []Removal, event string, now time.Time,
 ) (TaskChange, error) {
-	l, more := i.advance(l)
-	c, err := saveSteps(ctx, tx, i, l, append(steps, more...), now)
+	c, err := saveUnnumbered(ctx, tx, i, l, steps, now)
 	if err != nil {
 		return TaskChange{}, err
 	}
 	c.Removed = removed
 	return TaskChange{Change: c, Task: t, Event: "apps.instance.task_" + event}.number(ctx, tx, now)
+}
+
+// saveUnnumbered applies the lifecycle to the members, and saves the steps. The caller numbers one more event, also
+// where there is no step and only the health is another.
+func saveUnnumbered(ctx context.Context, tx db.Tx, i Instance, l lifecycle.Lifecycle, steps []lifecycle.Step,
+	now time.Time,
+) (Change, error) {
+	l, more := i.advance(l)
+	steps = append(steps, more...)
+	c, err := saveSteps(ctx, tx, i, l, steps, now)
+	c.Instance.ResourceVersion = i.ResourceVersion + int64(len(steps))
+	return c, err
 }
 
 // setMembers saves the members that set changes, and returns all of them, with those that it removed.

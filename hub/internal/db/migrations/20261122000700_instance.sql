@@ -78,6 +78,8 @@ CREATE TABLE IF NOT EXISTS instance_members (
   role TEXT NOT NULL,
   -- An external worker operates the member, and not the agent of its node.
   external BOOL NOT NULL DEFAULT false,
+  -- When the worker last reported the member.
+  heartbeat_at TIMESTAMPTZ,
   status TEXT NOT NULL,
   status_reason TEXT NOT NULL,
   detail TEXT NOT NULL,
