@@ -39,6 +39,7 @@ func (s *Service) AuditFailure(ctx context.Context, m Meta, f Failure) error {
 	if row.Actor.Type == "" {
 		row.Actor.Type = principal.Anonymous
 	}
+	ctx = WithPrecondition(ctx, nil) // it was for the change that failed
 	return do(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) error {
 		return event.Audit(ctx, tx, row)
 	})

@@ -8,6 +8,8 @@ const (
 	codeAppSlugInUse fault.Code = "app_slug_in_use"
 	// codeDelegationRefused: the signed delegation does not verify.
 	codeDelegationRefused fault.Code = "delegation_refused"
+	// codeETagStale: the resource has another version than the caller wants to change.
+	codeETagStale fault.Code = "etag_stale"
 	// codeManifestRefused: the signed manifest does not verify.
 	codeManifestRefused fault.Code = "manifest_refused"
 	// codeMemberLimitExceeded: what a node would hold of the app instance exceeds a limit.

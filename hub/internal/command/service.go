@@ -40,11 +40,20 @@ type Service struct {
 	projects keylock.Map
 }
 
-// run runs a command: check and fn share one transaction, which may start afresh.
+// run runs a command: check and fn share one transaction, which may start afresh. fn runs where the resource has the
+// version that the caller wants to change.
 func run[G, T any](ctx context.Context, s *Service, check access.Check[G],
 	fn func(tx db.Tx, granted G) (T, error),
 ) (T, error) {
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (out T, err error) {
+	return transact(ctx, s, check, func(tx db.Tx, granted G) (T, error) {
+		return meet(ctx, tx, func() (T, error) { return fn(tx, granted) })
+	})
+}
+
+func transact[G, T any](ctx context.Context, s *Service, check access.Check[G],
+	fn func(tx db.Tx, granted G) (T, error),
+) (T, error) {
+	out, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (out T, err error) {
 		body := func(tx db.Tx) error {
 			granted, err := check(ctx, tx)
 			if err != nil {
@@ -60,6 +69,10 @@ func run[G, T any](ctx context.Context, s *Service, check access.Check[G],
 		}
 		return out, err
 	})
+	if p := preconditionOf(ctx); p != nil {
+		p.over = true
+	}
+	return out, err
 }
 
 // do is run for commands that answer nothing.
@@ -79,8 +92,11 @@ func once[G, T any](ctx context.Context, s *Service, m Meta, check access.Check[
 func onceSealed[G, T any](ctx context.Context, s *Service, m Meta, seal idempotency.Sealer, check access.Check[G],
 	fn func(tx db.Tx, granted G) (T, error),
 ) (T, error) {
-	return run(ctx, s, check, func(tx db.Tx, granted G) (T, error) {
-		return idempotency.Do(ctx, tx, m.request(), seal, func() (T, error) { return fn(tx, granted) })
+	return transact(ctx, s, check, func(tx db.Tx, granted G) (T, error) {
+		return idempotency.Do(ctx, tx, m.request(), seal, func() (T, error) {
+			// A repeated request meets its own change, and gets the first answer.
+			return meet(ctx, tx, func() (T, error) { return fn(tx, granted) })
+		})
 	})
 }
 
