@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
@@ -31,6 +32,9 @@ type Service struct {
 	LeaseDuration time.Duration
 	// CertificateTTL of each node certificate.
 	CertificateTTL time.Duration
+
+	// MayDial reports whether webhooks may reach an address.
+	MayDial func(netip.Addr) bool
 
 	// around is what a test puts around each transaction; it may be nil.
 	around func(tx db.Tx, body func(db.Tx) error) error

@@ -4,7 +4,7 @@ import "slices"
 
 // Types lists every type of event that the hub writes, as asyncapi.yaml describes them. Append refuses any other.
 func Types() []string {
-	return slices.Concat(fleetTypes(), iamTypes(), []string{
+	return slices.Concat(fleetTypes(), iamTypes(), webhookTypes(), []string{
 		"apps.instance.requested",
 		"apps.instance.deploying",
 		"apps.instance.image_pull",
@@ -80,6 +80,18 @@ func iamTypes() []string {
 		"iam.service_account.disabled",
 		"iam.service_account.key_rotated",
 		"iam.service_account.deleted",
+	}
+}
+
+// webhookTypes are those of webhooks.
+func webhookTypes() []string {
+	return []string{
+		"iam.webhook.created",
+		"iam.webhook.enabled",
+		"iam.webhook.disabled",
+		"iam.webhook.secret_rotated",
+		"iam.webhook.replay_requested",
+		"iam.webhook.deleted",
 	}
 }
 

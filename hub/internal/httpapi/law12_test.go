@@ -82,11 +82,15 @@ func samples() map[string]string {
 			`"accelerator_model":"H200","cpu_cores":9,"memory_mib":9216}`,
 		"createPrice": `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1",` +
 			`"per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
-		"banNode":           `{"reason":"r"}`,
-		"removeNode":        `{"lost":true,"reason":"r"}`,
-		"createJoinToken":   `{"description":"d","expires_in_seconds":60}`,
-		"registerPublisher": `{"delegation":` + envelope + `}`,
-		"enrollNode":        `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
+		"createWebhook": `{"url":"https://hooks.example/x","description":"d","types":["apps.instance"],"project_id":"` +
+			someID + `"}`,
+		"rotateWebhookSecret": `{"overlap_seconds":60}`,
+		"replayWebhook":       `{"event_id":"` + someID + `"}`,
+		"banNode":             `{"reason":"r"}`,
+		"removeNode":          `{"lost":true,"reason":"r"}`,
+		"createJoinToken":     `{"description":"d","expires_in_seconds":60}`,
+		"registerPublisher":   `{"delegation":` + envelope + `}`,
+		"enrollNode":          `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
 		"renewNode": `{"node_id":"` + someID +
 			`","csr_pem":"pem","issued_at":"2026-01-01T00:00:00Z","signature":"YQ=="}`,
 	}

@@ -70,6 +70,8 @@ const (
 	RoleWrite           Permission = "iam.role.write"
 	ServiceAccountRead  Permission = "iam.service_account.read"
 	ServiceAccountWrite Permission = "iam.service_account.write"
+	WebhookRead         Permission = "iam.webhook.read"
+	WebhookWrite        Permission = "iam.webhook.write"
 
 	NodeRead       Permission = "fleet.node.read"
 	NodeWrite      Permission = "fleet.node.write"
@@ -128,6 +130,6 @@ func Permissions() []Permission {
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
 		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite, OrgCreate, OrgRead,
 		ProjectCreate, ProjectRead, QuotaRead, QuotaWrite, RoleRead, RoleWrite, ServiceAccountRead,
-		ServiceAccountWrite, UserManage, UserRead, UserWrite,
+		ServiceAccountWrite, UserManage, UserRead, UserWrite, WebhookRead, WebhookWrite,
 	}
 }

@@ -224,6 +224,7 @@ func table(r Role) []Permission {
 	held := map[Role][]Permission{
 		OrgAdmin: slices.Concat(projectAdmin, []Permission{
 			ProjectCreate, UserRead, UserManage, QuotaRead, LedgerRead, WalletRead, AuditRead, AuditExport,
+			WebhookRead, WebhookWrite,
 		}),
 		OrgMember:    slices.Concat(operator, []Permission{AllocationCreate, AllocationRelease, LedgerRead, WalletRead}),
 		OrgBilling:   slices.Concat(viewer, []Permission{QuotaRead, LedgerRead, WalletRead}),

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/webhook"
 )
 
 // Default retentions.
@@ -82,6 +83,7 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 	before, r := func(d time.Duration) time.Time { return now.Add(-d) }, c.Retention
 	return errors.Join(
 		deleteOld(ctx, c, "events", event.DeleteOldEvents, before(r.Events), rows),
+		deleteOld(ctx, c, "dead letters", webhook.DeleteOldDeadLetters, before(r.Events), rows),
 		deleteOld(ctx, c, "audit", event.DeleteOldAudit, before(r.Audit), rows),
 		deleteOld(ctx, c, "leases", ledger.DeleteOldLeases, before(r.Leases), rows),
 		deleteOld(ctx, c, "suspense", ledger.DeleteOldSuspense, before(r.Suspense), rows),
