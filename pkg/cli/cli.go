@@ -93,7 +93,7 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 		a.volumesCommand(),
 		a.instancesCommand(), a.portForwardCommand(), a.execCommand(), a.copyCommand(), a.logsCommand(),
 		a.nodesCommand(), a.recoveryCommand(), a.usageCommand(), a.ledgerCommand(), a.walletCommand(), a.auditCommand(),
-		a.streamEventsCommand(),
+		a.streamEventsCommand(), a.webhooksCommand(),
 		a.orgsCommand(), a.usersCommand(), a.tokensCommand(), a.rolesCommand(), a.joinTokensCommand(), a.pricesCommand(),
 		a.creditsCommand(), a.publishersCommand(),
 		a.manifestsCommand(), a.versionsCommand(), a.entitlementsCommand(), a.environmentsCommand(), a.artifactsCommand(),
