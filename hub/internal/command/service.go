@@ -85,11 +85,16 @@ func onceSealed[G, T any](ctx context.Context, s *Service, m Meta, seal idempote
 }
 
 // inProject is once under the project's lock: the instances of a project share its wallet, the capacity of its
-// allocations and the intents of its nodes, so that in parallel their transactions would only conflict and retry.
+// allocations and the intents of its nodes, so that in parallel their transactions would only conflict and retry. On
+// PostgreSQL those of all projects do: it finds conflicts between pages of indexes, which neighbours share.
 func inProject(ctx context.Context, s *Service, m Meta, permission iam.Permission, projectID string,
 	fn func(tx db.Tx, project iam.Project) (instance.Instance, error),
 ) (instance.Instance, error) {
-	unlock, err := s.projects.Lock(ctx, projectID)
+	key := projectID
+	if s.DB.Engine() == db.PostgreSQL {
+		key = ""
+	}
+	unlock, err := s.projects.Lock(ctx, key)
 	if err != nil {
 		return instance.Instance{}, fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be "+
 			"done.",
