@@ -10,6 +10,8 @@ import _ "embed"
 // The packages have a comment of their own: the generator's goes, and its mark no longer touches the package clause.
 //go:generate sed -i -e 1,2d -e "3s|$|\\n|" ../internal/httpapi/api.gen.go ../../pkg/client/client.gen.go
 
+//go:generate go run ../../deploy/pythonsdk api openapi.yaml ../../pkg/client/python/gpuaas/api_gen.py
+
 // OpenAPI is openapi.yaml as written.
 //
 //go:embed openapi.yaml
