@@ -71,6 +71,12 @@ type App struct {
 	SupportedModes SupportedModes `json:"supported_modes,omitzero"`
 }
 
+// Operating modes: who operates an app instance.
+const (
+	TenantDedicated = "tenant_dedicated"
+	PlatformManaged = "platform_managed"
+)
+
 // SupportedModes lists how the app may be operated; Parse fills an absent list with the narrowest mode.
 type SupportedModes struct {
 	OperatingModes     []string `json:"operating_modes,omitempty"`

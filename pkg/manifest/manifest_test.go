@@ -275,6 +275,11 @@ func badDeclarations() map[string]badDocument {
 			swap("runtime_backend: launchable_oci", "runtime_backend: slurm"), fault.Unprocessable,
 			"/app/runtime_backend",
 		},
+		"mode without a scope": {
+			swap("runtime_backend: launchable_oci", "supported_modes: {operating_modes: [tenant_dedicated, platform_managed]}\n"+
+				"  runtime_backend: launchable_oci"), fault.Unprocessable,
+			"/app/supported_modes/operating_modes/1",
+		},
 		"UI without port": {
 			swap("port: http, path: /tree", "port: debug, path: /tree"), fault.Unprocessable,
 			"/version/ui/port",

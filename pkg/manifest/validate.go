@@ -25,6 +25,7 @@ func (f *findings) hint(pointer, reason, hint string) {
 func (m Manifest) Validate() error {
 	f := &findings{}
 	m.checkBackend(f)
+	m.checkModes(f)
 	m.checkServices(f)
 	m.checkCompatibility(f)
 	m.checkAcceleratorRange(f)
@@ -42,6 +43,32 @@ func (m Manifest) Validate() error {
 	slices.SortStableFunc(f.fields, func(a, b fault.Field) int { return strings.Compare(a.Pointer, b.Pointer) })
 	return invalid(fault.Unprocessable, CodeInvalid, "The manifest contradicts itself or asks for what version 1 cannot "+
 		"give.", f.fields)
+}
+
+// TenantBoundaryMode is what an operating mode and a control plane scope make of the boundary between tenants; empty
+// where they contradict each other.
+func TenantBoundaryMode(operatingMode, controlPlaneScope string) string {
+	switch {
+	case operatingMode == PlatformManaged && controlPlaneScope == "platform":
+		return "platform_shared"
+	case operatingMode == TenantDedicated && controlPlaneScope == "tenant":
+		return "tenant_shared"
+	case operatingMode == TenantDedicated && controlPlaneScope == "project":
+		return "project_isolated"
+	}
+	return ""
+}
+
+func (m Manifest) checkModes(f *findings) {
+	modes := m.App.SupportedModes
+	for i, mode := range modes.OperatingModes {
+		if !slices.ContainsFunc(modes.ControlPlaneScopes, func(scope string) bool {
+			return TenantBoundaryMode(mode, scope) != ""
+		}) {
+			f.hint(fmt.Sprintf("/app/supported_modes/operating_modes/%d", i), "goes with none of the control_plane_scopes",
+				"tenant_dedicated goes with project and tenant, platform_managed with platform")
+		}
+	}
 }
 
 func (m Manifest) checkBackend(f *findings) {

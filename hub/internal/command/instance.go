@@ -27,6 +27,11 @@ func (s *Service) DecommissionInstance(ctx context.Context, m Meta, projectID,
 	return s.act(ctx, m, iam.InstanceDelete, projectID, instanceID, instance.RequestDecommission)
 }
 
+// mayOperate reports as Forbidden that the caller may not do this to an app instance that the platform manages.
+func mayOperate(m Meta, permission iam.Permission, i instance.Instance) error {
+	return iam.AuthorizeOperation(m.Principal, permission, i.OrgID, i.ProjectID, i.Modes.OperatingMode)
+}
+
 // action asks for one step in an app instance's life.
 type action func(ctx context.Context, tx db.Tx, i instance.Instance, r instance.Request,
 	now time.Time) (instance.Change, error)
@@ -38,6 +43,9 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 	return inProject(ctx, s, m, permission, projectID, func(tx db.Tx, project iam.Project) (instance.Instance, error) {
 		i, err := instance.Get(ctx, tx, project.ID, instanceID)
 		if err != nil {
+			return instance.Instance{}, err
+		}
+		if err := mayOperate(m, permission, i); err != nil {
 			return instance.Instance{}, err
 		}
 		if err := checkResynced(ctx, tx, permission, i); err != nil {

@@ -66,6 +66,17 @@ func Authorize(p Principal, permission Permission, orgID, projectID string) erro
 	}
 }
 
+// AuthorizeOperation reports as Forbidden that p may do something to app instances of a project, but not to one that is
+// operated in that mode. It comes after Authorize.
+func AuthorizeOperation(p Principal, permission Permission, orgID, projectID, operatingMode string) error {
+	decision, err := policies().decide(p, permission, orgID, projectID, operatingMode)
+	if err != nil || decision.Allowed {
+		return err
+	}
+	return fault.New(fault.Forbidden, codeForbidden, "You may not do this: the platform manages the app instance.",
+		nil).Permanent()
+}
+
 // reach is where a principal holds a permission, for the WHERE clause of a listing.
 type reach struct {
 	// Everywhere is every org; OrgWide is every project of OrgID. Otherwise it is the projects of OrgID that are named.
