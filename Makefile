@@ -47,6 +47,10 @@ $(BIN)/gpuaas-nvml: FORCE
 	else echo 'no gcc: gpuaas-nvml, which a node with NVIDIA GPUs needs, is not built (make deps)'; fi
 FORCE:
 
+.PHONY: wheel
+wheel: ## build the Python SDK's wheel into bin/
+	@$(GO) run ./deploy/pythonsdk wheel pkg/client/python $(BIN)
+
 .PHONY: build-failpoint
 build-failpoint: ## build hub and agent with failpoints into bin/failpoint/, for the tests that kill them
 	@$(GO) build -tags failpoint -ldflags '$(LDFLAGS)' -o $(BIN)/failpoint/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent
@@ -82,7 +86,7 @@ generate: tools ## write the generated files anew
 
 .PHONY: generate-check
 generate-check: ## fail if generated files are not what make generate writes
-	@sums() { git ls-files '*.gen.go' '*.pb.go' 'docs/reference/*.md' | xargs sha256sum; }; \
+	@sums() { git ls-files '*.gen.go' '*.pb.go' '*_gen.py' 'docs/reference/*.md' | xargs sha256sum; }; \
 	before=$$(sums); $(MAKE) --no-print-directory generate; \
 	test "$$before" = "$$(sums)" || { echo 'generated files were stale and are written anew: review and commit them'; exit 1; }
 

@@ -146,6 +146,14 @@ type DeliverConfig struct {
 	Service     Service
 }
 
+// DeliverSecrets replaces the secret parameters of a running container and tells the app as the manifest says.
+type DeliverSecrets struct {
+	MemberID    string
+	ContainerID string
+	Workload    Workload
+	Service     Service
+}
+
 // ServiceOf returns the service that the action is about; empty for an action on the whole member.
 func ServiceOf(a Action) string {
 	switch a := a.(type) {
@@ -162,6 +170,8 @@ func ServiceOf(a Action) string {
 	case PublishPorts:
 		return a.Service.Name
 	case DeliverConfig:
+		return a.Service.Name
+	case DeliverSecrets:
 		return a.Service.Name
 	case ConfirmRevision, FallBack, CancelPull, RetireMember, FetchPart, PullImage, SetupNetwork:
 	}
@@ -200,6 +210,7 @@ func (a SetupNetwork) memberID() string    { return a.MemberID }
 func (a PublishPorts) memberID() string    { return a.MemberID }
 func (a StartContainer) memberID() string  { return a.MemberID }
 func (a DeliverConfig) memberID() string   { return a.MemberID }
+func (a DeliverSecrets) memberID() string  { return a.MemberID }
 
 func (ConfirmRevision) order() int { return orderConfirm }
 func (FallBack) order() int        { return orderFallBack }
@@ -215,6 +226,7 @@ func (SetupNetwork) order() int    { return orderNetwork }
 func (PublishPorts) order() int    { return orderPublish }
 func (StartContainer) order() int  { return orderStart }
 func (DeliverConfig) order() int   { return orderConfig }
+func (DeliverSecrets) order() int  { return orderConfig }
 
 // MemberOf returns the member that the action is about; empty for a container that bears no member.
 func MemberOf(a Action) string { return a.memberID() }

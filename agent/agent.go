@@ -80,6 +80,9 @@ type Service struct {
 	AcceleratorIDs []string
 	// ConfigSHA256 is the digest of the config that its container must have, in hex; empty where there is none.
 	ConfigSHA256 string `json:",omitempty"`
+	// SecretsSHA256 is the digest of the sealed secret parameters that its container must have, in hex; empty where a
+	// change of them replaces it.
+	SecretsSHA256 string `json:",omitempty"`
 	// PortsDigest changes whenever the service's network must.
 	PortsDigest string       `json:",omitempty"`
 	DependsOn   []Dependency `json:",omitempty"`
@@ -166,6 +169,8 @@ type Container struct {
 	Restart   protocol.Service_RestartPolicy `json:",omitempty"`
 	// ConfigSHA256 is the digest of the config that it has, in hex.
 	ConfigSHA256 string `json:",omitempty"`
+	// SecretsSHA256 is the digest of the sealed secret parameters that it has, in hex.
+	SecretsSHA256 string `json:",omitempty"`
 	// Environment is the id of the environment that it installs; empty for any other container.
 	Environment string `json:",omitempty"`
 	// ReadyAt is when its readiness probe first succeeded in this run; zero while it has not.

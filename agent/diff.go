@@ -152,7 +152,7 @@ func (d *differ) member(id string) {
 	if len(d.actions) > before {
 		return
 	}
-	d.deliverConfigs(w)
+	d.deliver(w)
 	d.acquire(w)
 }
 
@@ -163,13 +163,19 @@ func needsAll(w Workload, images []string) bool {
 	})
 }
 
-// deliverConfigs gives running containers the config of now. One that a new config must restart has another spec, and
-// is replaced instead.
-func (d *differ) deliverConfigs(w Workload) {
+// deliver gives running containers the config and the secret parameters of now. One that new ones must restart has
+// another spec, and is replaced instead.
+func (d *differ) deliver(w Workload) {
 	for _, c := range d.containers[w.MemberID] {
-		if s, known := serviceNamed(w, c.Service); known && c.Status == Running && c.ConfigSHA256 != s.ConfigSHA256 &&
-			isCurrent(w, c) && !d.busy(w.MemberID, c.Service) {
+		s, known := serviceNamed(w, c.Service)
+		if !known || c.Status != Running || !isCurrent(w, c) || d.busy(w.MemberID, c.Service) {
+			continue
+		}
+		switch {
+		case c.ConfigSHA256 != s.ConfigSHA256:
 			d.add(DeliverConfig{MemberID: w.MemberID, ContainerID: c.ID, Service: s})
+		case c.SecretsSHA256 != s.SecretsSHA256:
+			d.add(DeliverSecrets{MemberID: w.MemberID, ContainerID: c.ID, Workload: w, Service: s})
 		}
 	}
 }

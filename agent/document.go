@@ -39,6 +39,7 @@ func NewWorkload(memberID string, d *protocol.Workload) Workload {
 			StopGrace:      time.Duration(s.GetStopGraceSeconds()) * time.Second,
 			AcceleratorIDs: s.GetResources().GetAcceleratorIds(),
 			ConfigSHA256:   configSHA256(s.GetConfig()),
+			SecretsSHA256:  secretsSHA256(s, w.Sealed),
 			PortsDigest:    portsDigest(s),
 			DependsOn:      dependenciesOf(s),
 
@@ -71,6 +72,14 @@ func dependenciesOf(s *protocol.Service) []Dependency {
 
 func portsDigest(s *protocol.Service) string {
 	return protocol.ServiceDigest(&protocol.Service{Name: s.GetName(), Ports: s.GetPorts()})
+}
+
+// secretsSHA256 is empty where there are none: then the container has no directory for them.
+func secretsSHA256(s *protocol.Service, sealed map[string][]byte) string {
+	if len(sealed) == 0 || !protocol.KeepsSecrets(s) {
+		return ""
+	}
+	return protocol.SealedDigest(sealed)
 }
 
 func configSHA256(c *protocol.Config) string {

@@ -259,6 +259,8 @@ func exitSituations() map[string]situation {
 
 func configSituations() map[string]situation {
 	w := web(2)
+	secrets := web(2)
+	secrets.Services[0].SecretsSHA256 = "0c"
 	w.Services[0].ConfigSHA256 = "0b"
 	has := func(sum string) agent.Observed {
 		c := running(w)
@@ -268,6 +270,7 @@ func configSituations() map[string]situation {
 	return map[string]situation{
 		"config changed":                     {desired(w), week("web"), has("0a")},
 		"config delivered":                   {desired(w), week("web"), has("0b")},
+		"secrets changed":                    {desired(secrets), week("web"), observed(member(), 2, running(secrets))},
 		"config changed and the lease ended": {desired(w), leaseUntil(noon.Add(-time.Second), false), has("0a")},
 	}
 }

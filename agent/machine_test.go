@@ -120,12 +120,15 @@ func (m *machine) do(a agent.Action) {
 			ID: fmt.Sprintf("c%d", m.runs), MemberID: a.MemberID, Service: a.Service.Name, Copy: a.Service.Copy,
 			Revision: a.Revision, SpecDigest: a.Service.SpecDigest, Status: agent.Running, StartedAt: m.now,
 			AcceleratorIDs: a.Service.AcceleratorIDs, ConfigSHA256: a.Service.ConfigSHA256,
-			DependsOn: namesOf(a.Service.DependsOn), Restart: a.Service.Spec.GetRestartPolicy(),
+			SecretsSHA256: a.Service.SecretsSHA256,
+			DependsOn:     namesOf(a.Service.DependsOn), Restart: a.Service.Spec.GetRestartPolicy(),
 		})
 	case agent.PublishPorts:
 		m.publishPorts(a)
 	case agent.DeliverConfig:
 		m.container(a.ContainerID).ConfigSHA256 = a.Service.ConfigSHA256
+	case agent.DeliverSecrets:
+		m.container(a.ContainerID).SecretsSHA256 = a.Service.SecretsSHA256
 	}
 }
 
@@ -184,6 +187,7 @@ func workloads(t *rapid.T) []agent.Workload {
 			}
 			s.SpecDigest = fmt.Sprintf("%s/%d/%v", s.Images, w.Revision, s.AcceleratorIDs)
 			s.ConfigSHA256 = rapid.SampledFrom([]string{"", "0a", "0b"}).Draw(t, "config")
+			s.SecretsSHA256 = rapid.SampledFrom([]string{"", "0a", "0b"}).Draw(t, "secrets")
 			w.Services = append(w.Services, s)
 		}
 		if w.Revision > 1 && !w.Stopped && rapid.IntRange(0, 2).Draw(t, "fallback") == 0 {

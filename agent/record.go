@@ -144,6 +144,9 @@ func (a PublishPorts) Record(m *Member) {
 // Record stores which config the container has.
 func (a DeliverConfig) Record(r *Run) { r.ConfigSHA256 = a.Service.ConfigSHA256 }
 
+// Record stores which secret parameters the container has.
+func (a DeliverSecrets) Record(r *Run) { r.SecretsSHA256 = a.Service.SecretsSHA256 }
+
 // ErrHubAway marks an action that only lacked a session to the hub.
 var ErrHubAway = errors.New("waiting for the hub")
 
@@ -194,7 +197,7 @@ func revisionOf(a Action) (revision uint64, acquires bool) {
 	case PublishPorts:
 		return a.Revision, true
 	case ConfirmRevision, FallBack, CancelPull, StopContainer, RecordExit, RemoveContainer, RemoveNetwork, RetireMember,
-		FetchPart, DeliverConfig:
+		FetchPart, DeliverConfig, DeliverSecrets:
 	}
 	return 0, false
 }

@@ -23,6 +23,8 @@ type Run struct {
 	StartedAt time.Time `json:",omitzero"`
 	// ConfigSHA256 is the digest of the config that the container has, in hex.
 	ConfigSHA256 string `json:",omitempty"`
+	// SecretsSHA256 is the digest of the sealed secret parameters that it has, in hex.
+	SecretsSHA256 string `json:",omitempty"`
 	// StopRequested says that the agent has stopped it, so that its exit is no failure.
 	StopRequested bool `json:",omitempty"`
 	// OverDisk says why the agent ended it: it exceeded its disk limit.
@@ -50,8 +52,9 @@ func NewRun(a StartContainer, id string, now time.Time) Run {
 		Revision:   a.Revision,
 		LeaseNo:    a.LeaseNo,
 		OpenedAt:   now,
-		// The file is there before the container is.
-		ConfigSHA256: a.Service.ConfigSHA256,
+		// The files are there before the container is.
+		ConfigSHA256:  a.Service.ConfigSHA256,
+		SecretsSHA256: a.Service.SecretsSHA256,
 	}
 }
 
@@ -129,6 +132,7 @@ func (l Listed) Container(run Run, clock MachineTime) Container {
 		StopGrace:      l.StopGrace,
 		Restart:        l.Restart,
 		ConfigSHA256:   run.ConfigSHA256,
+		SecretsSHA256:  run.SecretsSHA256,
 		Environment:    l.Environment,
 		ReadyAt:        run.ReadyAt,
 		NotAlive:       run.NotAlive != "",

@@ -299,7 +299,7 @@ func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StreamHeader_Kind.Descriptor instead.
 func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30, 0}
 }
 
 // Phase of a pull. A hub counts one that it does not know as fetching.
@@ -355,7 +355,7 @@ func (x ImagePull_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImagePull_Phase.Descriptor instead.
 func (ImagePull_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33, 0}
 }
 
 // Reason of a refusal. UsageAck and the answers to fetches and tunnels use it too. A receiver carries, stores and
@@ -477,7 +477,7 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49, 0}
 }
 
 // Status of a volume or a snapshot. A hub counts one that it does not know as pending.
@@ -535,7 +535,7 @@ func (x VolumeStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use VolumeStatus_Status.Descriptor instead.
 func (VolumeStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -610,7 +610,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -714,7 +714,7 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55, 1}
 }
 
 type ServiceStatus_Status int32
@@ -782,7 +782,7 @@ func (x ServiceStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ServiceStatus_Status.Descriptor instead.
 func (ServiceStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56, 0}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -1851,7 +1851,9 @@ type Service struct {
 	// Images whose file systems the container has beside its own, read-only.
 	ImageMounts []*ImageMount `protobuf:"bytes,26,rep,name=image_mounts,json=imageMounts,proto3" json:"image_mounts,omitempty"`
 	// With start_first: the fallback's container ends before this one starts, as there is no room for both.
-	Recreate      bool `protobuf:"varint,27,opt,name=recreate,proto3" json:"recreate,omitempty"`
+	Recreate bool `protobuf:"varint,27,opt,name=recreate,proto3" json:"recreate,omitempty"`
+	// Absent: the container is replaced when a secret parameter changes.
+	Secrets       *Secrets `protobuf:"bytes,28,opt,name=secrets,proto3" json:"secrets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2066,6 +2068,13 @@ func (x *Service) GetRecreate() bool {
 		return x.Recreate
 	}
 	return false
+}
+
+func (x *Service) GetSecrets() *Secrets {
+	if x != nil {
+		return x.Secrets
+	}
+	return nil
 }
 
 // ImageMount is the file system of an image, read-only. All containers of a node share one copy.
@@ -2481,6 +2490,60 @@ func (x *Config) GetSignal() string {
 	return ""
 }
 
+// Secrets says what happens in a running container when a secret parameter changes.
+type Secrets struct {
+	state    protoimpl.MessageState `protogen:"open.v1"`
+	OnChange Config_OnChange        `protobuf:"varint,1,opt,name=on_change,json=onChange,proto3,enum=gpuaas.v1.Config_OnChange" json:"on_change,omitempty"`
+	// SIGNAL only: its name, SIGHUP or the like.
+	Signal        string `protobuf:"bytes,2,opt,name=signal,proto3" json:"signal,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Secrets) Reset() {
+	*x = Secrets{}
+	mi := &file_protocol_messages_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Secrets) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Secrets) ProtoMessage() {}
+
+func (x *Secrets) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Secrets.ProtoReflect.Descriptor instead.
+func (*Secrets) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *Secrets) GetOnChange() Config_OnChange {
+	if x != nil {
+		return x.OnChange
+	}
+	return Config_ON_CHANGE_UNSPECIFIED
+}
+
+func (x *Secrets) GetSignal() string {
+	if x != nil {
+		return x.Signal
+	}
+	return ""
+}
+
 type EnvVar struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Name          string                 `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
@@ -2491,7 +2554,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2503,7 +2566,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2516,7 +2579,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2549,7 +2612,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2561,7 +2624,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2574,7 +2637,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Port) GetName() string {
@@ -2632,7 +2695,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2644,7 +2707,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2657,7 +2720,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Resources) GetCpuMillis() uint32 {
@@ -2728,7 +2791,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2740,7 +2803,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2753,7 +2816,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Probe) GetKind() string {
@@ -2822,7 +2885,7 @@ type Scratch struct {
 
 func (x *Scratch) Reset() {
 	*x = Scratch{}
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2834,7 +2897,7 @@ func (x *Scratch) String() string {
 func (*Scratch) ProtoMessage() {}
 
 func (x *Scratch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2847,7 +2910,7 @@ func (x *Scratch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scratch.ProtoReflect.Descriptor instead.
 func (*Scratch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Scratch) GetPath() string {
@@ -2878,7 +2941,7 @@ type LeaseBatch struct {
 
 func (x *LeaseBatch) Reset() {
 	*x = LeaseBatch{}
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2890,7 +2953,7 @@ func (x *LeaseBatch) String() string {
 func (*LeaseBatch) ProtoMessage() {}
 
 func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2903,7 +2966,7 @@ func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseBatch.ProtoReflect.Descriptor instead.
 func (*LeaseBatch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *LeaseBatch) GetNodeId() string {
@@ -2962,7 +3025,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2974,7 +3037,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2987,7 +3050,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Lease) GetMemberId() string {
@@ -3066,7 +3129,7 @@ type FrozenPrice struct {
 
 func (x *FrozenPrice) Reset() {
 	*x = FrozenPrice{}
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3078,7 +3141,7 @@ func (x *FrozenPrice) String() string {
 func (*FrozenPrice) ProtoMessage() {}
 
 func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3091,7 +3154,7 @@ func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenPrice.ProtoReflect.Descriptor instead.
 func (*FrozenPrice) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *FrozenPrice) GetMeter() string {
@@ -3139,7 +3202,7 @@ type UsageSegment struct {
 
 func (x *UsageSegment) Reset() {
 	*x = UsageSegment{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3151,7 +3214,7 @@ func (x *UsageSegment) String() string {
 func (*UsageSegment) ProtoMessage() {}
 
 func (x *UsageSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3164,7 +3227,7 @@ func (x *UsageSegment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSegment.ProtoReflect.Descriptor instead.
 func (*UsageSegment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *UsageSegment) GetNodeId() string {
@@ -3232,7 +3295,7 @@ type UsageRecord struct {
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3244,7 +3307,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3257,7 +3320,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UsageRecord) GetSequence() uint64 {
@@ -3342,7 +3405,7 @@ type StreamHeader struct {
 
 func (x *StreamHeader) Reset() {
 	*x = StreamHeader{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3354,7 +3417,7 @@ func (x *StreamHeader) String() string {
 func (*StreamHeader) ProtoMessage() {}
 
 func (x *StreamHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3367,7 +3430,7 @@ func (x *StreamHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamHeader.ProtoReflect.Descriptor instead.
 func (*StreamHeader) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *StreamHeader) GetKind() StreamHeader_Kind {
@@ -3402,7 +3465,7 @@ type NodeMessage struct {
 
 func (x *NodeMessage) Reset() {
 	*x = NodeMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3414,7 +3477,7 @@ func (x *NodeMessage) String() string {
 func (*NodeMessage) ProtoMessage() {}
 
 func (x *NodeMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3427,7 +3490,7 @@ func (x *NodeMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeMessage.ProtoReflect.Descriptor instead.
 func (*NodeMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *NodeMessage) GetMessage() isNodeMessage_Message {
@@ -3542,7 +3605,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3554,7 +3617,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3567,7 +3630,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *PullProgress) GetPulls() []*ImagePull {
@@ -3590,7 +3653,7 @@ type ImagePull struct {
 
 func (x *ImagePull) Reset() {
 	*x = ImagePull{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3602,7 +3665,7 @@ func (x *ImagePull) String() string {
 func (*ImagePull) ProtoMessage() {}
 
 func (x *ImagePull) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3615,7 +3678,7 @@ func (x *ImagePull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePull.ProtoReflect.Descriptor instead.
 func (*ImagePull) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ImagePull) GetMemberId() string {
@@ -3664,7 +3727,7 @@ type HubMessage struct {
 
 func (x *HubMessage) Reset() {
 	*x = HubMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3676,7 +3739,7 @@ func (x *HubMessage) String() string {
 func (*HubMessage) ProtoMessage() {}
 
 func (x *HubMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3689,7 +3752,7 @@ func (x *HubMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HubMessage.ProtoReflect.Descriptor instead.
 func (*HubMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *HubMessage) GetMessage() isHubMessage_Message {
@@ -3817,7 +3880,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3829,7 +3892,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3842,7 +3905,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -3948,7 +4011,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3960,7 +4023,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3973,7 +4036,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -4086,7 +4149,7 @@ type SealingKey struct {
 
 func (x *SealingKey) Reset() {
 	*x = SealingKey{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4098,7 +4161,7 @@ func (x *SealingKey) String() string {
 func (*SealingKey) ProtoMessage() {}
 
 func (x *SealingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4111,7 +4174,7 @@ func (x *SealingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealingKey.ProtoReflect.Descriptor instead.
 func (*SealingKey) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *SealingKey) GetNodeId() string {
@@ -4139,7 +4202,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4214,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4227,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PortRange) GetFirst() uint32 {
@@ -4212,7 +4275,7 @@ type Accelerator struct {
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4224,7 +4287,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4237,7 +4300,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Accelerator) GetId() string {
@@ -4346,7 +4409,7 @@ type AcceleratorLink struct {
 
 func (x *AcceleratorLink) Reset() {
 	*x = AcceleratorLink{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4358,7 +4421,7 @@ func (x *AcceleratorLink) String() string {
 func (*AcceleratorLink) ProtoMessage() {}
 
 func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4371,7 +4434,7 @@ func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorLink.ProtoReflect.Descriptor instead.
 func (*AcceleratorLink) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *AcceleratorLink) GetPeerId() string {
@@ -4413,7 +4476,7 @@ type AcceleratorPartition struct {
 
 func (x *AcceleratorPartition) Reset() {
 	*x = AcceleratorPartition{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4425,7 +4488,7 @@ func (x *AcceleratorPartition) String() string {
 func (*AcceleratorPartition) ProtoMessage() {}
 
 func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4438,7 +4501,7 @@ func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorPartition.ProtoReflect.Descriptor instead.
 func (*AcceleratorPartition) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AcceleratorPartition) GetId() string {
@@ -4494,7 +4557,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4506,7 +4569,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4519,7 +4582,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -4596,7 +4659,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4608,7 +4671,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4621,7 +4684,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -4647,7 +4710,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4659,7 +4722,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4672,7 +4735,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -4691,7 +4754,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4703,7 +4766,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4716,7 +4779,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -4735,7 +4798,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4747,7 +4810,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4760,7 +4823,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -4780,7 +4843,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4792,7 +4855,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4805,7 +4868,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GoAway) GetReason() string {
@@ -4827,7 +4890,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4839,7 +4902,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4852,7 +4915,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -4890,7 +4953,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4902,7 +4965,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4915,7 +4978,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -4973,7 +5036,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4985,7 +5048,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4998,7 +5061,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -5055,7 +5118,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5067,7 +5130,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5080,7 +5143,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -5166,7 +5229,7 @@ type InstalledEnvironment struct {
 
 func (x *InstalledEnvironment) Reset() {
 	*x = InstalledEnvironment{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5178,7 +5241,7 @@ func (x *InstalledEnvironment) String() string {
 func (*InstalledEnvironment) ProtoMessage() {}
 
 func (x *InstalledEnvironment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5191,7 +5254,7 @@ func (x *InstalledEnvironment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledEnvironment.ProtoReflect.Descriptor instead.
 func (*InstalledEnvironment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *InstalledEnvironment) GetProjectId() string {
@@ -5268,7 +5331,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5280,7 +5343,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5293,7 +5356,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *VolumeStatus) GetId() string {
@@ -5358,7 +5421,7 @@ type SnapshotStatus struct {
 
 func (x *SnapshotStatus) Reset() {
 	*x = SnapshotStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5370,7 +5433,7 @@ func (x *SnapshotStatus) String() string {
 func (*SnapshotStatus) ProtoMessage() {}
 
 func (x *SnapshotStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5383,7 +5446,7 @@ func (x *SnapshotStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotStatus.ProtoReflect.Descriptor instead.
 func (*SnapshotStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *SnapshotStatus) GetId() string {
@@ -5439,7 +5502,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5451,7 +5514,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5464,7 +5527,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -5611,7 +5674,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5623,7 +5686,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5636,7 +5699,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -5718,7 +5781,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5730,7 +5793,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5743,7 +5806,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -5793,7 +5856,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5805,7 +5868,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5818,7 +5881,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -5862,7 +5925,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5874,7 +5937,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5887,7 +5950,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -5928,7 +5991,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[59]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5940,7 +6003,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[59]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5953,7 +6016,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{59}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -5978,7 +6041,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[60]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5990,7 +6053,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[60]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6003,7 +6066,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{60}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -6059,7 +6122,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[61]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6071,7 +6134,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[61]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6084,7 +6147,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{61}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -6165,7 +6228,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[62]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6177,7 +6240,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[62]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6190,7 +6253,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{62}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -6230,7 +6293,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[63]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6242,7 +6305,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[63]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6255,7 +6318,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{63}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -6278,7 +6341,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[64]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6290,7 +6353,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[64]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6303,7 +6366,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{64}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -6351,7 +6414,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[65]
+	mi := &file_protocol_messages_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6363,7 +6426,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[65]
+	mi := &file_protocol_messages_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6376,7 +6439,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{65}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -6476,7 +6539,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[66]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6488,7 +6551,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[66]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6501,7 +6564,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{66}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *RemoveEnvironmentRequest) GetProjectId() string {
@@ -6532,7 +6595,7 @@ type CopyRequest struct {
 
 func (x *CopyRequest) Reset() {
 	*x = CopyRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[67]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6544,7 +6607,7 @@ func (x *CopyRequest) String() string {
 func (*CopyRequest) ProtoMessage() {}
 
 func (x *CopyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[67]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6557,7 +6620,7 @@ func (x *CopyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
 func (*CopyRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{67}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *CopyRequest) GetMemberId() string {
@@ -6604,7 +6667,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[68]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6616,7 +6679,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[68]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6629,7 +6692,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{68}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *ExecRequest) GetMemberId() string {
@@ -6687,7 +6750,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[69]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6699,7 +6762,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[69]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6712,7 +6775,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{69}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -6743,7 +6806,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[70]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6755,7 +6818,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[70]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6768,7 +6831,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{70}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -6816,7 +6879,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[71]
+	mi := &file_protocol_messages_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6828,7 +6891,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[71]
+	mi := &file_protocol_messages_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6841,7 +6904,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{71}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -6962,7 +7025,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0fparameters_json\x18\x12 \x01(\tR\x0eparametersJson\x12@\n" +
 	"\x0efirst_named_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\ffirstNamedAt\x12\x1d\n" +
 	"\n" +
-	"rolls_back\x18\x14 \x01(\bR\trollsBack\"\xe5\b\n" +
+	"rolls_back\x18\x14 \x01(\bR\trollsBack\"\x93\t\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12#\n" +
@@ -6993,7 +7056,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\vstart_first\x18\x18 \x01(\bR\n" +
 	"startFirst\x128\n" +
 	"\fimage_mounts\x18\x1a \x03(\v2\x15.gpuaas.v1.ImageMountR\vimageMounts\x12\x1a\n" +
-	"\brecreate\x18\x1b \x01(\bR\brecreate\"V\n" +
+	"\brecreate\x18\x1b \x01(\bR\brecreate\x12,\n" +
+	"\asecrets\x18\x1c \x01(\v2\x12.gpuaas.v1.SecretsR\asecrets\"V\n" +
 	"\rRestartPolicy\x12\x1e\n" +
 	"\x1aRESTART_POLICY_UNSPECIFIED\x10\x00\x12\n" +
 	"\n" +
@@ -7043,7 +7107,10 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\aRESTART\x10\x01\x12\n" +
 	"\n" +
 	"\x06SIGNAL\x10\x02\x12\b\n" +
-	"\x04NONE\x10\x03\"2\n" +
+	"\x04NONE\x10\x03\"Z\n" +
+	"\aSecrets\x127\n" +
+	"\ton_change\x18\x01 \x01(\x0e2\x1a.gpuaas.v1.Config.OnChangeR\bonChange\x12\x16\n" +
+	"\x06signal\x18\x02 \x01(\tR\x06signal\"2\n" +
 	"\x06EnvVar\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"\x92\x01\n" +
@@ -7528,7 +7595,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 72)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),               // 0: gpuaas.v1.Envelope.Kind
 	(Service_RestartPolicy)(0),       // 1: gpuaas.v1.Service.RestartPolicy
@@ -7560,72 +7627,73 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*Dependency)(nil),               // 27: gpuaas.v1.Dependency
 	(*File)(nil),                     // 28: gpuaas.v1.File
 	(*Config)(nil),                   // 29: gpuaas.v1.Config
-	(*EnvVar)(nil),                   // 30: gpuaas.v1.EnvVar
-	(*Port)(nil),                     // 31: gpuaas.v1.Port
-	(*Resources)(nil),                // 32: gpuaas.v1.Resources
-	(*Probe)(nil),                    // 33: gpuaas.v1.Probe
-	(*Scratch)(nil),                  // 34: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),               // 35: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                    // 36: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),              // 37: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),             // 38: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),              // 39: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),             // 40: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),              // 41: gpuaas.v1.NodeMessage
-	(*PullProgress)(nil),             // 42: gpuaas.v1.PullProgress
-	(*ImagePull)(nil),                // 43: gpuaas.v1.ImagePull
-	(*HubMessage)(nil),               // 44: gpuaas.v1.HubMessage
-	(*Hello)(nil),                    // 45: gpuaas.v1.Hello
-	(*NodeFacts)(nil),                // 46: gpuaas.v1.NodeFacts
-	(*SealingKey)(nil),               // 47: gpuaas.v1.SealingKey
-	(*PortRange)(nil),                // 48: gpuaas.v1.PortRange
-	(*Accelerator)(nil),              // 49: gpuaas.v1.Accelerator
-	(*AcceleratorLink)(nil),          // 50: gpuaas.v1.AcceleratorLink
-	(*AcceleratorPartition)(nil),     // 51: gpuaas.v1.AcceleratorPartition
-	(*Welcome)(nil),                  // 52: gpuaas.v1.Welcome
-	(*PushState)(nil),                // 53: gpuaas.v1.PushState
-	(*PushLeases)(nil),               // 54: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),               // 55: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),                // 56: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                   // 57: gpuaas.v1.GoAway
-	(*Ack)(nil),                      // 58: gpuaas.v1.Ack
-	(*Nack)(nil),                     // 59: gpuaas.v1.Nack
-	(*StateUpload)(nil),              // 60: gpuaas.v1.StateUpload
-	(*Report)(nil),                   // 61: gpuaas.v1.Report
-	(*InstalledEnvironment)(nil),     // 62: gpuaas.v1.InstalledEnvironment
-	(*VolumeStatus)(nil),             // 63: gpuaas.v1.VolumeStatus
-	(*SnapshotStatus)(nil),           // 64: gpuaas.v1.SnapshotStatus
-	(*WorkloadStatus)(nil),           // 65: gpuaas.v1.WorkloadStatus
-	(*ServiceStatus)(nil),            // 66: gpuaas.v1.ServiceStatus
-	(*OwnerRefusal)(nil),             // 67: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),        // 68: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),             // 69: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),              // 70: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),                 // 71: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),             // 72: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),            // 73: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil),    // 74: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),           // 75: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),            // 76: gpuaas.v1.TunnelRequest
-	(*RemoveEnvironmentRequest)(nil), // 77: gpuaas.v1.RemoveEnvironmentRequest
-	(*CopyRequest)(nil),              // 78: gpuaas.v1.CopyRequest
-	(*ExecRequest)(nil),              // 79: gpuaas.v1.ExecRequest
-	(*ConnectRequest)(nil),           // 80: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),              // 81: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),           // 82: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil),    // 83: google.protobuf.Timestamp
+	(*Secrets)(nil),                  // 30: gpuaas.v1.Secrets
+	(*EnvVar)(nil),                   // 31: gpuaas.v1.EnvVar
+	(*Port)(nil),                     // 32: gpuaas.v1.Port
+	(*Resources)(nil),                // 33: gpuaas.v1.Resources
+	(*Probe)(nil),                    // 34: gpuaas.v1.Probe
+	(*Scratch)(nil),                  // 35: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),               // 36: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                    // 37: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),              // 38: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),             // 39: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),              // 40: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),             // 41: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),              // 42: gpuaas.v1.NodeMessage
+	(*PullProgress)(nil),             // 43: gpuaas.v1.PullProgress
+	(*ImagePull)(nil),                // 44: gpuaas.v1.ImagePull
+	(*HubMessage)(nil),               // 45: gpuaas.v1.HubMessage
+	(*Hello)(nil),                    // 46: gpuaas.v1.Hello
+	(*NodeFacts)(nil),                // 47: gpuaas.v1.NodeFacts
+	(*SealingKey)(nil),               // 48: gpuaas.v1.SealingKey
+	(*PortRange)(nil),                // 49: gpuaas.v1.PortRange
+	(*Accelerator)(nil),              // 50: gpuaas.v1.Accelerator
+	(*AcceleratorLink)(nil),          // 51: gpuaas.v1.AcceleratorLink
+	(*AcceleratorPartition)(nil),     // 52: gpuaas.v1.AcceleratorPartition
+	(*Welcome)(nil),                  // 53: gpuaas.v1.Welcome
+	(*PushState)(nil),                // 54: gpuaas.v1.PushState
+	(*PushLeases)(nil),               // 55: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),               // 56: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),                // 57: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                   // 58: gpuaas.v1.GoAway
+	(*Ack)(nil),                      // 59: gpuaas.v1.Ack
+	(*Nack)(nil),                     // 60: gpuaas.v1.Nack
+	(*StateUpload)(nil),              // 61: gpuaas.v1.StateUpload
+	(*Report)(nil),                   // 62: gpuaas.v1.Report
+	(*InstalledEnvironment)(nil),     // 63: gpuaas.v1.InstalledEnvironment
+	(*VolumeStatus)(nil),             // 64: gpuaas.v1.VolumeStatus
+	(*SnapshotStatus)(nil),           // 65: gpuaas.v1.SnapshotStatus
+	(*WorkloadStatus)(nil),           // 66: gpuaas.v1.WorkloadStatus
+	(*ServiceStatus)(nil),            // 67: gpuaas.v1.ServiceStatus
+	(*OwnerRefusal)(nil),             // 68: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),        // 69: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),             // 70: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),              // 71: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),                 // 72: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),             // 73: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),            // 74: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil),    // 75: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),           // 76: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),            // 77: gpuaas.v1.TunnelRequest
+	(*RemoveEnvironmentRequest)(nil), // 78: gpuaas.v1.RemoveEnvironmentRequest
+	(*CopyRequest)(nil),              // 79: gpuaas.v1.CopyRequest
+	(*ExecRequest)(nil),              // 80: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),           // 81: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),              // 82: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),           // 83: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil),    // 84: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	12,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	15,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	83,  // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	83,  // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	84,  // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	84,  // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	14,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	16,  // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	16,  // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	83,  // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	83,  // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	83,  // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	84,  // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	84,  // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	84,  // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	21,  // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	19,  // 11: gpuaas.v1.DesiredState.volumes:type_name -> gpuaas.v1.ProjectVolume
 	20,  // 12: gpuaas.v1.ProjectVolume.snapshots:type_name -> gpuaas.v1.VolumeSnapshot
@@ -7633,106 +7701,108 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	11,  // 14: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
 	23,  // 15: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
 	22,  // 16: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	83,  // 17: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
-	30,  // 18: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	31,  // 19: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	32,  // 20: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	33,  // 21: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	34,  // 22: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	84,  // 17: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	31,  // 18: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	32,  // 19: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	33,  // 20: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	34,  // 21: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	35,  // 22: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
 	29,  // 23: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
 	27,  // 24: gpuaas.v1.Service.depends_on:type_name -> gpuaas.v1.Dependency
-	33,  // 25: gpuaas.v1.Service.liveness:type_name -> gpuaas.v1.Probe
+	34,  // 25: gpuaas.v1.Service.liveness:type_name -> gpuaas.v1.Probe
 	1,   // 26: gpuaas.v1.Service.restart_policy:type_name -> gpuaas.v1.Service.RestartPolicy
 	28,  // 27: gpuaas.v1.Service.files:type_name -> gpuaas.v1.File
 	26,  // 28: gpuaas.v1.Service.volumes:type_name -> gpuaas.v1.VolumeMount
 	25,  // 29: gpuaas.v1.Service.environment:type_name -> gpuaas.v1.Environment
 	24,  // 30: gpuaas.v1.Service.image_mounts:type_name -> gpuaas.v1.ImageMount
-	2,   // 31: gpuaas.v1.Dependency.condition:type_name -> gpuaas.v1.Dependency.Condition
-	3,   // 32: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	83,  // 33: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	36,  // 34: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	37,  // 35: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	83,  // 36: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	83,  // 37: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	39,  // 38: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	83,  // 39: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 40: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	4,   // 41: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	45,  // 42: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	58,  // 43: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	59,  // 44: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	61,  // 45: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	60,  // 46: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	42,  // 47: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
-	43,  // 48: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
-	5,   // 49: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
-	52,  // 50: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	53,  // 51: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	54,  // 52: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	55,  // 53: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	56,  // 54: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	57,  // 55: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	46,  // 56: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	49,  // 57: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	83,  // 58: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	48,  // 59: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
-	11,  // 60: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
-	50,  // 61: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
-	51,  // 62: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	83,  // 63: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	11,  // 64: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 65: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 66: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,   // 67: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,   // 68: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	6,   // 69: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	11,  // 70: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	11,  // 71: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	11,  // 72: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	83,  // 73: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	65,  // 74: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	49,  // 75: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	62,  // 76: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
-	63,  // 77: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
-	83,  // 78: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
-	83,  // 79: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
-	7,   // 80: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	64,  // 81: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
-	7,   // 82: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	8,   // 83: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	9,   // 84: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	83,  // 85: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 86: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	83,  // 87: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	68,  // 88: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	69,  // 89: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	11,  // 90: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	66,  // 91: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
-	10,  // 92: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
-	9,   // 93: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	83,  // 94: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
-	83,  // 95: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
-	83,  // 96: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
-	83,  // 97: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	11,  // 98: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	6,   // 99: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	74,  // 100: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	6,   // 101: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	75,  // 102: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	11,  // 103: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	83,  // 104: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	81,  // 105: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	80,  // 106: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	79,  // 107: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	78,  // 108: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
-	77,  // 109: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
-	83,  // 110: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	6,   // 111: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	112, // [112:112] is the sub-list for method output_type
-	112, // [112:112] is the sub-list for method input_type
-	112, // [112:112] is the sub-list for extension type_name
-	112, // [112:112] is the sub-list for extension extendee
-	0,   // [0:112] is the sub-list for field type_name
+	30,  // 31: gpuaas.v1.Service.secrets:type_name -> gpuaas.v1.Secrets
+	2,   // 32: gpuaas.v1.Dependency.condition:type_name -> gpuaas.v1.Dependency.Condition
+	3,   // 33: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
+	3,   // 34: gpuaas.v1.Secrets.on_change:type_name -> gpuaas.v1.Config.OnChange
+	84,  // 35: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	37,  // 36: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	38,  // 37: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	84,  // 38: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	84,  // 39: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	40,  // 40: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	84,  // 41: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	84,  // 42: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	4,   // 43: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	46,  // 44: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	59,  // 45: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	60,  // 46: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	62,  // 47: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	61,  // 48: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	43,  // 49: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
+	44,  // 50: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
+	5,   // 51: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
+	53,  // 52: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	54,  // 53: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	55,  // 54: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	56,  // 55: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	57,  // 56: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	58,  // 57: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	47,  // 58: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	50,  // 59: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	84,  // 60: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	49,  // 61: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
+	11,  // 62: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
+	51,  // 63: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	52,  // 64: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	84,  // 65: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	11,  // 66: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 67: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 68: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,   // 69: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,   // 70: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	6,   // 71: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	11,  // 72: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	11,  // 73: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	11,  // 74: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	84,  // 75: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	66,  // 76: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	50,  // 77: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	63,  // 78: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
+	64,  // 79: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
+	84,  // 80: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
+	84,  // 81: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
+	7,   // 82: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	65,  // 83: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
+	7,   // 84: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	8,   // 85: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	9,   // 86: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	84,  // 87: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	84,  // 88: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	84,  // 89: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	69,  // 90: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	70,  // 91: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	11,  // 92: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	67,  // 93: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
+	10,  // 94: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
+	9,   // 95: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	84,  // 96: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
+	84,  // 97: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
+	84,  // 98: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
+	84,  // 99: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	11,  // 100: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	6,   // 101: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	75,  // 102: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	6,   // 103: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	76,  // 104: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	11,  // 105: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	84,  // 106: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	82,  // 107: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	81,  // 108: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	80,  // 109: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	79,  // 110: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	78,  // 111: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
+	84,  // 112: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	6,   // 113: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	114, // [114:114] is the sub-list for method output_type
+	114, // [114:114] is the sub-list for method input_type
+	114, // [114:114] is the sub-list for extension type_name
+	114, // [114:114] is the sub-list for extension extendee
+	0,   // [0:114] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -7740,7 +7810,7 @@ func file_protocol_messages_proto_init() {
 	if File_protocol_messages_proto != nil {
 		return
 	}
-	file_protocol_messages_proto_msgTypes[30].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[31].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Ack)(nil),
 		(*NodeMessage_Nack)(nil),
@@ -7748,7 +7818,7 @@ func file_protocol_messages_proto_init() {
 		(*NodeMessage_StateUpload)(nil),
 		(*NodeMessage_PullProgress)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[33].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[34].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
 		(*HubMessage_PushState)(nil),
 		(*HubMessage_PushLeases)(nil),
@@ -7756,13 +7826,13 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[38].OneofWrappers = []any{}
-	file_protocol_messages_proto_msgTypes[61].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[39].OneofWrappers = []any{}
+	file_protocol_messages_proto_msgTypes[62].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[65].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[66].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
 		(*TunnelRequest_Exec)(nil),
@@ -7775,7 +7845,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   72,
+			NumMessages:   73,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -7,10 +7,15 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"strings"
 )
 
 // sealedKey is the one key of the object that stands in a workload's parameters in place of a secret one.
 const sealedKey = "$sealed"
+
+// SecretReferenceKey is the one key of a reference to a secret of the project, which only the hub has: a node gets the
+// parameter sealed.
+const SecretReferenceKey = "$secret"
 
 // PackageIndexParameter is the name under which the package index of a project is sealed for a workload with an
 // environment.
@@ -100,4 +105,43 @@ func SealedParameters(parametersJSON string) map[string][]byte {
 		}
 	}
 	return out
+}
+
+// AsSecretReference reads the name of a secret that stands in place of a secret parameter; ok is false for any other
+// value.
+func AsSecretReference(value any) (name string, ok bool) {
+	object, _ := value.(map[string]any)
+	name, ok = object[SecretReferenceKey].(string)
+	return name, ok && len(object) == 1
+}
+
+// SecretReferences returns the names of the secrets that parameters refer to, by parameter.
+func SecretReferences(parametersJSON string) map[string]string {
+	if !strings.Contains(parametersJSON, SecretReferenceKey) {
+		return nil
+	}
+	var all map[string]any
+	if json.Unmarshal([]byte(parametersJSON), &all) != nil {
+		return nil // Admits refuses such a workload
+	}
+	out := map[string]string{}
+	for parameter, value := range all {
+		if name, ok := AsSecretReference(value); ok {
+			out[parameter] = name
+		}
+	}
+	return out
+}
+
+// WithSealed puts sealed values in place of parameters.
+func WithSealed(parametersJSON string, sealed map[string][]byte) (string, error) {
+	all := map[string]any{}
+	if err := json.Unmarshal([]byte(parametersJSON), &all); err != nil {
+		return "", err
+	}
+	for name, value := range sealed {
+		all[name] = SealedValue(value)
+	}
+	out, err := json.Marshal(all)
+	return string(out), err
 }

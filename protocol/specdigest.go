@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"io"
 	"maps"
 	"slices"
 
@@ -14,7 +15,13 @@ import (
 // its spec, the secret parameters, and each service that it depends on and that has another address for each spec.
 func SpecDigests(w *Workload) map[string]string {
 	d := specDigests{w, SealedParameters(w.GetParametersJson()), map[string]string{}}
+	if d.sealed == nil {
+		d.sealed = map[string][]byte{}
+	}
 	delete(d.sealed, PackageIndexParameter)
+	for name, secret := range SecretReferences(w.GetParametersJson()) {
+		d.sealed[name] = []byte(secret) // the hub compares workloads before it fills them in
+	}
 	for _, s := range w.GetServices() {
 		d.of(s)
 	}
@@ -52,8 +59,8 @@ func (d specDigests) of(s *Service) string {
 	return d.done[s.GetName()]
 }
 
-// own leaves out a config that running containers take over. The secret parameters are the container's, too: it gets
-// others only when it is made anew. A volume is snapshot, and restored, between the containers of two versions.
+// own leaves out a config and secret parameters that running containers take over. A volume is snapshot, and restored,
+// between the containers of two versions.
 func (d specDigests) own(s *Service) string {
 	keepsConfig := s.GetConfig() != nil && s.GetConfig().GetOnChange() != Config_RESTART
 	if keepsConfig || s.GetRecreate() {
@@ -70,8 +77,10 @@ func (d specDigests) own(s *Service) string {
 	}
 	h := sha256.New()
 	h.Write([]byte(digest))
-	for _, name := range slices.Sorted(maps.Keys(d.sealed)) {
-		fmt.Fprintf(h, "%q %x\n", name, d.sealed[name])
+	if KeepsSecrets(s) {
+		fmt.Fprintf(h, "secrets %t\n", len(d.sealed) > 0)
+	} else {
+		writeSealed(h, d.sealed)
 	}
 	if snapshot {
 		fmt.Fprintf(h, "version %q\n", d.workload.GetAppVersion())
@@ -87,4 +96,22 @@ func ServiceDigest(s *Service) string {
 	}
 	sum := sha256.Sum256(raw)
 	return hex.EncodeToString(sum[:])
+}
+
+// KeepsSecrets reports whether running containers of a service take over new secret parameters.
+func KeepsSecrets(s *Service) bool {
+	return s.GetSecrets().GetOnChange() == Config_SIGNAL || s.GetSecrets().GetOnChange() == Config_NONE
+}
+
+// SealedDigest is the SHA-256 of the sealed parameters in hex.
+func SealedDigest(sealed map[string][]byte) string {
+	h := sha256.New()
+	writeSealed(h, sealed)
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func writeSealed(w io.Writer, sealed map[string][]byte) {
+	for _, name := range slices.Sorted(maps.Keys(sealed)) {
+		_, _ = fmt.Fprintf(w, "%q %x\n", name, sealed[name]) // to a hash
+	}
 }

@@ -26,6 +26,7 @@ package protocol
 //	1  2026-11-23  Service.start_first; needs the manifest feature start_first.
 //	1  2026-11-23  AcceleratorPartition.sharing, Resources.accelerator_sharing; needs the feature accelerator_sharing.
 //	1  2026-11-23  Service.recreate; an older agent starts beside the fallback where there is no room reserved.
+//	1  2026-11-23  Service.secrets; needs the manifest feature secret_delivery.
 const Version = 1
 
 // ALPN is the application protocol of a session (RFC 7301).

@@ -13,7 +13,7 @@ import (
 
 const (
 	// maxFileBytes bounds a tracked file: what is built is not kept in the repository.
-	maxFileBytes = 1 << 20
+	maxFileBytes = 2 << 20
 	// maxUnpackedBytes bounds what is read of a compressed file.
 	maxUnpackedBytes = 64 << 20
 )

@@ -47,7 +47,7 @@ func (n *node) begin(a agent.Action) {
 		n.do(a, takes, "network removed", func() error { n.updateMember(id, a.Record); return nil })
 	case agent.RetireMember:
 		n.do(a, n.w.takes("retire", id, second/20, second/2), "retire", func() error { return n.retire(id) })
-	case agent.DeliverConfig: // the simulated apps take no config
+	case agent.DeliverConfig, agent.DeliverSecrets: // the simulated apps take neither
 	case agent.FetchPart:
 		n.fetch(a)
 	case agent.PullImage:

@@ -24,6 +24,16 @@ const (
 	codeInstanceStopping fault.Code = "instance_stopping"
 	// codeInstanceUpgrading: no such action while the app instance is being upgraded.
 	codeInstanceUpgrading fault.Code = "instance_upgrading"
+	// codeTaskEnded: the task of the external worker has ended.
+	codeTaskEnded fault.Code = "task_ended"
+	// codeTaskFenced: the call comes from an attempt that does not hold the task.
+	codeTaskFenced fault.Code = "task_fenced"
+	// codeTaskHeld: another worker holds the task.
+	codeTaskHeld fault.Code = "task_held"
+	// codeTaskPhaseOrder: the phases of a task are reported in the order of the manifest, all of them.
+	codeTaskPhaseOrder fault.Code = "task_phase_order"
+	// codeTaskWaits: the task cannot begin before an earlier one has ended.
+	codeTaskWaits fault.Code = "task_waits"
 	// codeNodeLost: the node of the app instance is gone for good.
 	codeNodeLost fault.Code = "node_lost"
 )

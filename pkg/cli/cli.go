@@ -88,15 +88,17 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 		cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	root.AddCommand(
-		a.loginCommand(), a.contextCommand(), a.whoamiCommand(), a.authCommand(),
+		a.loginCommand(), a.logoutCommand(), a.sessionsCommand(), a.invitationsCommand(), a.contextCommand(),
+		a.whoamiCommand(), a.authCommand(),
 		a.appsCommand(), a.projectsCommand(), a.serviceAccountsCommand(), a.skusCommand(), a.allocationsCommand(),
 		a.volumesCommand(),
 		a.instancesCommand(), a.portForwardCommand(), a.execCommand(), a.copyCommand(), a.logsCommand(),
 		a.nodesCommand(), a.recoveryCommand(), a.usageCommand(), a.ledgerCommand(), a.walletCommand(), a.auditCommand(),
-		a.streamEventsCommand(),
+		a.streamEventsCommand(), a.webhooksCommand(),
 		a.orgsCommand(), a.usersCommand(), a.tokensCommand(), a.rolesCommand(), a.joinTokensCommand(), a.pricesCommand(),
 		a.creditsCommand(), a.publishersCommand(),
-		a.manifestsCommand(), a.versionsCommand(), a.entitlementsCommand(), a.environmentsCommand(), a.artifactsCommand(),
+		a.manifestsCommand(), a.versionsCommand(), a.entitlementsCommand(), a.environmentsCommand(), a.secretsCommand(),
+		a.artifactsCommand(),
 		exitCodesTopic(),
 	)
 	return root
@@ -243,7 +245,9 @@ func (a *app) open(p *progress) (*session, error) {
 				firstLine(cause)))
 		},
 	}
-	if conf.Credential, err = c.credential(conf); err != nil {
+	if c.Login != nil {
+		conf.Credential = &loginCredential{path: a.storePath(), context: c.name, conf: conf}
+	} else if conf.Credential, err = c.credential(conf); err != nil {
 		return nil, err
 	}
 	hub, err := client.Open(conf)
@@ -274,6 +278,7 @@ func (a *app) currentContext() (hubContext, error) {
 	if !ok {
 		return hubContext{}, usage(fmt.Errorf("there is no context %q; gpuaas context list shows them", name))
 	}
+	c.name = name
 	return c, nil
 }
 

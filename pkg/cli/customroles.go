@@ -49,7 +49,11 @@ func (a *app) customRolesCommand() *cobra.Command {
 	var permissions []string
 	set := one("set", "Change name, description or permissions of a role, for all who hold it",
 		func(ctx context.Context, s *session, org, id string) error {
-			r, err := client.Read[client.CustomRole](s.hub.GetCustomRole(ctx, org, id))
+			res, err := s.hub.GetCustomRole(ctx, org, id) //nolint:bodyclose // Read closes it
+			if err != nil {
+				return err
+			}
+			r, err := client.Read[client.CustomRole](res, nil)
 			if err != nil {
 				return err
 			}
@@ -59,7 +63,8 @@ func (a *app) customRolesCommand() *cobra.Command {
 			if len(permissions) > 0 {
 				body.Permissions = permissions
 			}
-			return showAnswer(s, customRoleColumns())(s.hub.PutCustomRole(ctx, org, id, body, s.editors()...))
+			editors := append(s.editors(), client.IfMatch(res)) // what is not named stays as it was read
+			return showAnswer(s, customRoleColumns())(s.hub.PutCustomRole(ctx, org, id, body, editors...))
 		})
 	f := set.Flags()
 	f.StringVar(&name, "name", "", "display name (default: unchanged)")

@@ -3,6 +3,7 @@ package cli_test
 import (
 	"encoding/json"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -43,7 +44,9 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer h.mu.Unlock()
 	path := strings.TrimPrefix(r.URL.Path, "/api/v1")
 	w.Header().Set("X-Request-ID", r.Header.Get("X-Request-ID"))
-	if path != "/auth/service-account/token" {
+	switch path {
+	case "/auth/service-account/token", "/auth/login", "/auth/refresh", "/auth/invitations/accept":
+	default:
 		switch strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ") {
 		case "good-token", "minted":
 		default:
@@ -53,7 +56,7 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	route := r.Method + " " + path
 	for _, serve := range []func(http.ResponseWriter, *http.Request, string) bool{
-		h.serveUsers, serveCustomRoles, h.serveCatalog, h.serveInstances,
+		h.serveUsers, h.serveLogins, serveCustomRoles, serveWebhooks, h.serveCatalog, h.serveInstances,
 	} {
 		if serve(w, r, route) {
 			return
@@ -143,6 +146,42 @@ func (h *fakeHub) serveUsers(w http.ResponseWriter, r *http.Request, route strin
 		var body client.ProjectRolesPut
 		_ = json.NewDecoder(r.Body).Decode(&body)
 		answer(w, 200, client.ProjectRoles{UserID: userID, Email: "ada@acme.example", Roles: body.Roles})
+	default:
+		return false
+	}
+	return true
+}
+
+// serveWebhooks answers for webhooks.
+func serveWebhooks(w http.ResponseWriter, r *http.Request, route string) bool {
+	const hooks = "/orgs/" + orgID + "/webhooks"
+	hook := client.Webhook{
+		ID: userID, OrgID: orgID, URL: "https://hooks.example/a", Types: []string{"apps.instance"}, Status: "disabled",
+		DisabledReason: "failing", LastError: "status 500",
+	}
+	switch route {
+	case "POST " + hooks:
+		_ = json.NewDecoder(r.Body).Decode(&hook)
+		hook.Secret = "whsec_first"
+		answer(w, 201, hook)
+	case "GET " + hooks:
+		answer(w, 200, client.WebhookList{Items: []client.Webhook{hook}})
+	case "GET " + hooks + "/" + userID:
+		answer(w, 200, hook)
+	case "POST " + hooks + "/" + userID + "/enable", "POST " + hooks + "/" + userID + "/replay":
+		hook.Status, hook.DisabledReason = "active", ""
+		answer(w, 202, hook)
+	case "POST " + hooks + "/" + userID + "/rotate-secret":
+		var body client.WebhookSecretRotate
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		hook.Secret = "whsec_" + strconv.FormatInt(*body.OverlapSeconds, 10)
+		answer(w, 200, hook)
+	case "GET " + hooks + "/" + userID + "/dead-letters":
+		answer(w, 200, client.WebhookDeadLetterList{Items: []client.WebhookDeadLetter{{
+			EventID: tokenID, Type: "apps.instance.failed", Tries: 10, LastError: "status 500",
+		}}})
+	case "DELETE " + hooks + "/" + userID:
+		w.WriteHeader(http.StatusNoContent)
 	default:
 		return false
 	}

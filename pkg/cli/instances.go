@@ -114,8 +114,8 @@ func (a *app) instancesCommand() *cobra.Command {
 	})
 	return group("instances", "App instances: create, watch, look into, upgrade, roll back, stop, start, decommission",
 		a.createInstanceCommand(), a.estimateCommand(), list, get, a.watchCommand(), a.upgradeCommand(), a.rollbackCommand(),
-		a.stopCommand(), a.startCommand(),
-		a.setCommand(), a.decommissionCommand(), a.eventsCommand(), a.logsCommand())
+		a.stopCommand(), a.startCommand(), a.setCommand(), a.decommissionCommand(), a.eventsCommand(), a.tasksCommand(),
+		a.membersCommand(), a.logsCommand())
 }
 
 // instanceAction is a leaf about one app instance, by id or display name.

@@ -18,52 +18,83 @@ import (
 // maxSecretBytes bounds a token or key that is read from a file or stdin.
 const maxSecretBytes = 16 << 10
 
+// loginFlags say where the hub is, and which context keeps it.
+type loginFlags struct{ url, caFile, name string }
+
+func (l *loginFlags) add(c *cobra.Command) {
+	f := c.Flags()
+	f.StringVar(&l.url, "url", "", "where the hub's API is")
+	f.StringVar(&l.caFile, "ca-file", "", "the hub's own authority (PEM); without it the system's authorities count")
+	f.StringVar(&l.name, "name", "", "name of the context (default: the host's name)")
+}
+
+// context returns a context without a credential, and its name.
+func (l *loginFlags) context(a *app) (hubContext, string, error) {
+	if l.url == "" {
+		return hubContext{}, "", usage(errors.New("--url is missing: where is the hub?"))
+	}
+	fresh := hubContext{URL: strings.TrimSuffix(l.url, "/"), Project: a.project}
+	if l.caFile != "" {
+		pem, err := os.ReadFile(l.caFile)
+		if err != nil {
+			return hubContext{}, "", usage(err)
+		}
+		fresh.CAPEM = string(pem)
+	}
+	return fresh, or(l.name, defaultName(l.url)), nil
+}
+
 func (a *app) loginCommand() *cobra.Command {
-	var hubURL, caFile, tokenFile, accountFile, name string
+	var at loginFlags
+	var tokenFile, accountFile, email string
 	c := &cobra.Command{
 		Use:   "login --url https://HOST:PORT",
 		Short: "Check a credential and keep it as a context",
 		Long: `Check a credential with the hub and keep it as a context, which becomes the current one.
 
-The token comes from --token-file, or from stdin ("-" or a pipe), or is asked for. A program logs in
-with --service-account and the file that "gpuaas sa create --save" wrote; it then mints short-lived
-tokens by itself.`,
+With --email, the password is asked for, or is the first line of stdin; a one-time code is the second.
+The login ends after 24 hours without a command, and after 7 days.
+
+Otherwise the token comes from --token-file, or from stdin ("-" or a pipe), or is asked for. A program
+logs in with --service-account and the file that "gpuaas sa create --save" wrote; it then mints
+short-lived tokens by itself.`,
 		Example: `  gpuaas login --url https://127.0.0.1:8443 --ca-file /var/lib/gpuaas-hub/ca.pem --token-file ` +
 			`/var/lib/gpuaas-hub/admin-token
+  gpuaas login --url https://hub.example:8443 --email ada@acme.example
   gpuaas login --url https://hub.example:8443 --service-account ci.json --name ci`,
 		Args: checked(cobra.NoArgs),
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if hubURL == "" {
-				return usage(errors.New("--url is missing: where is the hub?"))
-			}
-			if tokenFile != "" && accountFile != "" {
-				return usage(errors.New("--token-file and --service-account exclude each other"))
-			}
-			fresh := hubContext{URL: strings.TrimSuffix(hubURL, "/"), Project: a.project}
-			if caFile != "" {
-				pem, err := os.ReadFile(caFile)
-				if err != nil {
-					return usage(err)
+			given := 0
+			for _, flag := range []string{tokenFile, accountFile, email} {
+				if flag != "" {
+					given++
 				}
-				fresh.CAPEM = string(pem)
 			}
-			if err := a.readCredential(&fresh, tokenFile, accountFile); err != nil {
+			if given > 1 {
+				return usage(errors.New("--token-file, --service-account and --email exclude each other"))
+			}
+			fresh, name, err := at.context(a)
+			if err != nil {
 				return err
-			}
-			if name == "" {
-				name = defaultName(hubURL)
 			}
 			ctx, cancel := a.bounded(cmd.Context())
 			defer cancel()
+			if email != "" {
+				err = a.passwordLogin(ctx, &fresh, email)
+			} else {
+				err = a.readCredential(&fresh, tokenFile, accountFile)
+			}
+			if err != nil {
+				return err
+			}
 			return a.login(ctx, name, fresh)
 		},
 	}
+	at.add(c)
 	f := c.Flags()
-	f.StringVar(&hubURL, "url", "", "where the hub's API is")
-	f.StringVar(&caFile, "ca-file", "", "the hub's own authority (PEM); without it the system's authorities count")
 	f.StringVar(&tokenFile, "token-file", "", "file with the token; - for stdin")
 	f.StringVar(&accountFile, "service-account", "", "file that gpuaas sa create --save wrote")
-	f.StringVar(&name, "name", "", "name of the context (default: the host's name)")
+	f.StringVar(&email, "email", "", "your e-mail address, to log in with a password")
 	return c
 }
 
@@ -184,6 +215,9 @@ func (a *app) contextCommand() *cobra.Command {
 			for _, name := range s.names() {
 				c := s.Contexts[name]
 				as := "token"
+				if c.Login != nil {
+					as = "login"
+				}
 				if c.ServiceAccount != nil {
 					as = "service_account " + c.ServiceAccount.ID
 				}

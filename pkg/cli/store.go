@@ -28,11 +28,14 @@ type store struct {
 type hubContext struct {
 	URL   string `yaml:"url"`
 	CAPEM string `yaml:"ca_pem,omitempty"`
-	// Either a token or a service account.
+	// Either a token, a login with a password, or a service account.
 	Token          string          `yaml:"token,omitempty"`
+	Login          *login          `yaml:"login,omitempty"`
 	ServiceAccount *serviceAccount `yaml:"service_account,omitempty"`
 	// Project is what --project defaults to.
 	Project string `yaml:"project,omitempty"`
+	// name in the store; empty for the environment's.
+	name string
 }
 
 type serviceAccount struct {
@@ -46,6 +49,8 @@ func (c hubContext) credential(conf client.Config) (client.Credential, error) {
 	case c.ServiceAccount != nil:
 		sa := c.ServiceAccount
 		return client.NewServiceAccountCredential(conf, sa.ID, sa.KeyID, []byte(sa.PrivateKeyPEM))
+	case c.Login != nil:
+		return client.BearerToken(c.Login.AccessToken), nil
 	case c.Token != "":
 		return client.BearerToken(c.Token), nil
 	default:

@@ -11,4178 +11,11 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
-	"time"
 
 	"go.yaml.in/yaml/v3"
 
 	"github.com/oapi-codegen/runtime"
 )
-
-// Defines values for AcceleratorSharing.
-const (
-	AcceleratorSharingMps        AcceleratorSharing = "mps"
-	AcceleratorSharingTimeSlices AcceleratorSharing = "time_slices"
-)
-
-// Valid indicates whether the value is a known member of the AcceleratorSharing enum.
-func (e AcceleratorSharing) Valid() bool {
-	switch e {
-	case AcceleratorSharingMps:
-		return true
-	case AcceleratorSharingTimeSlices:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AccessExplanationReason.
-const (
-	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
-	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
-	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
-	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
-)
-
-// Valid indicates whether the value is a known member of the AccessExplanationReason enum.
-func (e AccessExplanationReason) Valid() bool {
-	switch e {
-	case AccessExplanationReasonDisabled:
-		return true
-	case AccessExplanationReasonOtherOrg:
-		return true
-	case AccessExplanationReasonPermitted:
-		return true
-	case AccessExplanationReasonRoleMissing:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AccessPrincipalType.
-const (
-	AccessPrincipalTypeServiceAccount AccessPrincipalType = "service_account"
-	AccessPrincipalTypeUser           AccessPrincipalType = "user"
-)
-
-// Valid indicates whether the value is a known member of the AccessPrincipalType enum.
-func (e AccessPrincipalType) Valid() bool {
-	switch e {
-	case AccessPrincipalTypeServiceAccount:
-		return true
-	case AccessPrincipalTypeUser:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AllocationStatus.
-const (
-	AllocationStatusActive    AllocationStatus = "active"
-	AllocationStatusNodeLost  AllocationStatus = "node_lost"
-	AllocationStatusPending   AllocationStatus = "pending"
-	AllocationStatusReleased  AllocationStatus = "released"
-	AllocationStatusReleasing AllocationStatus = "releasing"
-)
-
-// Valid indicates whether the value is a known member of the AllocationStatus enum.
-func (e AllocationStatus) Valid() bool {
-	switch e {
-	case AllocationStatusActive:
-		return true
-	case AllocationStatusNodeLost:
-		return true
-	case AllocationStatusPending:
-		return true
-	case AllocationStatusReleased:
-		return true
-	case AllocationStatusReleasing:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AppInstanceHealth.
-const (
-	AppInstanceHealthDegraded  AppInstanceHealth = "degraded"
-	AppInstanceHealthHealthy   AppInstanceHealth = "healthy"
-	AppInstanceHealthUnhealthy AppInstanceHealth = "unhealthy"
-	AppInstanceHealthUnknown   AppInstanceHealth = "unknown"
-)
-
-// Valid indicates whether the value is a known member of the AppInstanceHealth enum.
-func (e AppInstanceHealth) Valid() bool {
-	switch e {
-	case AppInstanceHealthDegraded:
-		return true
-	case AppInstanceHealthHealthy:
-		return true
-	case AppInstanceHealthUnhealthy:
-		return true
-	case AppInstanceHealthUnknown:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AppInstanceStatus.
-const (
-	AppInstanceStatusDecommissioned  AppInstanceStatus = "decommissioned"
-	AppInstanceStatusDecommissioning AppInstanceStatus = "decommissioning"
-	AppInstanceStatusDeploying       AppInstanceStatus = "deploying"
-	AppInstanceStatusFailed          AppInstanceStatus = "failed"
-	AppInstanceStatusRequested       AppInstanceStatus = "requested"
-	AppInstanceStatusRollingBack     AppInstanceStatus = "rolling_back"
-	AppInstanceStatusRunning         AppInstanceStatus = "running"
-	AppInstanceStatusStopped         AppInstanceStatus = "stopped"
-	AppInstanceStatusStopping        AppInstanceStatus = "stopping"
-	AppInstanceStatusUpgrading       AppInstanceStatus = "upgrading"
-)
-
-// Valid indicates whether the value is a known member of the AppInstanceStatus enum.
-func (e AppInstanceStatus) Valid() bool {
-	switch e {
-	case AppInstanceStatusDecommissioned:
-		return true
-	case AppInstanceStatusDecommissioning:
-		return true
-	case AppInstanceStatusDeploying:
-		return true
-	case AppInstanceStatusFailed:
-		return true
-	case AppInstanceStatusRequested:
-		return true
-	case AppInstanceStatusRollingBack:
-		return true
-	case AppInstanceStatusRunning:
-		return true
-	case AppInstanceStatusStopped:
-		return true
-	case AppInstanceStatusStopping:
-		return true
-	case AppInstanceStatusUpgrading:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AppVersionStatus.
-const (
-	AppVersionStatusActive     AppVersionStatus = "active"
-	AppVersionStatusCanary     AppVersionStatus = "canary"
-	AppVersionStatusDeprecated AppVersionStatus = "deprecated"
-	AppVersionStatusDraft      AppVersionStatus = "draft"
-	AppVersionStatusRetired    AppVersionStatus = "retired"
-	AppVersionStatusStaged     AppVersionStatus = "staged"
-)
-
-// Valid indicates whether the value is a known member of the AppVersionStatus enum.
-func (e AppVersionStatus) Valid() bool {
-	switch e {
-	case AppVersionStatusActive:
-		return true
-	case AppVersionStatusCanary:
-		return true
-	case AppVersionStatusDeprecated:
-		return true
-	case AppVersionStatusDraft:
-		return true
-	case AppVersionStatusRetired:
-		return true
-	case AppVersionStatusStaged:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ArtifactStatus.
-const (
-	ArtifactStatusActive     ArtifactStatus = "active"
-	ArtifactStatusDeprecated ArtifactStatus = "deprecated"
-	ArtifactStatusRegistered ArtifactStatus = "registered"
-	ArtifactStatusRetired    ArtifactStatus = "retired"
-	ArtifactStatusRevoked    ArtifactStatus = "revoked"
-)
-
-// Valid indicates whether the value is a known member of the ArtifactStatus enum.
-func (e ArtifactStatus) Valid() bool {
-	switch e {
-	case ArtifactStatusActive:
-		return true
-	case ArtifactStatusDeprecated:
-		return true
-	case ArtifactStatusRegistered:
-		return true
-	case ArtifactStatusRetired:
-		return true
-	case ArtifactStatusRevoked:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ArtifactTrustState.
-const (
-	ArtifactTrustStateRejected   ArtifactTrustState = "rejected"
-	ArtifactTrustStateRevoked    ArtifactTrustState = "revoked"
-	ArtifactTrustStateUnverified ArtifactTrustState = "unverified"
-	ArtifactTrustStateVerified   ArtifactTrustState = "verified"
-)
-
-// Valid indicates whether the value is a known member of the ArtifactTrustState enum.
-func (e ArtifactTrustState) Valid() bool {
-	switch e {
-	case ArtifactTrustStateRejected:
-		return true
-	case ArtifactTrustStateRevoked:
-		return true
-	case ArtifactTrustStateUnverified:
-		return true
-	case ArtifactTrustStateVerified:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ArtifactKind.
-const (
-	ArtifactKindBlob ArtifactKind = "blob"
-	ArtifactKindOci  ArtifactKind = "oci"
-)
-
-// Valid indicates whether the value is a known member of the ArtifactKind enum.
-func (e ArtifactKind) Valid() bool {
-	switch e {
-	case ArtifactKindBlob:
-		return true
-	case ArtifactKindOci:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ArtifactSourceType.
-const (
-	ArtifactSourceTypeArtifactStore ArtifactSourceType = "artifact_store"
-	ArtifactSourceTypeOciRegistry   ArtifactSourceType = "oci_registry"
-)
-
-// Valid indicates whether the value is a known member of the ArtifactSourceType enum.
-func (e ArtifactSourceType) Valid() bool {
-	switch e {
-	case ArtifactSourceTypeArtifactStore:
-		return true
-	case ArtifactSourceTypeOciRegistry:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AuditActorType.
-const (
-	AuditActorTypeAnonymous      AuditActorType = "anonymous"
-	AuditActorTypeNode           AuditActorType = "node"
-	AuditActorTypeRecovery       AuditActorType = "recovery"
-	AuditActorTypeServiceAccount AuditActorType = "service_account"
-	AuditActorTypeSystem         AuditActorType = "system"
-	AuditActorTypeUser           AuditActorType = "user"
-)
-
-// Valid indicates whether the value is a known member of the AuditActorType enum.
-func (e AuditActorType) Valid() bool {
-	switch e {
-	case AuditActorTypeAnonymous:
-		return true
-	case AuditActorTypeNode:
-		return true
-	case AuditActorTypeRecovery:
-		return true
-	case AuditActorTypeServiceAccount:
-		return true
-	case AuditActorTypeSystem:
-		return true
-	case AuditActorTypeUser:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for AuditOutcome.
-const (
-	AuditOutcomeDenied AuditOutcome = "denied"
-	AuditOutcomeDone   AuditOutcome = "done"
-	AuditOutcomeFailed AuditOutcome = "failed"
-)
-
-// Valid indicates whether the value is a known member of the AuditOutcome enum.
-func (e AuditOutcome) Valid() bool {
-	switch e {
-	case AuditOutcomeDenied:
-		return true
-	case AuditOutcomeDone:
-		return true
-	case AuditOutcomeFailed:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for CapacityShape.
-const (
-	CapacityShapeBaremetal CapacityShape = "baremetal"
-	CapacityShapeGpuSlice  CapacityShape = "gpu_slice"
-)
-
-// Valid indicates whether the value is a known member of the CapacityShape enum.
-func (e CapacityShape) Valid() bool {
-	switch e {
-	case CapacityShapeBaremetal:
-		return true
-	case CapacityShapeGpuSlice:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for Channel.
-const (
-	ChannelDev   Channel = "dev"
-	ChannelProd  Channel = "prod"
-	ChannelStage Channel = "stage"
-)
-
-// Valid indicates whether the value is a known member of the Channel enum.
-func (e Channel) Valid() bool {
-	switch e {
-	case ChannelDev:
-		return true
-	case ChannelProd:
-		return true
-	case ChannelStage:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ControlPlaneScope.
-const (
-	ControlPlaneScopePlatform ControlPlaneScope = "platform"
-	ControlPlaneScopeProject  ControlPlaneScope = "project"
-	ControlPlaneScopeTenant   ControlPlaneScope = "tenant"
-)
-
-// Valid indicates whether the value is a known member of the ControlPlaneScope enum.
-func (e ControlPlaneScope) Valid() bool {
-	switch e {
-	case ControlPlaneScopePlatform:
-		return true
-	case ControlPlaneScopeProject:
-		return true
-	case ControlPlaneScopeTenant:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for EndpointAccess.
-const (
-	EndpointAccessPrivate EndpointAccess = "private"
-)
-
-// Valid indicates whether the value is a known member of the EndpointAccess enum.
-func (e EndpointAccess) Valid() bool {
-	switch e {
-	case EndpointAccessPrivate:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for EventDatacontenttype.
-const (
-	EventDatacontenttypeApplicationJSON EventDatacontenttype = "application/json"
-)
-
-// Valid indicates whether the value is a known member of the EventDatacontenttype enum.
-func (e EventDatacontenttype) Valid() bool {
-	switch e {
-	case EventDatacontenttypeApplicationJSON:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for EventSpecversion.
-const (
-	EventSpecversionN10 EventSpecversion = "1.0"
-)
-
-// Valid indicates whether the value is a known member of the EventSpecversion enum.
-func (e EventSpecversion) Valid() bool {
-	switch e {
-	case EventSpecversionN10:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for EvidenceKind.
-const (
-	EvidenceKindProvenance EvidenceKind = "provenance"
-	EvidenceKindSignature  EvidenceKind = "signature"
-)
-
-// Valid indicates whether the value is a known member of the EvidenceKind enum.
-func (e EvidenceKind) Valid() bool {
-	switch e {
-	case EvidenceKindProvenance:
-		return true
-	case EvidenceKindSignature:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for HealthStatus.
-const (
-	HealthStatusOk HealthStatus = "ok"
-)
-
-// Valid indicates whether the value is a known member of the HealthStatus enum.
-func (e HealthStatus) Valid() bool {
-	switch e {
-	case HealthStatusOk:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ImagePullPhase.
-const (
-	ImagePullPhaseFetching  ImagePullPhase = "fetching"
-	ImagePullPhaseResolving ImagePullPhase = "resolving"
-	ImagePullPhaseUnpacking ImagePullPhase = "unpacking"
-)
-
-// Valid indicates whether the value is a known member of the ImagePullPhase enum.
-func (e ImagePullPhase) Valid() bool {
-	switch e {
-	case ImagePullPhaseFetching:
-		return true
-	case ImagePullPhaseResolving:
-		return true
-	case ImagePullPhaseUnpacking:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for JoinTokenStatus.
-const (
-	JoinTokenStatusExpired JoinTokenStatus = "expired"
-	JoinTokenStatusOpen    JoinTokenStatus = "open"
-	JoinTokenStatusUsed    JoinTokenStatus = "used"
-)
-
-// Valid indicates whether the value is a known member of the JoinTokenStatus enum.
-func (e JoinTokenStatus) Valid() bool {
-	switch e {
-	case JoinTokenStatusExpired:
-		return true
-	case JoinTokenStatusOpen:
-		return true
-	case JoinTokenStatusUsed:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for MemberServiceStatus.
-const (
-	MemberServiceStatusCompleted MemberServiceStatus = "completed"
-	MemberServiceStatusFailed    MemberServiceStatus = "failed"
-	MemberServiceStatusReady     MemberServiceStatus = "ready"
-	MemberServiceStatusStarting  MemberServiceStatus = "starting"
-	MemberServiceStatusStopped   MemberServiceStatus = "stopped"
-	MemberServiceStatusUnhealthy MemberServiceStatus = "unhealthy"
-	MemberServiceStatusWaiting   MemberServiceStatus = "waiting"
-)
-
-// Valid indicates whether the value is a known member of the MemberServiceStatus enum.
-func (e MemberServiceStatus) Valid() bool {
-	switch e {
-	case MemberServiceStatusCompleted:
-		return true
-	case MemberServiceStatusFailed:
-		return true
-	case MemberServiceStatusReady:
-		return true
-	case MemberServiceStatusStarting:
-		return true
-	case MemberServiceStatusStopped:
-		return true
-	case MemberServiceStatusUnhealthy:
-		return true
-	case MemberServiceStatusWaiting:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for MemberStatus.
-const (
-	MemberStatusDegraded MemberStatus = "degraded"
-	MemberStatusFailed   MemberStatus = "failed"
-	MemberStatusPending  MemberStatus = "pending"
-	MemberStatusReady    MemberStatus = "ready"
-	MemberStatusRemoved  MemberStatus = "removed"
-	MemberStatusStarting MemberStatus = "starting"
-	MemberStatusStopped  MemberStatus = "stopped"
-	MemberStatusStopping MemberStatus = "stopping"
-)
-
-// Valid indicates whether the value is a known member of the MemberStatus enum.
-func (e MemberStatus) Valid() bool {
-	switch e {
-	case MemberStatusDegraded:
-		return true
-	case MemberStatusFailed:
-		return true
-	case MemberStatusPending:
-		return true
-	case MemberStatusReady:
-		return true
-	case MemberStatusRemoved:
-		return true
-	case MemberStatusStarting:
-		return true
-	case MemberStatusStopped:
-		return true
-	case MemberStatusStopping:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for NodeStatus.
-const (
-	NodeStatusBanned      NodeStatus = "banned"
-	NodeStatusDraining    NodeStatus = "draining"
-	NodeStatusLost        NodeStatus = "lost"
-	NodeStatusOffline     NodeStatus = "offline"
-	NodeStatusOnline      NodeStatus = "online"
-	NodeStatusQuarantined NodeStatus = "quarantined"
-	NodeStatusRemoved     NodeStatus = "removed"
-)
-
-// Valid indicates whether the value is a known member of the NodeStatus enum.
-func (e NodeStatus) Valid() bool {
-	switch e {
-	case NodeStatusBanned:
-		return true
-	case NodeStatusDraining:
-		return true
-	case NodeStatusLost:
-		return true
-	case NodeStatusOffline:
-		return true
-	case NodeStatusOnline:
-		return true
-	case NodeStatusQuarantined:
-		return true
-	case NodeStatusRemoved:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for OperatingMode.
-const (
-	OperatingModePlatformManaged OperatingMode = "platform_managed"
-	OperatingModeTenantDedicated OperatingMode = "tenant_dedicated"
-)
-
-// Valid indicates whether the value is a known member of the OperatingMode enum.
-func (e OperatingMode) Valid() bool {
-	switch e {
-	case OperatingModePlatformManaged:
-		return true
-	case OperatingModeTenantDedicated:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for PostingKind.
-const (
-	PostingKindAdjustment   PostingKind = "adjustment"
-	PostingKindCredit       PostingKind = "credit"
-	PostingKindHoldClosed   PostingKind = "hold_closed"
-	PostingKindHoldExtended PostingKind = "hold_extended"
-	PostingKindHoldOpened   PostingKind = "hold_opened"
-	PostingKindHoldReduced  PostingKind = "hold_reduced"
-	PostingKindUsage        PostingKind = "usage"
-	PostingKindWriteOff     PostingKind = "write_off"
-)
-
-// Valid indicates whether the value is a known member of the PostingKind enum.
-func (e PostingKind) Valid() bool {
-	switch e {
-	case PostingKindAdjustment:
-		return true
-	case PostingKindCredit:
-		return true
-	case PostingKindHoldClosed:
-		return true
-	case PostingKindHoldExtended:
-		return true
-	case PostingKindHoldOpened:
-		return true
-	case PostingKindHoldReduced:
-		return true
-	case PostingKindUsage:
-		return true
-	case PostingKindWriteOff:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for PostingSubjectKind.
-const (
-	PostingSubjectKindAllocation PostingSubjectKind = "allocation"
-	PostingSubjectKindMember     PostingSubjectKind = "member"
-	PostingSubjectKindOrg        PostingSubjectKind = "org"
-	PostingSubjectKindVolume     PostingSubjectKind = "volume"
-)
-
-// Valid indicates whether the value is a known member of the PostingSubjectKind enum.
-func (e PostingSubjectKind) Valid() bool {
-	switch e {
-	case PostingSubjectKindAllocation:
-		return true
-	case PostingSubjectKindMember:
-		return true
-	case PostingSubjectKindOrg:
-		return true
-	case PostingSubjectKindVolume:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for PriceUnit.
-const (
-	PriceUnitHour   PriceUnit = "hour"
-	PriceUnitMinute PriceUnit = "minute"
-	PriceUnitSecond PriceUnit = "second"
-	PriceUnitUnit   PriceUnit = "unit"
-)
-
-// Valid indicates whether the value is a known member of the PriceUnit enum.
-func (e PriceUnit) Valid() bool {
-	switch e {
-	case PriceUnitHour:
-		return true
-	case PriceUnitMinute:
-		return true
-	case PriceUnitSecond:
-		return true
-	case PriceUnitUnit:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ProjectRole.
-const (
-	ProjectRoleAppOperator  ProjectRole = "app_operator"
-	ProjectRoleProjectAdmin ProjectRole = "project_admin"
-	ProjectRoleViewer       ProjectRole = "viewer"
-)
-
-// Valid indicates whether the value is a known member of the ProjectRole enum.
-func (e ProjectRole) Valid() bool {
-	switch e {
-	case ProjectRoleAppOperator:
-		return true
-	case ProjectRoleProjectAdmin:
-		return true
-	case ProjectRoleViewer:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for PublishIntentSignatureScheme.
-const (
-	PublishIntentSignatureSchemeCosignSimpleSigningEd25519 PublishIntentSignatureScheme = "cosign-simple-signing-ed25519"
-)
-
-// Valid indicates whether the value is a known member of the PublishIntentSignatureScheme enum.
-func (e PublishIntentSignatureScheme) Valid() bool {
-	switch e {
-	case PublishIntentSignatureSchemeCosignSimpleSigningEd25519:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for PublisherStatus.
-const (
-	PublisherStatusActive  PublisherStatus = "active"
-	PublisherStatusExpired PublisherStatus = "expired"
-	PublisherStatusRevoked PublisherStatus = "revoked"
-)
-
-// Valid indicates whether the value is a known member of the PublisherStatus enum.
-func (e PublisherStatus) Valid() bool {
-	switch e {
-	case PublisherStatusActive:
-		return true
-	case PublisherStatusExpired:
-		return true
-	case PublisherStatusRevoked:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for QuotaName.
-const (
-	QuotaNameAccelerators    QuotaName = "accelerators"
-	QuotaNameAllocations     QuotaName = "allocations"
-	QuotaNameAppInstances    QuotaName = "app_instances"
-	QuotaNameAppSlugs        QuotaName = "app_slugs"
-	QuotaNameCPUCores        QuotaName = "cpu_cores"
-	QuotaNamePublishIntents  QuotaName = "publish_intents"
-	QuotaNameRegistryBytes   QuotaName = "registry_bytes"
-	QuotaNameServiceAccounts QuotaName = "service_accounts"
-	QuotaNameUserTokens      QuotaName = "user_tokens"
-	QuotaNameUsers           QuotaName = "users"
-	QuotaNameVolumeBytes     QuotaName = "volume_bytes"
-)
-
-// Valid indicates whether the value is a known member of the QuotaName enum.
-func (e QuotaName) Valid() bool {
-	switch e {
-	case QuotaNameAccelerators:
-		return true
-	case QuotaNameAllocations:
-		return true
-	case QuotaNameAppInstances:
-		return true
-	case QuotaNameAppSlugs:
-		return true
-	case QuotaNameCPUCores:
-		return true
-	case QuotaNamePublishIntents:
-		return true
-	case QuotaNameRegistryBytes:
-		return true
-	case QuotaNameServiceAccounts:
-		return true
-	case QuotaNameUserTokens:
-		return true
-	case QuotaNameUsers:
-		return true
-	case QuotaNameVolumeBytes:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for RecoveringNodeState.
-const (
-	RecoveringNodeStateOwesUsage RecoveringNodeState = "owes_usage"
-	RecoveringNodeStateWaiting   RecoveringNodeState = "waiting"
-)
-
-// Valid indicates whether the value is a known member of the RecoveringNodeState enum.
-func (e RecoveringNodeState) Valid() bool {
-	switch e {
-	case RecoveringNodeStateOwesUsage:
-		return true
-	case RecoveringNodeStateWaiting:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for RecoveryFindingKind.
-const (
-	RecoveryFindingKindAccrualFailed          RecoveryFindingKind = "accrual_failed"
-	RecoveryFindingKindAllocationSuperseded   RecoveryFindingKind = "allocation_superseded"
-	RecoveryFindingKindAllocationUnknown      RecoveryFindingKind = "allocation_unknown"
-	RecoveryFindingKindBundleNewer            RecoveryFindingKind = "bundle_newer"
-	RecoveryFindingKindContactFailed          RecoveryFindingKind = "contact_failed"
-	RecoveryFindingKindDocumentMissing        RecoveryFindingKind = "document_missing"
-	RecoveryFindingKindInstanceDecommissioned RecoveryFindingKind = "instance_decommissioned"
-	RecoveryFindingKindInstanceUnknown        RecoveryFindingKind = "instance_unknown"
-	RecoveryFindingKindLeaseUncovered         RecoveryFindingKind = "lease_uncovered"
-	RecoveryFindingKindMemberLeftOut          RecoveryFindingKind = "member_left_out"
-	RecoveryFindingKindNodeUnknown            RecoveryFindingKind = "node_unknown"
-	RecoveryFindingKindOrgUnknown             RecoveryFindingKind = "org_unknown"
-	RecoveryFindingKindPostingFailed          RecoveryFindingKind = "posting_failed"
-	RecoveryFindingKindProjectUnknown         RecoveryFindingKind = "project_unknown"
-	RecoveryFindingKindReleaseFailed          RecoveryFindingKind = "release_failed"
-	RecoveryFindingKindRenewalFailed          RecoveryFindingKind = "renewal_failed"
-	RecoveryFindingKindReportFailed           RecoveryFindingKind = "report_failed"
-	RecoveryFindingKindRevisionUnknown        RecoveryFindingKind = "revision_unknown"
-	RecoveryFindingKindSettlementFailed       RecoveryFindingKind = "settlement_failed"
-	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
-	RecoveryFindingKindUsageSetAside          RecoveryFindingKind = "usage_set_aside"
-	RecoveryFindingKindVolumeSnapshotUnknown  RecoveryFindingKind = "volume_snapshot_unknown"
-	RecoveryFindingKindVolumeUnknown          RecoveryFindingKind = "volume_unknown"
-)
-
-// Valid indicates whether the value is a known member of the RecoveryFindingKind enum.
-func (e RecoveryFindingKind) Valid() bool {
-	switch e {
-	case RecoveryFindingKindAccrualFailed:
-		return true
-	case RecoveryFindingKindAllocationSuperseded:
-		return true
-	case RecoveryFindingKindAllocationUnknown:
-		return true
-	case RecoveryFindingKindBundleNewer:
-		return true
-	case RecoveryFindingKindContactFailed:
-		return true
-	case RecoveryFindingKindDocumentMissing:
-		return true
-	case RecoveryFindingKindInstanceDecommissioned:
-		return true
-	case RecoveryFindingKindInstanceUnknown:
-		return true
-	case RecoveryFindingKindLeaseUncovered:
-		return true
-	case RecoveryFindingKindMemberLeftOut:
-		return true
-	case RecoveryFindingKindNodeUnknown:
-		return true
-	case RecoveryFindingKindOrgUnknown:
-		return true
-	case RecoveryFindingKindPostingFailed:
-		return true
-	case RecoveryFindingKindProjectUnknown:
-		return true
-	case RecoveryFindingKindReleaseFailed:
-		return true
-	case RecoveryFindingKindRenewalFailed:
-		return true
-	case RecoveryFindingKindReportFailed:
-		return true
-	case RecoveryFindingKindRevisionUnknown:
-		return true
-	case RecoveryFindingKindSettlementFailed:
-		return true
-	case RecoveryFindingKindStateUnverified:
-		return true
-	case RecoveryFindingKindUsageSetAside:
-		return true
-	case RecoveryFindingKindVolumeSnapshotUnknown:
-		return true
-	case RecoveryFindingKindVolumeUnknown:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for RefusalDocument.
-const (
-	RefusalDocumentBundle RefusalDocument = "bundle"
-	RefusalDocumentLeases RefusalDocument = "leases"
-	RefusalDocumentState  RefusalDocument = "state"
-	RefusalDocumentUsage  RefusalDocument = "usage"
-)
-
-// Valid indicates whether the value is a known member of the RefusalDocument enum.
-func (e RefusalDocument) Valid() bool {
-	switch e {
-	case RefusalDocumentBundle:
-		return true
-	case RefusalDocumentLeases:
-		return true
-	case RefusalDocumentState:
-		return true
-	case RefusalDocumentUsage:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for RegistryNamespaceMode.
-const (
-	RegistryNamespaceModeOrgOwned RegistryNamespaceMode = "org_owned"
-)
-
-// Valid indicates whether the value is a known member of the RegistryNamespaceMode enum.
-func (e RegistryNamespaceMode) Valid() bool {
-	switch e {
-	case RegistryNamespaceModeOrgOwned:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for RequestedByType.
-const (
-	RequestedByTypeServiceAccount RequestedByType = "service_account"
-	RequestedByTypeSystem         RequestedByType = "system"
-	RequestedByTypeUser           RequestedByType = "user"
-)
-
-// Valid indicates whether the value is a known member of the RequestedByType enum.
-func (e RequestedByType) Valid() bool {
-	switch e {
-	case RequestedByTypeServiceAccount:
-		return true
-	case RequestedByTypeSystem:
-		return true
-	case RequestedByTypeUser:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for RuntimeBackend.
-const (
-	RuntimeBackendBareMetal     RuntimeBackend = "bare_metal"
-	RuntimeBackendDockerCompose RuntimeBackend = "docker_compose"
-	RuntimeBackendK8S           RuntimeBackend = "k8s"
-	RuntimeBackendLaunchableOci RuntimeBackend = "launchable_oci"
-	RuntimeBackendRay           RuntimeBackend = "ray"
-	RuntimeBackendSlurm         RuntimeBackend = "slurm"
-)
-
-// Valid indicates whether the value is a known member of the RuntimeBackend enum.
-func (e RuntimeBackend) Valid() bool {
-	switch e {
-	case RuntimeBackendBareMetal:
-		return true
-	case RuntimeBackendDockerCompose:
-		return true
-	case RuntimeBackendK8S:
-		return true
-	case RuntimeBackendLaunchableOci:
-		return true
-	case RuntimeBackendRay:
-		return true
-	case RuntimeBackendSlurm:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ServiceAccountStatus.
-const (
-	ServiceAccountStatusActive   ServiceAccountStatus = "active"
-	ServiceAccountStatusDisabled ServiceAccountStatus = "disabled"
-)
-
-// Valid indicates whether the value is a known member of the ServiceAccountStatus enum.
-func (e ServiceAccountStatus) Valid() bool {
-	switch e {
-	case ServiceAccountStatusActive:
-		return true
-	case ServiceAccountStatusDisabled:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ServiceAccountKeyAlgorithm.
-const (
-	ServiceAccountKeyAlgorithmEd25519 ServiceAccountKeyAlgorithm = "Ed25519"
-)
-
-// Valid indicates whether the value is a known member of the ServiceAccountKeyAlgorithm enum.
-func (e ServiceAccountKeyAlgorithm) Valid() bool {
-	switch e {
-	case ServiceAccountKeyAlgorithmEd25519:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ServiceAccountRole.
-const (
-	ServiceAccountRoleAppOperator  ServiceAccountRole = "app_operator"
-	ServiceAccountRoleAppPublisher ServiceAccountRole = "app_publisher"
-	ServiceAccountRoleViewer       ServiceAccountRole = "viewer"
-)
-
-// Valid indicates whether the value is a known member of the ServiceAccountRole enum.
-func (e ServiceAccountRole) Valid() bool {
-	switch e {
-	case ServiceAccountRoleAppOperator:
-		return true
-	case ServiceAccountRoleAppPublisher:
-		return true
-	case ServiceAccountRoleViewer:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for ServiceDependencyCondition.
-const (
-	ServiceDependencyConditionServiceCompletedSuccessfully ServiceDependencyCondition = "service_completed_successfully"
-	ServiceDependencyConditionServiceHealthy               ServiceDependencyCondition = "service_healthy"
-	ServiceDependencyConditionServiceStarted               ServiceDependencyCondition = "service_started"
-)
-
-// Valid indicates whether the value is a known member of the ServiceDependencyCondition enum.
-func (e ServiceDependencyCondition) Valid() bool {
-	switch e {
-	case ServiceDependencyConditionServiceCompletedSuccessfully:
-		return true
-	case ServiceDependencyConditionServiceHealthy:
-		return true
-	case ServiceDependencyConditionServiceStarted:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for StatusReason.
-const (
-	StatusReasonCrashLoop             StatusReason = "crash_loop"
-	StatusReasonDeviceFault           StatusReason = "device_fault"
-	StatusReasonDiskLimit             StatusReason = "disk_limit"
-	StatusReasonEnvironmentFailed     StatusReason = "environment_failed"
-	StatusReasonFeatureMissing        StatusReason = "feature_missing"
-	StatusReasonImagePullFailed       StatusReason = "image_pull_failed"
-	StatusReasonImageSignatureInvalid StatusReason = "image_signature_invalid"
-	StatusReasonInsufficientCapacity  StatusReason = "insufficient_capacity"
-	StatusReasonInternal              StatusReason = "internal"
-	StatusReasonLeaseEnded            StatusReason = "lease_ended"
-	StatusReasonManifestNotAdmitted   StatusReason = "manifest_not_admitted"
-	StatusReasonNodeLost              StatusReason = "node_lost"
-	StatusReasonNodeUnreachable       StatusReason = "node_unreachable"
-	StatusReasonOutOfMemory           StatusReason = "out_of_memory"
-	StatusReasonOwnerRefused          StatusReason = "owner_refused"
-	StatusReasonPlacementRequired     StatusReason = "placement_required"
-	StatusReasonReadinessTimeout      StatusReason = "readiness_timeout"
-	StatusReasonSecretUnreadable      StatusReason = "secret_unreadable"
-)
-
-// Valid indicates whether the value is a known member of the StatusReason enum.
-func (e StatusReason) Valid() bool {
-	switch e {
-	case StatusReasonCrashLoop:
-		return true
-	case StatusReasonDeviceFault:
-		return true
-	case StatusReasonDiskLimit:
-		return true
-	case StatusReasonEnvironmentFailed:
-		return true
-	case StatusReasonFeatureMissing:
-		return true
-	case StatusReasonImagePullFailed:
-		return true
-	case StatusReasonImageSignatureInvalid:
-		return true
-	case StatusReasonInsufficientCapacity:
-		return true
-	case StatusReasonInternal:
-		return true
-	case StatusReasonLeaseEnded:
-		return true
-	case StatusReasonManifestNotAdmitted:
-		return true
-	case StatusReasonNodeLost:
-		return true
-	case StatusReasonNodeUnreachable:
-		return true
-	case StatusReasonOutOfMemory:
-		return true
-	case StatusReasonOwnerRefused:
-		return true
-	case StatusReasonPlacementRequired:
-		return true
-	case StatusReasonReadinessTimeout:
-		return true
-	case StatusReasonSecretUnreadable:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for TargetKind.
-const (
-	TargetKindAllocation TargetKind = "allocation"
-	TargetKindNode       TargetKind = "node"
-)
-
-// Valid indicates whether the value is a known member of the TargetKind enum.
-func (e TargetKind) Valid() bool {
-	switch e {
-	case TargetKindAllocation:
-		return true
-	case TargetKindNode:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for TargetReason.
-const (
-	TargetReasonAcceleratorsSharedOtherwise TargetReason = "accelerators_shared_otherwise"
-	TargetReasonFeatureMissing              TargetReason = "feature_missing"
-	TargetReasonInsufficientAccelerators    TargetReason = "insufficient_accelerators"
-	TargetReasonInsufficientCPU             TargetReason = "insufficient_cpu"
-	TargetReasonInsufficientMemory          TargetReason = "insufficient_memory"
-	TargetReasonNotEmpty                    TargetReason = "not_empty"
-	TargetReasonNotEntitled                 TargetReason = "not_entitled"
-	TargetReasonNotUsable                   TargetReason = "not_usable"
-	TargetReasonVolumeOnAnotherNode         TargetReason = "volume_on_another_node"
-	TargetReasonWrongShape                  TargetReason = "wrong_shape"
-)
-
-// Valid indicates whether the value is a known member of the TargetReason enum.
-func (e TargetReason) Valid() bool {
-	switch e {
-	case TargetReasonAcceleratorsSharedOtherwise:
-		return true
-	case TargetReasonFeatureMissing:
-		return true
-	case TargetReasonInsufficientAccelerators:
-		return true
-	case TargetReasonInsufficientCPU:
-		return true
-	case TargetReasonInsufficientMemory:
-		return true
-	case TargetReasonNotEmpty:
-		return true
-	case TargetReasonNotEntitled:
-		return true
-	case TargetReasonNotUsable:
-		return true
-	case TargetReasonVolumeOnAnotherNode:
-		return true
-	case TargetReasonWrongShape:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for TenantBoundaryMode.
-const (
-	TenantBoundaryModePlatformShared  TenantBoundaryMode = "platform_shared"
-	TenantBoundaryModeProjectIsolated TenantBoundaryMode = "project_isolated"
-	TenantBoundaryModeTenantShared    TenantBoundaryMode = "tenant_shared"
-)
-
-// Valid indicates whether the value is a known member of the TenantBoundaryMode enum.
-func (e TenantBoundaryMode) Valid() bool {
-	switch e {
-	case TenantBoundaryModePlatformShared:
-		return true
-	case TenantBoundaryModeProjectIsolated:
-		return true
-	case TenantBoundaryModeTenantShared:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for TokenTokenType.
-const (
-	TokenTokenTypeBearer TokenTokenType = "Bearer"
-)
-
-// Valid indicates whether the value is a known member of the TokenTokenType enum.
-func (e TokenTokenType) Valid() bool {
-	switch e {
-	case TokenTokenTypeBearer:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for UsageSource.
-const (
-	UsageSourceAllocation UsageSource = "allocation"
-	UsageSourceAppRuntime UsageSource = "app_runtime"
-	UsageSourceVolume     UsageSource = "volume"
-)
-
-// Valid indicates whether the value is a known member of the UsageSource enum.
-func (e UsageSource) Valid() bool {
-	switch e {
-	case UsageSourceAllocation:
-		return true
-	case UsageSourceAppRuntime:
-		return true
-	case UsageSourceVolume:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for UserStatus.
-const (
-	UserStatusActive   UserStatus = "active"
-	UserStatusDisabled UserStatus = "disabled"
-)
-
-// Valid indicates whether the value is a known member of the UserStatus enum.
-func (e UserStatus) Valid() bool {
-	switch e {
-	case UserStatusActive:
-		return true
-	case UserStatusDisabled:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for UserRole.
-const (
-	UserRoleAppPublisher UserRole = "app_publisher"
-	UserRoleOrgAdmin     UserRole = "org_admin"
-	UserRoleOrgBilling   UserRole = "org_billing"
-	UserRoleOrgMember    UserRole = "org_member"
-)
-
-// Valid indicates whether the value is a known member of the UserRole enum.
-func (e UserRole) Valid() bool {
-	switch e {
-	case UserRoleAppPublisher:
-		return true
-	case UserRoleOrgAdmin:
-		return true
-	case UserRoleOrgBilling:
-		return true
-	case UserRoleOrgMember:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for VolumeSnapshotStatus.
-const (
-	VolumeSnapshotStatusDeleted  VolumeSnapshotStatus = "deleted"
-	VolumeSnapshotStatusDeleting VolumeSnapshotStatus = "deleting"
-	VolumeSnapshotStatusPending  VolumeSnapshotStatus = "pending"
-	VolumeSnapshotStatusReady    VolumeSnapshotStatus = "ready"
-)
-
-// Valid indicates whether the value is a known member of the VolumeSnapshotStatus enum.
-func (e VolumeSnapshotStatus) Valid() bool {
-	switch e {
-	case VolumeSnapshotStatusDeleted:
-		return true
-	case VolumeSnapshotStatusDeleting:
-		return true
-	case VolumeSnapshotStatusPending:
-		return true
-	case VolumeSnapshotStatusReady:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for VolumeStatus.
-const (
-	VolumeStatusDeleted   VolumeStatus = "deleted"
-	VolumeStatusDeleting  VolumeStatus = "deleting"
-	VolumeStatusMissing   VolumeStatus = "missing"
-	VolumeStatusNodeLost  VolumeStatus = "node_lost"
-	VolumeStatusPending   VolumeStatus = "pending"
-	VolumeStatusReady     VolumeStatus = "ready"
-	VolumeStatusResizing  VolumeStatus = "resizing"
-	VolumeStatusRestoring VolumeStatus = "restoring"
-)
-
-// Valid indicates whether the value is a known member of the VolumeStatus enum.
-func (e VolumeStatus) Valid() bool {
-	switch e {
-	case VolumeStatusDeleted:
-		return true
-	case VolumeStatusDeleting:
-		return true
-	case VolumeStatusMissing:
-		return true
-	case VolumeStatusNodeLost:
-		return true
-	case VolumeStatusPending:
-		return true
-	case VolumeStatusReady:
-		return true
-	case VolumeStatusResizing:
-		return true
-	case VolumeStatusRestoring:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for WhoamiType.
-const (
-	WhoamiTypeServiceAccount WhoamiType = "service_account"
-	WhoamiTypeUser           WhoamiType = "user"
-)
-
-// Valid indicates whether the value is a known member of the WhoamiType enum.
-func (e WhoamiType) Valid() bool {
-	switch e {
-	case WhoamiTypeServiceAccount:
-		return true
-	case WhoamiTypeUser:
-		return true
-	default:
-		return false
-	}
-}
-
-// Defines values for StreamEventsParamsBegin.
-const (
-	StreamEventsParamsBeginNow    StreamEventsParamsBegin = "now"
-	StreamEventsParamsBeginOldest StreamEventsParamsBegin = "oldest"
-)
-
-// Valid indicates whether the value is a known member of the StreamEventsParamsBegin enum.
-func (e StreamEventsParamsBegin) Valid() bool {
-	switch e {
-	case StreamEventsParamsBeginNow:
-		return true
-	case StreamEventsParamsBeginOldest:
-		return true
-	default:
-		return false
-	}
-}
-
-// AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
-type AcceleratorLink struct {
-	Count int64 `json:"count"`
-
-	// Kind nvlink, nvswitch or xgmi
-	Kind string `json:"kind"`
-
-	// PeerID Absent for a switch, which connects all that have links to it
-	PeerID string `json:"peer_id,omitempty,omitzero"`
-}
-
-// AcceleratorPartition A part of the accelerator: a MIG instance or a partition of an AMD GPU, which is a device of its own for the driver, or a slice of a GPU that its owner shares, and that only one org has. It is allocated by the name of its model, which is the accelerator's, then MIG for a MIG instance, then the profile.
-type AcceleratorPartition struct {
-	ID string `json:"id"`
-
-	// MemoryMib Of a slice its share; time slices do not limit it
-	MemoryMib int64 `json:"memory_mib"`
-
-	// Profile Like 1g.10gb, CPX/NPS4, or 1/4 MPS
-	Profile string `json:"profile"`
-
-	// Sharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
-	Sharing AcceleratorSharing `json:"sharing,omitempty,omitzero"`
-}
-
-// AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
-type AcceleratorSharing string
-
-// AccessExplanation defines model for AccessExplanation.
-type AccessExplanation struct {
-	Allowed bool `json:"allowed"`
-
-	// CustomRoles Ids of roles that the org has made
-	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID      ID              `json:"org_id,omitempty,omitzero"`
-	Permission string          `json:"permission"`
-	Principal  AccessPrincipal `json:"principal"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id,omitempty,omitzero"`
-
-	// Reason `role_missing`: the principal holds no role there that has the permission
-	Reason AccessExplanationReason `json:"reason"`
-
-	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
-	RolesWithPermission []string `json:"roles_with_permission"`
-
-	// Rules The rules that allowed it, or that forbade it; none where no rule permits it
-	Rules []AccessRule `json:"rules"`
-}
-
-// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
-type AccessExplanationReason string
-
-// AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
-type AccessInstructions struct {
-	// PortForward Through the hub; needs the permission apps.instance.connect
-	PortForward string `json:"port_forward"`
-
-	// SSHTunnel For a reader with an account on the node; absent where the node's name is no host name
-	SSHTunnel string `json:"ssh_tunnel,omitempty,omitzero"`
-}
-
-// AccessPrincipal defines model for AccessPrincipal.
-type AccessPrincipal struct {
-	// ID UUIDv7 in lower case.
-	ID   ID                  `json:"id"`
-	Type AccessPrincipalType `json:"type"`
-}
-
-// AccessPrincipalType defines model for AccessPrincipal.Type.
-type AccessPrincipalType string
-
-// AccessQuestion defines model for AccessQuestion.
-type AccessQuestion struct {
-	// OrgID UUIDv7 in lower case.
-	OrgID      ID              `json:"org_id,omitempty,omitzero"`
-	Permission string          `json:"permission"`
-	Principal  AccessPrincipal `json:"principal,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id,omitempty,omitzero"`
-}
-
-// AccessRule defines model for AccessRule.
-type AccessRule struct {
-	Description string `json:"description"`
-	ID          string `json:"id"`
-}
-
-// Allocation defines model for Allocation.
-type Allocation struct {
-	AcceleratorCount int32         `json:"accelerator_count"`
-	AcceleratorIds   []string      `json:"accelerator_ids"`
-	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
-	CapacityShape    CapacityShape `json:"capacity_shape"`
-	CorrelationID    string        `json:"correlation_id"`
-	CPUCores         int32         `json:"cpu_cores"`
-	CreatedAt        time.Time     `json:"created_at"`
-
-	// FreeCPUCores Decimal; what instances on it have left
-	FreeCPUCores  string `json:"free_cpu_cores"`
-	FreeMemoryMib int64  `json:"free_memory_mib"`
-
-	// ID UUIDv7 in lower case.
-	ID        ID    `json:"id"`
-	MemoryMib int64 `json:"memory_mib"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID  ID        `json:"project_id"`
-	ReleasedAt time.Time `json:"released_at,omitempty,omitzero"`
-
-	// ResourceVersion Grows with every change of the allocation; free capacity may be newer. The `after` of the next call
-	ResourceVersion int64            `json:"resource_version"`
-	Sku             string           `json:"sku,omitempty,omitzero"`
-	Status          AllocationStatus `json:"status"`
-	UpdatedAt       time.Time        `json:"updated_at"`
-}
-
-// AllocationCreate defines model for AllocationCreate.
-type AllocationCreate struct {
-	AcceleratorCount int32         `json:"accelerator_count"`
-	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
-	CapacityShape    CapacityShape `json:"capacity_shape"`
-	CPUCores         int32         `json:"cpu_cores"`
-	MemoryMib        int64         `json:"memory_mib"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id,omitempty,omitzero"`
-
-	// Sku Lower-case letters, digits and inner hyphens.
-	Sku Slug `json:"sku,omitempty,omitzero"`
-}
-
-// AllocationList defines model for AllocationList.
-type AllocationList struct {
-	Items      []Allocation `json:"items"`
-	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
-}
-
-// AllocationStatus defines model for AllocationStatus.
-type AllocationStatus string
-
-// Amount Decimal number with at most nine digits after the point.
-type Amount = string
-
-// App defines model for App.
-type App struct {
-	Category    string `json:"category"`
-	Description string `json:"description"`
-	DisplayName string `json:"display_name"`
-
-	// LatestVersion Newest active version; absent where none is
-	LatestVersion  string         `json:"latest_version,omitempty,omitzero"`
-	RuntimeBackend RuntimeBackend `json:"runtime_backend"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// AppInstance defines model for AppInstance.
-type AppInstance struct {
-	// ActivatedAt First time it was running
-	ActivatedAt time.Time `json:"activated_at,omitempty,omitzero"`
-
-	// AppSlug Lower-case letters, digits and inner hyphens.
-	AppSlug           Slug                   `json:"app_slug"`
-	Config            map[string]interface{} `json:"config"`
-	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope"`
-	CorrelationID     string                 `json:"correlation_id"`
-
-	// Cost Only where one instance is asked for, not in lists.
-	Cost        InstanceCost `json:"cost,omitempty,omitzero"`
-	CreatedAt   time.Time    `json:"created_at"`
-	DisplayName DisplayName  `json:"display_name"`
-	Endpoints   []Endpoint   `json:"endpoints"`
-
-	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
-	Environment EnvironmentChoice `json:"environment,omitempty,omitzero"`
-	Health      AppInstanceHealth `json:"health"`
-	HintResults []HintResult      `json:"hint_results"`
-
-	// ID UUIDv7 in lower case.
-	ID            ID            `json:"id"`
-	Members       []Member      `json:"members"`
-	OperatingMode OperatingMode `json:"operating_mode"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-
-	// Parameters Without the secret ones
-	Parameters      map[string]interface{} `json:"parameters"`
-	PlacementIntent PlacementIntent        `json:"placement_intent"`
-
-	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
-	Ports PortChoices `json:"ports,omitempty,omitzero"`
-
-	// PreviousVersion What a rollback without a target goes back to
-	PreviousVersion string `json:"previous_version,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID   ID          `json:"project_id"`
-	RequestedBy RequestedBy `json:"requested_by"`
-
-	// ResourceVersion Grows with every change of the instance; cost may be newer. The `after` of the next call
-	ResourceVersion int64 `json:"resource_version"`
-
-	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
-	Resources InstanceResources `json:"resources,omitempty,omitzero"`
-
-	// Revision Grows with upgrade, rollback and start; where a node leaves a failed upgrade by itself it is the earlier one again
-	Revision       int64             `json:"revision"`
-	RuntimeBackend RuntimeBackend    `json:"runtime_backend"`
-	Status         AppInstanceStatus `json:"status"`
-
-	// StatusReason Why the status is what it is; absent when all is well.
-	StatusReason       StatusReason       `json:"status_reason,omitempty,omitzero"`
-	TenantBoundaryMode TenantBoundaryMode `json:"tenant_boundary_mode"`
-	UpdatedAt          time.Time          `json:"updated_at"`
-	Version            VersionName        `json:"version"`
-
-	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
-	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
-}
-
-// AppInstanceChange defines model for AppInstanceChange.
-type AppInstanceChange struct {
-	Config      map[string]interface{} `json:"config,omitempty,omitzero"`
-	DisplayName DisplayName            `json:"display_name,omitempty,omitzero"`
-}
-
-// AppInstanceCopy defines model for AppInstanceCopy.
-type AppInstanceCopy struct {
-	// Into The input goes there; absent: what is there comes as output
-	Into bool `json:"into,omitempty,omitzero"`
-
-	// MemberID UUIDv7 in lower case.
-	MemberID ID `json:"member_id,omitempty,omitzero"`
-
-	// Path File or directory in the container
-	Path string `json:"path"`
-
-	// Service Lower-case letters, digits and inner hyphens.
-	Service Slug `json:"service,omitempty,omitzero"`
-}
-
-// AppInstanceCreate defines model for AppInstanceCreate.
-type AppInstanceCreate struct {
-	// AppSlug Lower-case letters, digits and inner hyphens.
-	AppSlug           Slug                   `json:"app_slug"`
-	Config            map[string]interface{} `json:"config,omitempty,omitzero"`
-	ControlPlaneScope ControlPlaneScope      `json:"control_plane_scope,omitempty,omitzero"`
-	DisplayName       DisplayName            `json:"display_name"`
-
-	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
-	Environment   EnvironmentChoice `json:"environment,omitempty,omitzero"`
-	OperatingMode OperatingMode     `json:"operating_mode,omitempty,omitzero"`
-
-	// Parameters Checked against the version's parameter schema. One that the schema marks writeOnly is a secret: the hub keeps it sealed to the key of the node and never shows it again; the app reads it from a file. The others are shown again by this API and stand in the arguments and the environment of containers
-	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
-	PlacementIntent PlacementIntent        `json:"placement_intent,omitempty,omitzero"`
-
-	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
-	Ports PortChoices `json:"ports,omitempty,omitzero"`
-
-	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
-	Resources InstanceResources `json:"resources,omitempty,omitzero"`
-	Version   VersionName       `json:"version"`
-
-	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
-	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
-}
-
-// AppInstanceExec defines model for AppInstanceExec.
-type AppInstanceExec struct {
-	Columns int32 `json:"columns,omitempty,omitzero"`
-
-	// Command Program and arguments; there is no shell but the one that they name
-	Command []string `json:"command"`
-
-	// MemberID UUIDv7 in lower case.
-	MemberID ID    `json:"member_id,omitempty,omitzero"`
-	Rows     int32 `json:"rows,omitempty,omitzero"`
-
-	// Service Lower-case letters, digits and inner hyphens.
-	Service Slug `json:"service,omitempty,omitzero"`
-
-	// Terminal The command gets a terminal
-	Terminal bool `json:"terminal,omitempty,omitzero"`
-}
-
-// AppInstanceHealth defines model for AppInstanceHealth.
-type AppInstanceHealth string
-
-// AppInstanceList defines model for AppInstanceList.
-type AppInstanceList struct {
-	Items      []AppInstance `json:"items"`
-	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
-}
-
-// AppInstancePortForward defines model for AppInstancePortForward.
-type AppInstancePortForward struct {
-	// MemberID UUIDv7 in lower case.
-	MemberID ID `json:"member_id,omitempty,omitzero"`
-
-	// Port Lower-case letters, digits and inner hyphens.
-	Port Slug `json:"port"`
-}
-
-// AppInstanceRollback defines model for AppInstanceRollback.
-type AppInstanceRollback struct {
-	TargetVersion VersionName `json:"target_version,omitempty,omitzero"`
-}
-
-// AppInstanceStatus defines model for AppInstanceStatus.
-type AppInstanceStatus string
-
-// AppInstanceUpgrade defines model for AppInstanceUpgrade.
-type AppInstanceUpgrade struct {
-	// Config All of it; absent leaves it as it is
-	Config map[string]interface{} `json:"config,omitempty,omitzero"`
-
-	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
-	Environment EnvironmentChoice `json:"environment,omitempty,omitzero"`
-
-	// Parameters All of them; absent leaves them as they are. A secret one that is not named stays, and null removes it
-	Parameters map[string]interface{} `json:"parameters,omitempty,omitzero"`
-
-	// Ports Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
-	Ports PortChoices `json:"ports,omitempty,omitzero"`
-
-	// Resources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
-	Resources     InstanceResources `json:"resources,omitempty,omitzero"`
-	TargetVersion VersionName       `json:"target_version"`
-
-	// Volumes Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
-	Volumes VolumeChoices `json:"volumes,omitempty,omitzero"`
-}
-
-// AppList defines model for AppList.
-type AppList struct {
-	Items      []App  `json:"items"`
-	NextCursor string `json:"next_cursor,omitempty,omitzero"`
-}
-
-// AppSlugTransfer defines model for AppSlugTransfer.
-type AppSlugTransfer struct {
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id,omitempty,omitzero"`
-}
-
-// AppVersion defines model for AppVersion.
-type AppVersion struct {
-	// AppSlug Lower-case letters, digits and inner hyphens.
-	AppSlug   Slug       `json:"app_slug"`
-	Artifacts []Artifact `json:"artifacts"`
-	CreatedAt time.Time  `json:"created_at"`
-
-	// Manifest The signed manifest's content as JSON
-	Manifest map[string]interface{} `json:"manifest"`
-
-	// Parameters JSON Schema of what a tenant may choose
-	Parameters     map[string]interface{} `json:"parameters"`
-	PublishedAt    time.Time              `json:"published_at,omitempty,omitzero"`
-	PublisherKeyID string                 `json:"publisher_key_id,omitempty,omitzero"`
-	Status         AppVersionStatus       `json:"status"`
-	Version        VersionName            `json:"version"`
-}
-
-// AppVersionList defines model for AppVersionList.
-type AppVersionList struct {
-	Items      []AppVersion `json:"items"`
-	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
-}
-
-// AppVersionStatus defines model for AppVersionStatus.
-type AppVersionStatus string
-
-// Artifact defines model for Artifact.
-type Artifact struct {
-	AppSlug      string       `json:"app_slug"`
-	AppVersion   string       `json:"app_version"`
-	ArtifactKind ArtifactKind `json:"artifact_kind"`
-	ArtifactName string       `json:"artifact_name"`
-	Channel      Channel      `json:"channel"`
-	CreatedAt    time.Time    `json:"created_at"`
-	Digest       Digest       `json:"digest"`
-	Evidence     []Evidence   `json:"evidence"`
-
-	// ID UUIDv7 in lower case.
-	ID         ID                 `json:"id"`
-	MediaType  string             `json:"media_type"`
-	Platforms  []string           `json:"platforms"`
-	Repository string             `json:"repository"`
-	SizeBytes  int64              `json:"size_bytes"`
-	Status     ArtifactStatus     `json:"status"`
-	TrustState ArtifactTrustState `json:"trust_state"`
-}
-
-// ArtifactStatus defines model for Artifact.Status.
-type ArtifactStatus string
-
-// ArtifactTrustState defines model for Artifact.TrustState.
-type ArtifactTrustState string
-
-// ArtifactKind defines model for ArtifactKind.
-type ArtifactKind string
-
-// ArtifactList defines model for ArtifactList.
-type ArtifactList struct {
-	Items      []Artifact `json:"items"`
-	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
-}
-
-// ArtifactName defines model for ArtifactName.
-type ArtifactName = string
-
-// ArtifactRegister defines model for ArtifactRegister.
-type ArtifactRegister struct {
-	// AppSlug Lower-case letters, digits and inner hyphens.
-	AppSlug      Slug         `json:"app_slug"`
-	AppVersion   VersionName  `json:"app_version"`
-	ArtifactKind ArtifactKind `json:"artifact_kind,omitempty,omitzero"`
-	ArtifactName ArtifactName `json:"artifact_name"`
-	Channel      Channel      `json:"channel,omitempty,omitzero"`
-	Digest       Digest       `json:"digest"`
-	MediaType    string       `json:"media_type,omitempty,omitzero"`
-
-	// Repository Without the registry's host.
-	Repository RepositoryName     `json:"repository,omitempty,omitzero"`
-	SourceType ArtifactSourceType `json:"source_type,omitempty,omitzero"`
-	SourceURI  string             `json:"source_uri,omitempty,omitzero"`
-	Tag        string             `json:"tag,omitempty,omitzero"`
-}
-
-// ArtifactSourceType defines model for ArtifactSourceType.
-type ArtifactSourceType string
-
-// AuditActor defines model for AuditActor.
-type AuditActor struct {
-	// ID Absent for the hub itself and for a caller that it does not know
-	ID   string         `json:"id,omitempty,omitzero"`
-	Type AuditActorType `json:"type"`
-}
-
-// AuditActorType defines model for AuditActor.Type.
-type AuditActorType string
-
-// AuditOutcome defines model for AuditOutcome.
-type AuditOutcome string
-
-// AuditRow defines model for AuditRow.
-type AuditRow struct {
-	// Action The permission or the operation, like apps.instance.create
-	Action string     `json:"action"`
-	Actor  AuditActor `json:"actor"`
-
-	// After The resource after; absent where there is none
-	After interface{} `json:"after,omitempty,omitzero"`
-	At    time.Time   `json:"at"`
-
-	// Before The resource before; absent where there was none
-	Before        interface{} `json:"before,omitempty,omitzero"`
-	CorrelationID string      `json:"correlation_id"`
-
-	// Hash SHA-256, in hexadecimal, over this object without the hash, in the form of RFC 8785
-	Hash string `json:"hash,omitempty,omitzero"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// Number The place in the chain of the org, without gaps; absent until the row has one
-	Number     int64      `json:"number,omitempty,omitzero"`
-	OnBehalfOf AuditActor `json:"on_behalf_of,omitempty,omitzero"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID   ID           `json:"org_id,omitempty,omitzero"`
-	Outcome AuditOutcome `json:"outcome"`
-
-	// PreviousHash The hash of the row before; 64 zeros in the first
-	PreviousHash string `json:"previous_hash,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id,omitempty,omitzero"`
-
-	// Reason Why it was done, where one was given; the code of the problem where it was denied or failed
-	Reason       string `json:"reason,omitempty,omitzero"`
-	ResourceID   string `json:"resource_id"`
-	ResourceType string `json:"resource_type"`
-
-	// SourceAddress The IP address that the request came from; absent where the hub or a node acted by itself
-	SourceAddress string `json:"source_address,omitempty,omitzero"`
-}
-
-// AuditRowList defines model for AuditRowList.
-type AuditRowList struct {
-	Items      []AuditRow `json:"items"`
-	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
-}
-
-// CapacityShape defines model for CapacityShape.
-type CapacityShape string
-
-// Channel defines model for Channel.
-type Channel string
-
-// ControlPlaneScope defines model for ControlPlaneScope.
-type ControlPlaneScope string
-
-// CostEstimate defines model for CostEstimate.
-type CostEstimate struct {
-	// CPUMillis The size that was priced
-	CPUMillis int64 `json:"cpu_millis"`
-
-	// Currency Absent where nothing has a price and the org has no wallet
-	Currency    string `json:"currency,omitempty,omitzero"`
-	MemoryBytes int64  `json:"memory_bytes"`
-
-	// PerHour Decimal; the sum of the rates
-	PerHour string     `json:"per_hour"`
-	Rates   []CostRate `json:"rates"`
-}
-
-// CostRate defines model for CostRate.
-type CostRate struct {
-	Meter string `json:"meter"`
-
-	// PerHour Decimal; the most that an hour of running costs
-	PerHour string `json:"per_hour"`
-
-	// PriceID UUIDv7 in lower case.
-	PriceID ID `json:"price_id"`
-}
-
-// CreditGrant defines model for CreditGrant.
-type CreditGrant struct {
-	// Amount Decimal number, not negative, with at most nine digits after the point.
-	Amount PositiveAmount `json:"amount"`
-
-	// Currency ISO 4217 code.
-	Currency    Currency `json:"currency"`
-	Description string   `json:"description"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-}
-
-// Currency ISO 4217 code.
-type Currency = string
-
-// CustomRole defines model for CustomRole.
-type CustomRole struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	Description Description `json:"description,omitempty,omitzero"`
-	DisplayName DisplayName `json:"display_name"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID           ID             `json:"org_id"`
-	Permissions     PermissionKeys `json:"permissions"`
-	ResourceVersion int64          `json:"resource_version"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// CustomRoleCreate defines model for CustomRoleCreate.
-type CustomRoleCreate struct {
-	Description Description    `json:"description,omitempty,omitzero"`
-	DisplayName DisplayName    `json:"display_name"`
-	Permissions PermissionKeys `json:"permissions"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// CustomRoleIds Ids of roles that the org has made
-type CustomRoleIds = []ID
-
-// CustomRoleList defines model for CustomRoleList.
-type CustomRoleList struct {
-	Items      []CustomRole `json:"items"`
-	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
-}
-
-// CustomRolePut defines model for CustomRolePut.
-type CustomRolePut struct {
-	Description Description    `json:"description,omitempty,omitzero"`
-	DisplayName DisplayName    `json:"display_name"`
-	Permissions PermissionKeys `json:"permissions"`
-}
-
-// Description defines model for Description.
-type Description = string
-
-// Digest defines model for Digest.
-type Digest = string
-
-// DisplayName defines model for DisplayName.
-type DisplayName = string
-
-// Endpoint defines model for Endpoint.
-type Endpoint struct {
-	// Access private: on the node's own 127.0.0.1 only
-	Access EndpointAccess `json:"access"`
-
-	// Instructions Commands that bring the endpoint to the reader's machine; only where one instance is read
-	Instructions AccessInstructions `json:"instructions,omitempty,omitzero"`
-	Name         string             `json:"name"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// Service The service that it leads to; only where one instance of an app of several services is read
-	Service string `json:"service,omitempty,omitzero"`
-	URL     string `json:"url"`
-}
-
-// EndpointAccess private: on the node's own 127.0.0.1 only
-type EndpointAccess string
-
-// Entitlement defines model for Entitlement.
-type Entitlement struct {
-	// AppSlug Lower-case letters, digits and inner hyphens.
-	AppSlug         Slug            `json:"app_slug"`
-	Enabled         bool            `json:"enabled"`
-	PolicyOverrides PolicyOverrides `json:"policy_overrides"`
-	UpdatedAt       time.Time       `json:"updated_at"`
-
-	// UpdatedBy UUIDv7 in lower case.
-	UpdatedBy ID `json:"updated_by"`
-}
-
-// EntitlementList defines model for EntitlementList.
-type EntitlementList struct {
-	Items      []Entitlement `json:"items"`
-	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
-}
-
-// EntitlementPut defines model for EntitlementPut.
-type EntitlementPut struct {
-	Enabled         bool            `json:"enabled"`
-	PolicyOverrides PolicyOverrides `json:"policy_overrides,omitempty,omitzero"`
-}
-
-// EnvelopeSignature defines model for EnvelopeSignature.
-type EnvelopeSignature struct {
-	Keyid string `json:"keyid"`
-	Sig   string `json:"sig"`
-}
-
-// Environment defines model for Environment.
-type Environment struct {
-	BuiltAt time.Time `json:"built_at,omitempty,omitzero"`
-
-	// Digest Of image, platform, paths and requirements
-	Digest string `json:"digest"`
-
-	// ImageRef The image that it is built upon
-	ImageRef string `json:"image_ref"`
-
-	// LastUsedAt When a container was last given it
-	LastUsedAt time.Time `json:"last_used_at,omitempty,omitzero"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID       ID       `json:"node_id"`
-	Requirements []string `json:"requirements"`
-
-	// SizeBytes What it takes of the node's disk
-	SizeBytes int64 `json:"size_bytes"`
-
-	// UsedBy App instances on the node that name it, at most 16
-	UsedBy []ID `json:"used_by"`
-}
-
-// EnvironmentChoice Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
-type EnvironmentChoice struct {
-	// Requirements Names with extras and version specifiers of PEP 440, like uvicorn[standard]>=0.30,<1; no URLs, paths, options or markers. An empty list is no environment
-	Requirements []string `json:"requirements"`
-}
-
-// EnvironmentList defines model for EnvironmentList.
-type EnvironmentList struct {
-	Items      []Environment `json:"items"`
-	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
-}
-
-// Event CloudEvents 1.0; asyncapi.yaml describes the types.
-type Event struct {
-	Data            EventData            `json:"data"`
-	Datacontenttype EventDatacontenttype `json:"datacontenttype"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// Pos Place in the one order of all events; absent until it has one
-	Pos int64 `json:"pos,omitempty,omitzero"`
-
-	// Resourceversion Version of the subject after the change; grows with every event of it
-	Resourceversion int64            `json:"resourceversion"`
-	Source          string           `json:"source"`
-	Specversion     EventSpecversion `json:"specversion"`
-	Subject         string           `json:"subject"`
-	Time            time.Time        `json:"time"`
-	Type            string           `json:"type"`
-}
-
-// EventDatacontenttype defines model for Event.Datacontenttype.
-type EventDatacontenttype string
-
-// EventSpecversion defines model for Event.Specversion.
-type EventSpecversion string
-
-// EventData defines model for EventData.
-type EventData struct {
-	CorrelationID string `json:"correlation_id"`
-
-	// EventID UUIDv7 in lower case.
-	EventID ID     `json:"event_id"`
-	From    string `json:"from,omitempty,omitzero"`
-
-	// MemberID UUIDv7 in lower case.
-	MemberID ID `json:"member_id,omitempty,omitzero"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id,omitempty,omitzero"`
-
-	// Phase Of a pull of an image
-	Phase string `json:"phase,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID   ID          `json:"project_id,omitempty,omitzero"`
-	Reason      string      `json:"reason,omitempty,omitzero"`
-	RequestedBy RequestedBy `json:"requested_by,omitempty,omitzero"`
-
-	// Strategy How an upgrade replaces the version before
-	Strategy string `json:"strategy,omitempty,omitzero"`
-
-	// StrategyReason Why the strategy is not the one that the manifest asks for
-	StrategyReason string `json:"strategy_reason,omitempty,omitzero"`
-	To             string `json:"to,omitempty,omitzero"`
-
-	// TotalBytes Compressed bytes that the pull fetches
-	TotalBytes int64  `json:"total_bytes,omitempty,omitzero"`
-	TraceID    string `json:"trace_id,omitempty,omitzero"`
-}
-
-// EventList defines model for EventList.
-type EventList struct {
-	Items      []Event `json:"items"`
-	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
-}
-
-// Evidence defines model for Evidence.
-type Evidence struct {
-	Digest     Digest       `json:"digest,omitempty,omitzero"`
-	KeyID      string       `json:"key_id"`
-	Kind       EvidenceKind `json:"kind"`
-	VerifiedAt time.Time    `json:"verified_at"`
-}
-
-// EvidenceKind defines model for Evidence.Kind.
-type EvidenceKind string
-
-// Health defines model for Health.
-type Health struct {
-	Status  HealthStatus `json:"status"`
-	Version string       `json:"version"`
-}
-
-// HealthStatus defines model for Health.Status.
-type HealthStatus string
-
-// HintResult defines model for HintResult.
-type HintResult struct {
-	Effective string `json:"effective"`
-	Field     string `json:"field"`
-	Reason    string `json:"reason"`
-	Requested string `json:"requested"`
-}
-
-// ID UUIDv7 in lower case.
-type ID = string
-
-// ImagePull How far the member's node is with its image; absent when no pull is under way, and in lists. It does not change `resource_version`, but ends the wait of a read of the instance.
-type ImagePull struct {
-	// DoneBytes Compressed bytes fetched so far
-	DoneBytes int64          `json:"done_bytes"`
-	Phase     ImagePullPhase `json:"phase"`
-
-	// TotalBytes Compressed bytes of the layers that the node lacked
-	TotalBytes int64 `json:"total_bytes"`
-}
-
-// ImagePullPhase defines model for ImagePull.Phase.
-type ImagePullPhase string
-
-// InstanceCost Only where one instance is asked for, not in lists.
-type InstanceCost struct {
-	Currency string `json:"currency"`
-
-	// Held Decimal; kept in the wallet for what may still come
-	Held string `json:"held"`
-
-	// PerHour Decimal; the most that an hour of running costs now. A stopped instance costs nothing
-	PerHour string `json:"per_hour"`
-
-	// Spent Decimal; charged so far
-	Spent string `json:"spent"`
-}
-
-// InstanceResources Within the bounds of the version's manifest; what is absent is the version's default, and in an upgrade stays as it is
-type InstanceResources struct {
-	// AcceleratorModel As nodes report it; narrows the placement
-	AcceleratorModel string `json:"accelerator_model,omitempty,omitzero"`
-
-	// AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
-	AcceleratorSharing AcceleratorSharing `json:"accelerator_sharing,omitempty,omitzero"`
-
-	// Accelerators 0 means none, although the version could use some
-	Accelerators *int32 `json:"accelerators,omitempty"`
-
-	// CPUMillis Thousandths of a core
-	CPUMillis int64 `json:"cpu_millis,omitempty,omitzero"`
-
-	// DiskMib What a container may write to its own file system
-	DiskMib   int64 `json:"disk_mib,omitempty,omitzero"`
-	MemoryMib int64 `json:"memory_mib,omitempty,omitzero"`
-
-	// ShmMib Size of /dev/shm
-	ShmMib int64 `json:"shm_mib,omitempty,omitzero"`
-}
-
-// JoinToken defines model for JoinToken.
-type JoinToken struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	Description Description `json:"description,omitempty,omitzero"`
-	ExpiresAt   time.Time   `json:"expires_at"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id,omitempty,omitzero"`
-
-	// RootFingerprint Pin of the root: sha256:<hex> of the raw public key, or root-role-sha256:<hex> of the root role where there are several root keys. Goes into the enrollment beside the token.
-	RootFingerprint string          `json:"root_fingerprint"`
-	Status          JoinTokenStatus `json:"status"`
-
-	// Token In the answer to its creation only
-	Token string `json:"token,omitempty,omitzero"`
-}
-
-// JoinTokenStatus defines model for JoinToken.Status.
-type JoinTokenStatus string
-
-// JoinTokenCreate defines model for JoinTokenCreate.
-type JoinTokenCreate struct {
-	Description Description `json:"description,omitempty,omitzero"`
-
-	// ExpiresInSeconds Absent means one day
-	ExpiresInSeconds int64 `json:"expires_in_seconds,omitempty,omitzero"`
-}
-
-// JoinTokenList defines model for JoinTokenList.
-type JoinTokenList struct {
-	Items      []JoinToken `json:"items"`
-	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
-}
-
-// LedgerEntry defines model for LedgerEntry.
-type LedgerEntry struct {
-	// Account wallet:<org>, hold:<id>, host:<node>, platform:revenue, platform:credit, …
-	Account string `json:"account"`
-
-	// Amount Decimal number with at most nine digits after the point.
-	Amount Amount `json:"amount"`
-
-	// Currency ISO 4217 code.
-	Currency Currency `json:"currency"`
-}
-
-// ManifestRegister defines model for ManifestRegister.
-type ManifestRegister struct {
-	// ManifestEnvelope DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
-	ManifestEnvelope SignedEnvelope `json:"manifest_envelope"`
-}
-
-// Member defines model for Member.
-type Member struct {
-	// AllocationID UUIDv7 in lower case.
-	AllocationID ID `json:"allocation_id"`
-
-	// ConfigCurrent True once the member's containers have the config of now; a version without a config_schema takes none.
-	ConfigCurrent bool   `json:"config_current,omitempty,omitzero"`
-	Detail        string `json:"detail,omitempty,omitzero"`
-	ExitCode      int32  `json:"exit_code,omitempty,omitzero"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// ImagePull How far the member's node is with its image; absent when no pull is under way, and in lists. It does not change `resource_version`, but ends the wait of a read of the instance.
-	ImagePull ImagePull `json:"image_pull,omitempty,omitzero"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// OwnerRefusal With the reason owner_refused: what the owner of the node says, signed by the node's own key. A DSSE envelope in protobuf; its payload is an OwnerRefusal.
-	OwnerRefusal []byte    `json:"owner_refusal,omitempty,omitzero"`
-	ReadyAt      time.Time `json:"ready_at,omitempty,omitzero"`
-	Restarts     int32     `json:"restarts,omitempty,omitzero"`
-	Role         string    `json:"role"`
-
-	// Services Of an app of several services, in the manifest's order; absent for an app of one
-	Services  []MemberService `json:"services,omitempty,omitzero"`
-	StartedAt time.Time       `json:"started_at,omitempty,omitzero"`
-	Status    MemberStatus    `json:"status"`
-
-	// StatusReason Why the status is what it is; absent when all is well.
-	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
-}
-
-// MemberService defines model for MemberService.
-type MemberService struct {
-	// DependsOn What must be so before it starts; only where one instance is read
-	DependsOn []ServiceDependency `json:"depends_on,omitempty,omitzero"`
-	Detail    string              `json:"detail,omitempty,omitzero"`
-	ExitCode  int32               `json:"exit_code,omitempty,omitzero"`
-	ExitedAt  time.Time           `json:"exited_at,omitempty,omitzero"`
-
-	// Name The host name by which the member's other services reach it
-	Name      string    `json:"name"`
-	ReadyAt   time.Time `json:"ready_at,omitempty,omitzero"`
-	Restarts  int32     `json:"restarts,omitempty,omitzero"`
-	StartedAt time.Time `json:"started_at,omitempty,omitzero"`
-
-	// Status waiting: for its image or for the services that it depends on; unhealthy: a probe fails after it was ready; completed: it ended as its restart policy allows
-	Status MemberServiceStatus `json:"status"`
-
-	// StatusReason Why the status is what it is; absent when all is well.
-	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
-}
-
-// MemberServiceStatus waiting: for its image or for the services that it depends on; unhealthy: a probe fails after it was ready; completed: it ended as its restart policy allows
-type MemberServiceStatus string
-
-// MemberStatus defines model for MemberStatus.
-type MemberStatus string
-
-// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
-type Meter = string
-
-// Node defines model for Node.
-type Node struct {
-	Accelerators []NodeAccelerator `json:"accelerators"`
-
-	// AcceptedGeneration Newest generation that the node has accepted
-	AcceptedGeneration   int64     `json:"accepted_generation,omitempty,omitzero"`
-	AgentVersion         string    `json:"agent_version,omitempty,omitzero"`
-	Architecture         string    `json:"architecture,omitempty,omitzero"`
-	BanReason            string    `json:"ban_reason,omitempty,omitzero"`
-	CertificateExpiresAt time.Time `json:"certificate_expires_at,omitempty,omitzero"`
-	Conditions           []string  `json:"conditions"`
-	ContainerdVersion    string    `json:"containerd_version,omitempty,omitzero"`
-	CPUCores             int32     `json:"cpu_cores,omitempty,omitzero"`
-	CreatedAt            time.Time `json:"created_at"`
-
-	// Generation Newest generation made for the node
-	Generation int64  `json:"generation,omitempty,omitzero"`
-	Hostname   string `json:"hostname"`
-
-	// ID UUIDv7 in lower case.
-	ID     ID     `json:"id"`
-	Kernel string `json:"kernel,omitempty,omitzero"`
-
-	// LastRefusal A document that the node refused, or a segment of its usage that the hub refused; it changed nothing. A segment's number is its generation.
-	LastRefusal Refusal   `json:"last_refusal,omitempty,omitzero"`
-	LastSeenAt  time.Time `json:"last_seen_at,omitempty,omitzero"`
-	MemoryMib   int64     `json:"memory_mib,omitempty,omitzero"`
-
-	// OneOrgBecause The conditions for which the node serves one org at a time: user_namespaces_unavailable, seccomp_unavailable, runc_vulnerable. Absent where it isolates well, and where its owner shares it all the same.
-	OneOrgBecause []string `json:"one_org_because,omitempty,omitzero"`
-	Os            string   `json:"os,omitempty,omitzero"`
-
-	// QuarantineReason identity_used_twice: two machines speak with the node's key at the same time. Also among the conditions.
-	QuarantineReason string `json:"quarantine_reason,omitempty,omitzero"`
-
-	// Refusals Newest first
-	Refusals     []Refusal `json:"refusals,omitempty,omitzero"`
-	RemoveReason string    `json:"remove_reason,omitempty,omitzero"`
-
-	// RemovedAt When it was taken out for good
-	RemovedAt time.Time `json:"removed_at,omitempty,omitzero"`
-
-	// ResourceVersion Grows with every change of the node that has an event; what it measures may be newer. The `after` of the next call
-	ResourceVersion int64      `json:"resource_version"`
-	RuncVersion     string     `json:"runc_version,omitempty,omitzero"`
-	Status          NodeStatus `json:"status"`
-}
-
-// NodeAccelerator defines model for NodeAccelerator.
-type NodeAccelerator struct {
-	// Cores CUDA cores, or AMD's compute units; absent where the driver does not say
-	Cores         int64  `json:"cores,omitempty,omitzero"`
-	DriverVersion string `json:"driver_version,omitempty,omitzero"`
-
-	// Health ok; degraded: works, with errors; faulty: does not work; needs_reset: waits for a reset after a fault; testing: was reset and is watched; quarantined: no reset helps; missing: the node does not name it any more. Only one that is ok is allocated.
-	Health string `json:"health"`
-
-	// HealthReason What the driver said; of one that is ok, the last fault of an app
-	HealthReason string `json:"health_reason,omitempty,omitzero"`
-
-	// ID The same after a reboot and in another slot: NVIDIA's UUID, AMD's unique id, else the PCI address
-	ID        string            `json:"id"`
-	Links     []AcceleratorLink `json:"links"`
-	MemoryMib int64             `json:"memory_mib"`
-	Model     string            `json:"model"`
-
-	// NumaNode -1 where the machine does not say
-	NumaNode   int64                  `json:"numa_node"`
-	Partitions []AcceleratorPartition `json:"partitions"`
-	PciAddress string                 `json:"pci_address,omitempty,omitzero"`
-
-	// RuntimeVersion The newest CUDA that the driver serves, or the installed ROCm
-	RuntimeVersion string `json:"runtime_version,omitempty,omitzero"`
-
-	// Vendor nvidia or amd
-	Vendor string `json:"vendor"`
-}
-
-// NodeBan defines model for NodeBan.
-type NodeBan struct {
-	Reason string `json:"reason"`
-}
-
-// NodeCredentials defines model for NodeCredentials.
-type NodeCredentials struct {
-	CertificatePem string `json:"certificate_pem"`
-
-	// Chain PEM of each issuing certificate
-	Chain []string `json:"chain"`
-	HubID string   `json:"hub_id"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID       ID     `json:"node_id"`
-	RegistryHost string `json:"registry_host"`
-
-	// SessionAddr host:port of the QUIC listener
-	SessionAddr string `json:"session_addr"`
-
-	// TrustBundle DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
-	TrustBundle SignedEnvelope `json:"trust_bundle"`
-}
-
-// NodeEnroll defines model for NodeEnroll.
-type NodeEnroll struct {
-	CsrPem    string `json:"csr_pem"`
-	Hostname  string `json:"hostname"`
-	JoinToken string `json:"join_token"`
-}
-
-// NodeList defines model for NodeList.
-type NodeList struct {
-	Items      []Node `json:"items"`
-	NextCursor string `json:"next_cursor,omitempty,omitzero"`
-}
-
-// NodeRemove defines model for NodeRemove.
-type NodeRemove struct {
-	// Lost The node is gone for good with whatever it ran
-	Lost   bool   `json:"lost,omitempty,omitzero"`
-	Reason string `json:"reason,omitempty,omitzero"`
-}
-
-// NodeRenew defines model for NodeRenew.
-type NodeRenew struct {
-	CsrPem string `json:"csr_pem"`
-
-	// IssuedAt Signed as the very text that is sent
-	IssuedAt string `json:"issued_at"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// Signature Standard base64 of the Ed25519 signature by the node's key over node_id, csr_pem and issued_at (as sent), joined by newlines.
-	Signature string `json:"signature"`
-}
-
-// NodeStatus defines model for NodeStatus.
-type NodeStatus string
-
-// OperatingMode defines model for OperatingMode.
-type OperatingMode string
-
-// Org defines model for Org.
-type Org struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	DisplayName DisplayName `json:"display_name"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// OrgCreate defines model for OrgCreate.
-type OrgCreate struct {
-	DisplayName DisplayName `json:"display_name"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// OrgList defines model for OrgList.
-type OrgList struct {
-	Items      []Org  `json:"items"`
-	NextCursor string `json:"next_cursor,omitempty,omitzero"`
-}
-
-// OrgQuota defines model for OrgQuota.
-type OrgQuota struct {
-	Items []OrgQuotaItem `json:"items"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-}
-
-// OrgQuotaItem defines model for OrgQuotaItem.
-type OrgQuotaItem struct {
-	DefaultLimit int64 `json:"default_limit"`
-	Limit        int64 `json:"limit"`
-
-	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-	// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
-	// the volumes of projects and of their snapshots.
-	Name QuotaName `json:"name"`
-	Used int64     `json:"used"`
-}
-
-// OrgQuotaPut defines model for OrgQuotaPut.
-type OrgQuotaPut struct {
-	Limits []QuotaLimit `json:"limits"`
-}
-
-// OwnedSlug defines model for OwnedSlug.
-type OwnedSlug struct {
-	CreatedAt time.Time `json:"created_at"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id,omitempty,omitzero"`
-
-	// Published Versions exist under it
-	Published bool `json:"published"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// OwnedSlugList defines model for OwnedSlugList.
-type OwnedSlugList struct {
-	Items      []OwnedSlug `json:"items"`
-	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
-}
-
-// PackageIndex defines model for PackageIndex.
-type PackageIndex struct {
-	// OwnCa It is trusted by certificates of the project
-	OwnCa     bool      `json:"own_ca,omitempty,omitzero"`
-	UpdatedAt time.Time `json:"updated_at"`
-	URL       string    `json:"url"`
-	Username  string    `json:"username,omitempty,omitzero"`
-}
-
-// PackageIndexPut defines model for PackageIndexPut.
-type PackageIndexPut struct {
-	// CaPem Certificates of the authorities that the index is trusted by, in place of the image's own
-	CaPem    string `json:"ca_pem,omitempty,omitzero"`
-	Password string `json:"password,omitempty,omitzero"`
-
-	// URL Of the simple repository API (PEP 503), without credentials; https where there are any
-	URL      string `json:"url"`
-	Username string `json:"username,omitempty,omitzero"`
-}
-
-// Period defines model for Period.
-type Period struct {
-	From time.Time `json:"from"`
-	To   time.Time `json:"to"`
-}
-
-// PermissionKeys defines model for PermissionKeys.
-type PermissionKeys = []string
-
-// PlacementIntent defines model for PlacementIntent.
-type PlacementIntent struct {
-	AllocationIds []ID `json:"allocation_ids,omitempty,omitzero"`
-}
-
-// PolicyOverrides defines model for PolicyOverrides.
-type PolicyOverrides struct {
-	AllowedControlPlaneScopes []ControlPlaneScope `json:"allowed_control_plane_scopes,omitempty,omitzero"`
-	AllowedOperatingModes     []OperatingMode     `json:"allowed_operating_modes,omitempty,omitzero"`
-	AllowedVersions           []VersionName       `json:"allowed_versions,omitempty,omitzero"`
-
-	// MaxAccelerators Absent means no limit
-	MaxAccelerators int32 `json:"max_accelerators,omitempty,omitzero"`
-}
-
-// PortChoice defines model for PortChoice.
-type PortChoice struct {
-	// HostPort One that the node's owner lets tenants choose; absent leaves it to the node
-	HostPort int32 `json:"host_port,omitempty,omitzero"`
-
-	// Name As in the manifest
-	Name string `json:"name"`
-}
-
-// PortChoices Ports of the version with the port of the node for each; the node chooses those that are not named, and in an upgrade they stay as they are
-type PortChoices = []PortChoice
-
-// PositiveAmount Decimal number, not negative, with at most nine digits after the point.
-type PositiveAmount = string
-
-// Posting defines model for Posting.
-type Posting struct {
-	// Corrects UUIDv7 in lower case.
-	Corrects    ID            `json:"corrects,omitempty,omitzero"`
-	CreatedAt   time.Time     `json:"created_at"`
-	Description string        `json:"description,omitempty,omitzero"`
-	Entries     []LedgerEntry `json:"entries"`
-	Kind        PostingKind   `json:"kind"`
-
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
-	Meter  Meter  `json:"meter,omitempty,omitzero"`
-	Period Period `json:"period,omitempty,omitzero"`
-
-	// PostingID UUIDv7 in lower case.
-	PostingID ID `json:"posting_id"`
-
-	// PriceID UUIDv7 in lower case.
-	PriceID ID             `json:"price_id,omitempty,omitzero"`
-	Subject PostingSubject `json:"subject"`
-}
-
-// PostingKind defines model for PostingKind.
-type PostingKind string
-
-// PostingList defines model for PostingList.
-type PostingList struct {
-	Items      []Posting `json:"items"`
-	NextCursor string    `json:"next_cursor,omitempty,omitzero"`
-}
-
-// PostingSubject defines model for PostingSubject.
-type PostingSubject struct {
-	// AppInstanceID UUIDv7 in lower case.
-	AppInstanceID ID `json:"app_instance_id,omitempty,omitzero"`
-
-	// ID UUIDv7 in lower case.
-	ID   ID                 `json:"id"`
-	Kind PostingSubjectKind `json:"kind"`
-}
-
-// PostingSubjectKind defines model for PostingSubject.Kind.
-type PostingSubjectKind string
-
-// Price defines model for Price.
-type Price struct {
-	AppSlug string `json:"app_slug,omitempty,omitzero"`
-
-	// Currency ISO 4217 code.
-	Currency         Currency  `json:"currency"`
-	From             time.Time `json:"from"`
-	HostSharePercent int32     `json:"host_share_percent"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
-	Meter Meter `json:"meter"`
-
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
-	Per PriceUnit `json:"per"`
-
-	// Price Decimal number, not negative, with at most nine digits after the point.
-	Price PositiveAmount `json:"price"`
-	Sku   string         `json:"sku,omitempty,omitzero"`
-
-	// To Absent while no later price follows
-	To time.Time `json:"to,omitempty,omitzero"`
-}
-
-// PriceCreate defines model for PriceCreate.
-type PriceCreate struct {
-	// AppSlug Lower-case letters, digits and inner hyphens.
-	AppSlug Slug `json:"app_slug,omitempty,omitzero"`
-
-	// Currency ISO 4217 code.
-	Currency Currency `json:"currency"`
-
-	// From Absent means now
-	From time.Time `json:"from,omitempty,omitzero"`
-
-	// HostSharePercent Absent means 0
-	HostSharePercent int32 `json:"host_share_percent,omitempty,omitzero"`
-
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
-	Meter Meter `json:"meter"`
-
-	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
-	Per PriceUnit `json:"per"`
-
-	// Price Decimal number, not negative, with at most nine digits after the point.
-	Price PositiveAmount `json:"price"`
-
-	// Sku Lower-case letters, digits and inner hyphens.
-	Sku Slug `json:"sku,omitempty,omitzero"`
-}
-
-// PriceList defines model for PriceList.
-type PriceList struct {
-	Items      []Price `json:"items"`
-	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
-}
-
-// PriceUnit unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
-type PriceUnit string
-
-// Problem RFC 9457 problem details.
-type Problem struct {
-	// Code Stable and machine-readable. The list has all codes of this release; a later one may add some, so a client treats a code that it does not know by the status of the answer.
-	Code          ProblemCode `json:"code"`
-	CorrelationID string      `json:"correlation_id"`
-
-	// Detail For people
-	Detail string         `json:"detail"`
-	Errors []ProblemField `json:"errors,omitempty,omitzero"`
-	Status int32          `json:"status"`
-	Title  string         `json:"title"`
-	Type   string         `json:"type"`
-}
-
-// ProblemCode Stable and machine-readable. The list has all codes of this release; a later one may add some, so a client treats a code that it does not know by the status of the answer.
-type ProblemCode = string
-
-// ProblemField defines model for ProblemField.
-type ProblemField struct {
-	Hint string `json:"hint,omitempty,omitzero"`
-
-	// Pointer RFC 6901 pointer into the body, or header/…, query/…, path/… and the name; budget/… and the name with 429
-	Pointer string `json:"pointer"`
-	Reason  string `json:"reason"`
-}
-
-// Project defines model for Project.
-type Project struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	DisplayName DisplayName `json:"display_name"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// ProjectCreate defines model for ProjectCreate.
-type ProjectCreate struct {
-	DisplayName DisplayName `json:"display_name"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id,omitempty,omitzero"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// ProjectList defines model for ProjectList.
-type ProjectList struct {
-	Items      []Project `json:"items"`
-	NextCursor string    `json:"next_cursor,omitempty,omitzero"`
-}
-
-// ProjectRole defines model for ProjectRole.
-type ProjectRole string
-
-// ProjectRoles defines model for ProjectRoles.
-type ProjectRoles struct {
-	// CustomRoles Ids of roles that the org has made
-	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
-	DisplayName DisplayName   `json:"display_name"`
-	Email       string        `json:"email"`
-	Roles       []ProjectRole `json:"roles"`
-
-	// UserID UUIDv7 in lower case.
-	UserID ID `json:"user_id"`
-}
-
-// ProjectRolesList defines model for ProjectRolesList.
-type ProjectRolesList struct {
-	Items      []ProjectRoles `json:"items"`
-	NextCursor string         `json:"next_cursor,omitempty,omitzero"`
-}
-
-// ProjectRolesPut defines model for ProjectRolesPut.
-type ProjectRolesPut struct {
-	// CustomRoles Ids of roles that the org has made; absent leaves those that are held
-	CustomRoles *[]ID         `json:"custom_roles,omitempty"`
-	Roles       []ProjectRole `json:"roles"`
-}
-
-// PublishIntent defines model for PublishIntent.
-type PublishIntent struct {
-	Credentials RegistryCredentials `json:"credentials,omitempty,omitzero"`
-
-	// IntentID UUIDv7 in lower case.
-	IntentID           ID                           `json:"intent_id"`
-	ProvenanceRequired bool                         `json:"provenance_required"`
-	RegistryHost       string                       `json:"registry_host,omitempty,omitzero"`
-	Repository         string                       `json:"repository,omitempty,omitzero"`
-	SignatureRequired  bool                         `json:"signature_required"`
-	SignatureScheme    PublishIntentSignatureScheme `json:"signature_scheme"`
-
-	// SigningKeyID Key id of the publisher whose signature is expected; absent where several may sign
-	SigningKeyID string `json:"signing_key_id,omitempty,omitzero"`
-	SourceURI    string `json:"source_uri,omitempty,omitzero"`
-	Tag          string `json:"tag,omitempty,omitzero"`
-	UploadPath   string `json:"upload_path,omitempty,omitzero"`
-}
-
-// PublishIntentSignatureScheme defines model for PublishIntent.SignatureScheme.
-type PublishIntentSignatureScheme string
-
-// PublishIntentCreate defines model for PublishIntentCreate.
-type PublishIntentCreate struct {
-	// AppSlug Lower-case letters, digits and inner hyphens.
-	AppSlug      Slug               `json:"app_slug"`
-	AppVersion   VersionName        `json:"app_version"`
-	ArtifactKind ArtifactKind       `json:"artifact_kind,omitempty,omitzero"`
-	ArtifactName ArtifactName       `json:"artifact_name"`
-	Channel      Channel            `json:"channel"`
-	SourceType   ArtifactSourceType `json:"source_type,omitempty,omitzero"`
-}
-
-// Publisher defines model for Publisher.
-type Publisher struct {
-	ExpiresAt time.Time `json:"expires_at"`
-	IssuedAt  time.Time `json:"issued_at"`
-	KeyID     string    `json:"key_id"`
-
-	// OrgSlug Empty for platform apps
-	OrgSlug            string          `json:"org_slug"`
-	RepositoryPrefixes []string        `json:"repository_prefixes"`
-	Status             PublisherStatus `json:"status"`
-}
-
-// PublisherStatus defines model for Publisher.Status.
-type PublisherStatus string
-
-// PublisherList defines model for PublisherList.
-type PublisherList struct {
-	Items      []Publisher `json:"items"`
-	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
-}
-
-// PublisherRegister defines model for PublisherRegister.
-type PublisherRegister struct {
-	// Delegation DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
-	Delegation SignedEnvelope `json:"delegation"`
-}
-
-// Quantity Decimal number in usage_unit.
-type Quantity = string
-
-// QuotaLimit defines model for QuotaLimit.
-type QuotaLimit struct {
-	Limit int64 `json:"limit"`
-
-	// Name `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-	// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
-	// the volumes of projects and of their snapshots.
-	Name QuotaName `json:"name"`
-}
-
-// QuotaName `registry_bytes` counts the blobs in the org's repositories, each once, and unfinished uploads;
-// `publish_intents` those that have not ended; `user_tokens` those that are valid; `volume_bytes` the sizes of
-// the volumes of projects and of their snapshots.
-type QuotaName string
-
-// RecoveringNode defines model for RecoveringNode.
-type RecoveringNode struct {
-	Hostname string `json:"hostname,omitempty,omitzero"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// State waiting: no contact since the restore; owes_usage: usage of before is still to come
-	State RecoveringNodeState `json:"state"`
-}
-
-// RecoveringNodeState waiting: no contact since the restore; owes_usage: usage of before is still to come
-type RecoveringNodeState string
-
-// Recovery defines model for Recovery.
-type Recovery struct {
-	// BackupTakenAt When the newest verified backup was taken; absent where there is none
-	BackupTakenAt time.Time `json:"backup_taken_at,omitempty,omitzero"`
-
-	// Epoch The epoch that began with the restore
-	Epoch int64 `json:"epoch,omitempty,omitzero"`
-
-	// Findings What contradicts the restored rows, none of which was stopped, and rows that could not be processed and were set aside (kinds that end in _failed, and member_left_out). These go once they are processed
-	Findings []RecoveryFinding `json:"findings"`
-
-	// RestoredAt When the hub was restored last; absent where it never was
-	RestoredAt time.Time `json:"restored_at,omitempty,omitzero"`
-
-	// RestoredFrom When the backup was taken that it was restored from
-	RestoredFrom time.Time `json:"restored_from,omitempty,omitzero"`
-
-	// Waiting Nodes that have not uploaded what they had accepted; their capacity stays reserved and nothing new reaches them
-	Waiting []RecoveringNode `json:"waiting"`
-}
-
-// RecoveryFinding defines model for RecoveryFinding.
-type RecoveryFinding struct {
-	Detail  string    `json:"detail"`
-	FoundAt time.Time `json:"found_at"`
-
-	// ID UUIDv7 in lower case.
-	ID   ID                  `json:"id"`
-	Kind RecoveryFindingKind `json:"kind"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID       ID     `json:"node_id"`
-	ResourceID   string `json:"resource_id"`
-	ResourceType string `json:"resource_type"`
-}
-
-// RecoveryFindingKind defines model for RecoveryFinding.Kind.
-type RecoveryFindingKind string
-
-// Refusal A document that the node refused, or a segment of its usage that the hub refused; it changed nothing. A segment's number is its generation.
-type Refusal struct {
-	At         time.Time       `json:"at"`
-	Detail     string          `json:"detail,omitempty,omitzero"`
-	Document   RefusalDocument `json:"document"`
-	Epoch      int64           `json:"epoch,omitempty,omitzero"`
-	Generation int64           `json:"generation"`
-	Reason     string          `json:"reason"`
-}
-
-// RefusalDocument defines model for Refusal.Document.
-type RefusalDocument string
-
-// Registry defines model for Registry.
-type Registry struct {
-	DigestOnly                 bool                  `json:"digest_only"`
-	NamespaceMode              RegistryNamespaceMode `json:"namespace_mode"`
-	ProjectPrivateRepositories bool                  `json:"project_private_repositories"`
-	RegistryHost               string                `json:"registry_host"`
-}
-
-// RegistryNamespaceMode defines model for Registry.NamespaceMode.
-type RegistryNamespaceMode string
-
-// RegistryCredentials defines model for RegistryCredentials.
-type RegistryCredentials struct {
-	ExpiresAt time.Time `json:"expires_at"`
-	Password  string    `json:"password"`
-	Username  string    `json:"username"`
-}
-
-// RepositoryName Without the registry's host.
-type RepositoryName = string
-
-// RequestedBy defines model for RequestedBy.
-type RequestedBy struct {
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id,omitempty,omitzero"`
-
-	// Type system: nobody asked, the hub did it by a rule; no id then
-	Type RequestedByType `json:"type"`
-}
-
-// RequestedByType system: nobody asked, the hub did it by a rule; no id then
-type RequestedByType string
-
-// RuntimeBackend defines model for RuntimeBackend.
-type RuntimeBackend string
-
-// SKU defines model for SKU.
-type SKU struct {
-	AcceleratorCount int32         `json:"accelerator_count"`
-	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
-	CapacityShape    CapacityShape `json:"capacity_shape"`
-	CPUCores         int32         `json:"cpu_cores"`
-	CreatedAt        time.Time     `json:"created_at"`
-	MemoryMib        int64         `json:"memory_mib"`
-
-	// RetiredAt Absent while new allocations may name it
-	RetiredAt time.Time `json:"retired_at,omitempty,omitzero"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// SKUCreate defines model for SKUCreate.
-type SKUCreate struct {
-	AcceleratorCount int32 `json:"accelerator_count"`
-
-	// AcceleratorModel As nodes report it; needed with accelerators, refused without
-	AcceleratorModel string        `json:"accelerator_model,omitempty,omitzero"`
-	CapacityShape    CapacityShape `json:"capacity_shape"`
-	CPUCores         int32         `json:"cpu_cores"`
-	MemoryMib        int64         `json:"memory_mib"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// SKUList defines model for SKUList.
-type SKUList struct {
-	Items      []SKU  `json:"items"`
-	NextCursor string `json:"next_cursor,omitempty,omitzero"`
-}
-
-// SKUSuggestionList defines model for SKUSuggestionList.
-type SKUSuggestionList struct {
-	Items []SKUCreate `json:"items"`
-}
-
-// ServiceAccount defines model for ServiceAccount.
-type ServiceAccount struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	Description Description `json:"description,omitempty,omitzero"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// Key In the answer to its creation only.
-	Key  ServiceAccountKey `json:"key,omitempty,omitzero"`
-	Name DisplayName       `json:"name"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID                 `json:"project_id"`
-	Role      ServiceAccountRole `json:"role"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug   Slug                 `json:"slug"`
-	Status ServiceAccountStatus `json:"status"`
-}
-
-// ServiceAccountStatus defines model for ServiceAccount.Status.
-type ServiceAccountStatus string
-
-// ServiceAccountCreate defines model for ServiceAccountCreate.
-type ServiceAccountCreate struct {
-	Description Description        `json:"description,omitempty,omitzero"`
-	Name        DisplayName        `json:"name"`
-	Role        ServiceAccountRole `json:"role,omitempty,omitzero"`
-
-	// Slug Lower-case letters, digits and inner hyphens.
-	Slug Slug `json:"slug"`
-}
-
-// ServiceAccountKey In the answer to its creation only.
-type ServiceAccountKey struct {
-	Algorithm ServiceAccountKeyAlgorithm `json:"algorithm"`
-	CreatedAt time.Time                  `json:"created_at"`
-
-	// KeyID UUIDv7 in lower case.
-	KeyID ID `json:"key_id"`
-
-	// PrivateKeyPem PKCS #8
-	PrivateKeyPem string `json:"private_key_pem"`
-}
-
-// ServiceAccountKeyAlgorithm defines model for ServiceAccountKey.Algorithm.
-type ServiceAccountKeyAlgorithm string
-
-// ServiceAccountList defines model for ServiceAccountList.
-type ServiceAccountList struct {
-	Items      []ServiceAccount `json:"items"`
-	NextCursor string           `json:"next_cursor,omitempty,omitzero"`
-}
-
-// ServiceAccountRole defines model for ServiceAccountRole.
-type ServiceAccountRole string
-
-// ServiceAccountTokenRequest Either an assertion, or key_id with private_key_pem.
-type ServiceAccountTokenRequest struct {
-	Assertion string `json:"assertion,omitempty,omitzero"`
-
-	// KeyID UUIDv7 in lower case.
-	KeyID ID `json:"key_id,omitempty,omitzero"`
-
-	// PrivateKeyPem Send an assertion instead, as the SDK does; it proves the key without sending it.
-	// Deprecated: this property has been marked as deprecated upstream, but no `x-deprecated-reason` was set
-	PrivateKeyPem string `json:"private_key_pem,omitempty,omitzero"`
-
-	// ServiceAccountID UUIDv7 in lower case.
-	ServiceAccountID ID `json:"service_account_id"`
-}
-
-// ServiceDependency defines model for ServiceDependency.
-type ServiceDependency struct {
-	Condition ServiceDependencyCondition `json:"condition"`
-	Service   string                     `json:"service"`
-}
-
-// ServiceDependencyCondition defines model for ServiceDependency.Condition.
-type ServiceDependencyCondition string
-
-// SignedEnvelope DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
-type SignedEnvelope struct {
-	// Payload Standard base64
-	Payload     string              `json:"payload"`
-	PayloadType string              `json:"payloadType"`
-	Signatures  []EnvelopeSignature `json:"signatures"`
-}
-
-// Slug Lower-case letters, digits and inner hyphens.
-type Slug = string
-
-// StatusReason Why the status is what it is; absent when all is well.
-type StatusReason string
-
-// Target defines model for Target.
-type Target struct {
-	Fits bool `json:"fits"`
-
-	// FreeAccelerators Healthy ones
-	FreeAccelerators int32 `json:"free_accelerators"`
-	FreeCPUMillis    int64 `json:"free_cpu_millis"`
-	FreeMemoryMib    int64 `json:"free_memory_mib"`
-
-	// ID UUIDv7 in lower case.
-	ID   ID         `json:"id"`
-	Kind TargetKind `json:"kind"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// Reason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
-	Reason TargetReason `json:"reason,omitempty,omitzero"`
-}
-
-// TargetKind defines model for Target.Kind.
-type TargetKind string
-
-// TargetReason The first reason for which it does not fit; absent where it does. accelerators_shared_otherwise: it would fit with another `accelerator_sharing`, or without
-type TargetReason string
-
-// TargetList defines model for TargetList.
-type TargetList struct {
-	Items []Target `json:"items"`
-}
-
-// TenantBoundaryMode defines model for TenantBoundaryMode.
-type TenantBoundaryMode string
-
-// Token defines model for Token.
-type Token struct {
-	AccessToken string    `json:"access_token"`
-	ExpiresAt   time.Time `json:"expires_at"`
-
-	// ExpiresIn Seconds
-	ExpiresIn int64          `json:"expires_in"`
-	TokenType TokenTokenType `json:"token_type"`
-}
-
-// TokenTokenType defines model for Token.TokenType.
-type TokenTokenType string
-
-// UsageHour defines model for UsageHour.
-type UsageHour struct {
-	// AllocationID UUIDv7 in lower case.
-	AllocationID ID `json:"allocation_id,omitempty,omitzero"`
-
-	// AppInstanceID UUIDv7 in lower case.
-	AppInstanceID ID     `json:"app_instance_id,omitempty,omitzero"`
-	AppSlug       string `json:"app_slug,omitempty,omitzero"`
-
-	// Charged Decimal; price × quantity, for a slice of a GPU the part of it. Absent where the meter has no price
-	Charged string `json:"charged,omitempty,omitzero"`
-
-	// Currency ISO 4217 code.
-	Currency Currency `json:"currency,omitempty,omitzero"`
-
-	// Hour When the hour begins
-	Hour time.Time `json:"hour"`
-
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
-	Meter Meter `json:"meter"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-
-	// PriceID UUIDv7 in lower case.
-	PriceID ID `json:"price_id,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id"`
-
-	// Quantity Decimal number in usage_unit.
-	Quantity Quantity `json:"quantity"`
-
-	// SubjectID UUIDv7 in lower case.
-	SubjectID   ID          `json:"subject_id"`
-	UsageSource UsageSource `json:"usage_source"`
-	UsageUnit   string      `json:"usage_unit"`
-
-	// WrittenOff Decimal; what of it the hold did not cover
-	WrittenOff string `json:"written_off,omitempty,omitzero"`
-}
-
-// UsageHourList defines model for UsageHourList.
-type UsageHourList struct {
-	Items      []UsageHour `json:"items"`
-	NextCursor string      `json:"next_cursor,omitempty,omitzero"`
-}
-
-// UsageRecord defines model for UsageRecord.
-type UsageRecord struct {
-	// AllocationID UUIDv7 in lower case.
-	AllocationID ID `json:"allocation_id,omitempty,omitzero"`
-
-	// AppInstanceID UUIDv7 in lower case.
-	AppInstanceID     ID                `json:"app_instance_id,omitempty,omitzero"`
-	AppSlug           string            `json:"app_slug,omitempty,omitzero"`
-	ControlPlaneScope ControlPlaneScope `json:"control_plane_scope,omitempty,omitzero"`
-	CorrelationID     string            `json:"correlation_id"`
-	EndedAt           time.Time         `json:"ended_at"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
-	Meter Meter `json:"meter"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID        ID            `json:"node_id"`
-	OperatingMode OperatingMode `json:"operating_mode,omitempty,omitzero"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-
-	// PostingID UUIDv7 in lower case.
-	PostingID ID `json:"posting_id,omitempty,omitzero"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id"`
-
-	// Quantity Decimal number in usage_unit.
-	Quantity       Quantity       `json:"quantity"`
-	RuntimeBackend RuntimeBackend `json:"runtime_backend,omitempty,omitzero"`
-	StartedAt      time.Time      `json:"started_at"`
-	UsageSource    UsageSource    `json:"usage_source"`
-	UsageUnit      string         `json:"usage_unit"`
-
-	// VolumeID UUIDv7 in lower case.
-	VolumeID ID `json:"volume_id,omitempty,omitzero"`
-}
-
-// UsageRecordList defines model for UsageRecordList.
-type UsageRecordList struct {
-	Items      []UsageRecord `json:"items"`
-	NextCursor string        `json:"next_cursor,omitempty,omitzero"`
-}
-
-// UsageSource defines model for UsageSource.
-type UsageSource string
-
-// User defines model for User.
-type User struct {
-	CreatedAt time.Time `json:"created_at"`
-
-	// CustomRoles Ids of roles that the org has made
-	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
-	DisplayName DisplayName   `json:"display_name"`
-	Email       string        `json:"email"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID         ID         `json:"org_id,omitempty,omitzero"`
-	PlatformAdmin bool       `json:"platform_admin"`
-	Roles         []UserRole `json:"roles"`
-	Status        UserStatus `json:"status"`
-}
-
-// UserStatus defines model for User.Status.
-type UserStatus string
-
-// UserCreate defines model for UserCreate.
-type UserCreate struct {
-	DisplayName DisplayName `json:"display_name"`
-	Email       string      `json:"email"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID         ID         `json:"org_id,omitempty,omitzero"`
-	PlatformAdmin bool       `json:"platform_admin,omitempty,omitzero"`
-	Roles         []UserRole `json:"roles,omitempty,omitzero"`
-}
-
-// UserList defines model for UserList.
-type UserList struct {
-	Items      []User `json:"items"`
-	NextCursor string `json:"next_cursor,omitempty,omitzero"`
-}
-
-// UserRole defines model for UserRole.
-type UserRole string
-
-// UserRolesPut defines model for UserRolesPut.
-type UserRolesPut struct {
-	// CustomRoles Ids of roles that the org has made; absent leaves those that are held
-	CustomRoles *[]ID `json:"custom_roles,omitempty"`
-
-	// PlatformAdmin Absent leaves it as it is
-	PlatformAdmin *bool      `json:"platform_admin,omitempty"`
-	Roles         []UserRole `json:"roles"`
-}
-
-// UserToken defines model for UserToken.
-type UserToken struct {
-	CreatedAt time.Time `json:"created_at"`
-	ExpiresAt time.Time `json:"expires_at"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// Token Shown once
-	Token string `json:"token"`
-
-	// UserID UUIDv7 in lower case.
-	UserID ID `json:"user_id"`
-}
-
-// UserTokenCreate defines model for UserTokenCreate.
-type UserTokenCreate struct {
-	Description Description `json:"description,omitempty,omitzero"`
-
-	// ExpiresInSeconds Absent means 30 days
-	ExpiresInSeconds int64 `json:"expires_in_seconds,omitempty,omitzero"`
-}
-
-// UserTokenInfo defines model for UserTokenInfo.
-type UserTokenInfo struct {
-	CreatedAt   time.Time   `json:"created_at"`
-	Description Description `json:"description"`
-	ExpiresAt   time.Time   `json:"expires_at"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// UserID UUIDv7 in lower case.
-	UserID ID `json:"user_id"`
-}
-
-// UserTokenList defines model for UserTokenList.
-type UserTokenList struct {
-	Items      []UserTokenInfo `json:"items"`
-	NextCursor string          `json:"next_cursor,omitempty,omitzero"`
-}
-
-// VersionName defines model for VersionName.
-type VersionName = string
-
-// Volume defines model for Volume.
-type Volume struct {
-	CorrelationID string    `json:"correlation_id"`
-	CreatedAt     time.Time `json:"created_at"`
-	DeletedAt     time.Time `json:"deleted_at,omitempty,omitzero"`
-
-	// Detail For people
-	Detail string `json:"detail,omitempty,omitzero"`
-
-	// ID UUIDv7 in lower case.
-	ID   ID     `json:"id"`
-	Name string `json:"name"`
-
-	// NodeID UUIDv7 in lower case.
-	NodeID ID `json:"node_id"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID `json:"project_id"`
-
-	// ResourceVersion The `after` of the next call
-	ResourceVersion int64        `json:"resource_version"`
-	SizeMib         int64        `json:"size_mib"`
-	Status          VolumeStatus `json:"status"`
-
-	// StatusReason Code of what failed last on the node, which tries again; volume_no_space or volume_in_use
-	StatusReason string    `json:"status_reason,omitempty,omitzero"`
-	UpdatedAt    time.Time `json:"updated_at"`
-
-	// UsedByMemberIds The members of app instances that have it; may be newer than `resource_version`
-	UsedByMemberIds []string `json:"used_by_member_ids"`
-}
-
-// VolumeChoice defines model for VolumeChoice.
-type VolumeChoice struct {
-	// Name As in the manifest
-	Name string `json:"name"`
-
-	// SizeMib Of a volume of the instance; one of the project has its own
-	SizeMib int64 `json:"size_mib,omitempty,omitzero"`
-
-	// VolumeID UUIDv7 in lower case.
-	VolumeID ID `json:"volume_id,omitempty,omitzero"`
-}
-
-// VolumeChoices Sizes of the instance's volumes, within the bounds of the version, and the project's volumes that take the places which the version has for them. A volume of the instance that is not named has the version's default. An upgrade keeps the size or makes it larger, never smaller
-type VolumeChoices = []VolumeChoice
-
-// VolumeCreate defines model for VolumeCreate.
-type VolumeCreate struct {
-	// AllocationID UUIDv7 in lower case.
-	AllocationID ID `json:"allocation_id,omitempty,omitzero"`
-
-	// Name Lower-case letters, digits and inner hyphens.
-	Name    Slug  `json:"name"`
-	SizeMib int64 `json:"size_mib"`
-}
-
-// VolumeList defines model for VolumeList.
-type VolumeList struct {
-	Items      []Volume `json:"items"`
-	NextCursor string   `json:"next_cursor,omitempty,omitzero"`
-}
-
-// VolumeResize defines model for VolumeResize.
-type VolumeResize struct {
-	SizeMib int64 `json:"size_mib"`
-}
-
-// VolumeRestore defines model for VolumeRestore.
-type VolumeRestore struct {
-	// SnapshotID UUIDv7 in lower case.
-	SnapshotID ID `json:"snapshot_id"`
-}
-
-// VolumeSnapshot defines model for VolumeSnapshot.
-type VolumeSnapshot struct {
-	CorrelationID string    `json:"correlation_id"`
-	CreatedAt     time.Time `json:"created_at"`
-	DeletedAt     time.Time `json:"deleted_at,omitempty,omitzero"`
-	Description   string    `json:"description"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// ResourceVersion The `after` of the next call
-	ResourceVersion int64                `json:"resource_version"`
-	SizeMib         int64                `json:"size_mib"`
-	Status          VolumeSnapshotStatus `json:"status"`
-	UpdatedAt       time.Time            `json:"updated_at"`
-
-	// VolumeID UUIDv7 in lower case.
-	VolumeID ID `json:"volume_id"`
-}
-
-// VolumeSnapshotCreate defines model for VolumeSnapshotCreate.
-type VolumeSnapshotCreate struct {
-	Description string `json:"description,omitempty,omitzero"`
-}
-
-// VolumeSnapshotList defines model for VolumeSnapshotList.
-type VolumeSnapshotList struct {
-	Items []VolumeSnapshot `json:"items"`
-}
-
-// VolumeSnapshotStatus defines model for VolumeSnapshotStatus.
-type VolumeSnapshotStatus string
-
-// VolumeStatus defines model for VolumeStatus.
-type VolumeStatus string
-
-// Wallet defines model for Wallet.
-type Wallet struct {
-	Balances []WalletBalance `json:"balances"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID ID `json:"org_id"`
-}
-
-// WalletBalance defines model for WalletBalance.
-type WalletBalance struct {
-	// Available Decimal number with at most nine digits after the point.
-	Available Amount `json:"available"`
-
-	// Currency ISO 4217 code.
-	Currency Currency `json:"currency"`
-
-	// Held Decimal number with at most nine digits after the point.
-	Held Amount `json:"held"`
-}
-
-// Whoami defines model for Whoami.
-type Whoami struct {
-	DisplayName string `json:"display_name,omitempty,omitzero"`
-
-	// ID UUIDv7 in lower case.
-	ID ID `json:"id"`
-
-	// OrgID UUIDv7 in lower case.
-	OrgID         ID       `json:"org_id,omitempty,omitzero"`
-	Permissions   []string `json:"permissions"`
-	PlatformAdmin bool     `json:"platform_admin"`
-
-	// ProjectID UUIDv7 in lower case.
-	ProjectID ID         `json:"project_id,omitempty,omitzero"`
-	Type      WhoamiType `json:"type"`
-}
-
-// WhoamiType defines model for Whoami.Type.
-type WhoamiType string
-
-// Accelerators defines model for Accelerators.
-type Accelerators = int32
-
-// After defines model for After.
-type After = int64
-
-// AllocationID UUIDv7 in lower case.
-type AllocationID = ID
-
-// AppInstanceID UUIDv7 in lower case.
-type AppInstanceID = ID
-
-// AppSlug Lower-case letters, digits and inner hyphens.
-type AppSlug = Slug
-
-// CPUMillis defines model for CPUMillis.
-type CPUMillis = int64
-
-// Cursor defines model for Cursor.
-type Cursor = string
-
-// From defines model for From.
-type From = time.Time
-
-// Limit defines model for Limit.
-type Limit = int32
-
-// MemoryMiB defines model for MemoryMiB.
-type MemoryMiB = int64
-
-// NodeID UUIDv7 in lower case.
-type NodeID = ID
-
-// OrgID UUIDv7 in lower case.
-type OrgID = ID
-
-// ProjectID UUIDv7 in lower case.
-type ProjectID = ID
-
-// Requirement defines model for Requirement.
-type Requirement = []string
-
-// RoleID UUIDv7 in lower case.
-type RoleID = ID
-
-// SKUSlug Lower-case letters, digits and inner hyphens.
-type SKUSlug = Slug
-
-// ServiceAccountID UUIDv7 in lower case.
-type ServiceAccountID = ID
-
-// SnapshotID UUIDv7 in lower case.
-type SnapshotID = ID
-
-// To defines model for To.
-type To = time.Time
-
-// TokenID UUIDv7 in lower case.
-type TokenID = ID
-
-// UserID UUIDv7 in lower case.
-type UserID = ID
-
-// Version defines model for Version.
-type Version = VersionName
-
-// VolumeID UUIDv7 in lower case.
-type VolumeID = ID
-
-// Wait defines model for Wait.
-type Wait = string
-
-// ListJoinTokensParams defines parameters for ListJoinTokens.
-type ListJoinTokensParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListNodesParams defines parameters for ListNodes.
-type ListNodesParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor     `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	Status NodeStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
-}
-
-// GetNodeParams defines parameters for GetNode.
-type GetNodeParams struct {
-	// After The `resource_version` of the last answer; without `wait` it changes nothing.
-	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
-
-	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
-	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
-}
-
-// ListPricesParams defines parameters for ListPrices.
-type ListPricesParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	Meter  Meter  `form:"meter,omitempty" json:"meter,omitempty,omitzero"`
-}
-
-// ListPublishersParams defines parameters for ListPublishers.
-type ListPublishersParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListUsersParams defines parameters for ListUsers.
-type ListUsersParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	OrgID  ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-}
-
-// ListAppsParams defines parameters for ListApps.
-type ListAppsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-
-	// ProjectID Only apps that this project is entitled to
-	ProjectID ID `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
-}
-
-// ListAppVersionsParams defines parameters for ListAppVersions.
-type ListAppVersionsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListAuditParams defines parameters for ListAudit.
-type ListAuditParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor    Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	OrgID     ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-	ProjectID ID     `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
-	ActorID   ID     `form:"actor_id,omitempty" json:"actor_id,omitempty,omitzero"`
-
-	// Action Like apps.instance.create
-	Action        string       `form:"action,omitempty" json:"action,omitempty,omitzero"`
-	ResourceType  string       `form:"resource_type,omitempty" json:"resource_type,omitempty,omitzero"`
-	ResourceID    string       `form:"resource_id,omitempty" json:"resource_id,omitempty,omitzero"`
-	CorrelationID string       `form:"correlation_id,omitempty" json:"correlation_id,omitempty,omitzero"`
-	Outcome       AuditOutcome `form:"outcome,omitempty" json:"outcome,omitempty,omitzero"`
-
-	// From Only what ended after this time
-	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
-
-	// To Only what started before this time
-	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
-}
-
-// ExportAuditParams defines parameters for ExportAudit.
-type ExportAuditParams struct {
-	OrgID ID `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-
-	// FromNumber Absent means the first row that is kept
-	FromNumber int64 `form:"from_number,omitempty" json:"from_number,omitempty,omitzero"`
-
-	// ToNumber Absent means the last row
-	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
-}
-
-// ListLedgerParams defines parameters for ListLedger.
-type ListLedgerParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor        Cursor      `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	OrgID         ID          `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-	ProjectID     ID          `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
-	AppInstanceID ID          `form:"app_instance_id,omitempty" json:"app_instance_id,omitempty,omitzero"`
-	Kind          PostingKind `form:"kind,omitempty" json:"kind,omitempty,omitzero"`
-
-	// From Only what ended after this time
-	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
-
-	// To Only what started before this time
-	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
-}
-
-// ListUsageParams defines parameters for ListUsage.
-type ListUsageParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor        Cursor      `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	OrgID         ID          `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-	ProjectID     ID          `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
-	AppInstanceID ID          `form:"app_instance_id,omitempty" json:"app_instance_id,omitempty,omitzero"`
-	UsageSource   UsageSource `form:"usage_source,omitempty" json:"usage_source,omitempty,omitzero"`
-	Meter         Meter       `form:"meter,omitempty" json:"meter,omitempty,omitzero"`
-
-	// From Only what ended after this time
-	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
-
-	// To Only what started before this time
-	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
-}
-
-// ListHourlyUsageParams defines parameters for ListHourlyUsage.
-type ListHourlyUsageParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor        Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	OrgID         ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-	ProjectID     ID     `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
-	AppInstanceID ID     `form:"app_instance_id,omitempty" json:"app_instance_id,omitempty,omitzero"`
-	Meter         Meter  `form:"meter,omitempty" json:"meter,omitempty,omitzero"`
-
-	// From Only what ended after this time
-	From From `form:"from,omitempty" json:"from,omitempty,omitzero"`
-
-	// To Only what started before this time
-	To To `form:"to,omitempty" json:"to,omitempty,omitzero"`
-}
-
-// GetWalletParams defines parameters for GetWallet.
-type GetWalletParams struct {
-	// OrgID Absent means the caller's org
-	OrgID ID `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-}
-
-// StreamEventsParams defines parameters for StreamEvents.
-type StreamEventsParams struct {
-	// Follow Go on as more happens
-	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
-
-	// After Position of the last event that the caller has
-	After string `form:"after,omitempty" json:"after,omitempty,omitzero"`
-
-	// Begin Where a stream without a position begins; absent means now where it follows, else oldest
-	Begin     StreamEventsParamsBegin `form:"begin,omitempty" json:"begin,omitempty,omitzero"`
-	ProjectID ID                      `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
-
-	// Type Only this type of event, or the types that begin with it, like apps.instance
-	Type    string `form:"type,omitempty" json:"type,omitempty,omitzero"`
-	Subject string `form:"subject,omitempty" json:"subject,omitempty,omitzero"`
-
-	// LastEventID The same as after, and before it; browsers send it when they connect again
-	LastEventID string `json:"Last-Event-ID,omitempty,omitzero"`
-}
-
-// StreamEventsParamsBegin defines parameters for StreamEvents.
-type StreamEventsParamsBegin string
-
-// ListOrgsParams defines parameters for ListOrgs.
-type ListOrgsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListAppSlugsParams defines parameters for ListAppSlugs.
-type ListAppSlugsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListCustomRolesParams defines parameters for ListCustomRoles.
-type ListCustomRolesParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListOrgUsersParams defines parameters for ListOrgUsers.
-type ListOrgUsersParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListProjectsParams defines parameters for ListProjects.
-type ListProjectsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	OrgID  ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
-}
-
-// ListAllocationsParams defines parameters for ListAllocations.
-type ListAllocationsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor           `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	Status AllocationStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
-}
-
-// GetAllocationParams defines parameters for GetAllocation.
-type GetAllocationParams struct {
-	// After The `resource_version` of the last answer; without `wait` it changes nothing.
-	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
-
-	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
-	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
-}
-
-// ListArtifactsParams defines parameters for ListArtifacts.
-type ListArtifactsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor  Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	AppSlug Slug   `form:"app_slug,omitempty" json:"app_slug,omitempty,omitzero"`
-}
-
-// ListAppInstancesParams defines parameters for ListAppInstances.
-type ListAppInstancesParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor  Cursor            `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	Status  AppInstanceStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
-	AppSlug Slug              `form:"app_slug,omitempty" json:"app_slug,omitempty,omitzero"`
-}
-
-// GetAppInstanceParams defines parameters for GetAppInstance.
-type GetAppInstanceParams struct {
-	// After The `resource_version` of the last answer; without `wait` it changes nothing.
-	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
-
-	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
-	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
-}
-
-// ListAppInstanceEventsParams defines parameters for ListAppInstanceEvents.
-type ListAppInstanceEventsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// GetAppInstanceLogsParams defines parameters for GetAppInstanceLogs.
-type GetAppInstanceLogsParams struct {
-	// MemberID Absent means the first member
-	MemberID ID `form:"member_id,omitempty" json:"member_id,omitempty,omitzero"`
-
-	// Service Absent means the first service
-	Service Slug `form:"service,omitempty" json:"service,omitempty,omitzero"`
-
-	// TailLines Last lines only; absent means 200, and with since 10000
-	TailLines int32 `form:"tail_lines,omitempty" json:"tail_lines,omitempty,omitzero"`
-
-	// Since Only lines that were written after this time, by the node's clock and to 10 seconds
-	Since time.Time `form:"since,omitempty" json:"since,omitempty,omitzero"`
-
-	// Follow Go on as more is written
-	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
-}
-
-// ListEntitlementsParams defines parameters for ListEntitlements.
-type ListEntitlementsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// EstimateCostParams defines parameters for EstimateCost.
-type EstimateCostParams struct {
-	// AllocationID Where it would run; absent means a place without a SKU that has the accelerators, and of a slice the price of its GPU
-	AllocationID ID `form:"allocation_id,omitempty" json:"allocation_id,omitempty,omitzero"`
-
-	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
-	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
-
-	// CPUMillis Absent means the version's default
-	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
-
-	// MemoryMib Absent means the version's default
-	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
-
-	// Requirement One of the environment, as in AppInstanceCreate; costs and places are the same with and without
-	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
-}
-
-// ListTargetsParams defines parameters for ListTargets.
-type ListTargetsParams struct {
-	// CPUMillis Absent means the version's default
-	CPUMillis CPUMillis `form:"cpu_millis,omitempty" json:"cpu_millis,omitempty,omitzero"`
-
-	// MemoryMib Absent means the version's default
-	MemoryMib MemoryMiB `form:"memory_mib,omitempty" json:"memory_mib,omitempty,omitzero"`
-
-	// Requirement One of the environment, as in AppInstanceCreate; costs and places are the same with and without
-	Requirement Requirement `form:"requirement,omitempty" json:"requirement,omitempty,omitzero"`
-
-	// Accelerators Absent means the version's default, or none where it can do without
-	Accelerators       Accelerators       `form:"accelerators,omitempty" json:"accelerators,omitempty,omitzero"`
-	AcceleratorModel   string             `form:"accelerator_model,omitempty" json:"accelerator_model,omitempty,omitzero"`
-	AcceleratorSharing AcceleratorSharing `form:"accelerator_sharing,omitempty" json:"accelerator_sharing,omitempty,omitzero"`
-
-	// VolumeID A volume of the project that the instance is to have; it runs on the volume's node
-	VolumeID []ID `form:"volume_id,omitempty" json:"volume_id,omitempty,omitzero"`
-}
-
-// ListEnvironmentsParams defines parameters for ListEnvironments.
-type ListEnvironmentsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListProjectRolesParams defines parameters for ListProjectRoles.
-type ListProjectRolesParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListServiceAccountsParams defines parameters for ListServiceAccounts.
-type ListServiceAccountsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListVolumesParams defines parameters for ListVolumes.
-type ListVolumesParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor       `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-	Status VolumeStatus `form:"status,omitempty" json:"status,omitempty,omitzero"`
-}
-
-// GetVolumeParams defines parameters for GetVolume.
-type GetVolumeParams struct {
-	// After The `resource_version` of the last answer; without `wait` it changes nothing.
-	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
-
-	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
-	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
-}
-
-// GetVolumeSnapshotParams defines parameters for GetVolumeSnapshot.
-type GetVolumeSnapshotParams struct {
-	// After The `resource_version` of the last answer; without `wait` it changes nothing.
-	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
-
-	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
-	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
-}
-
-// ListSKUsParams defines parameters for ListSKUs.
-type ListSKUsParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// ListUserTokensParams defines parameters for ListUserTokens.
-type ListUserTokensParams struct {
-	// Limit Most items in the answer; absent means 50.
-	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
-
-	// Cursor next_cursor of the page before; opaque.
-	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
-}
-
-// TransferAppSlugJSONRequestBody defines body for TransferAppSlug for application/json ContentType.
-type TransferAppSlugJSONRequestBody = AppSlugTransfer
-
-// RegisterManifestJSONRequestBody defines body for RegisterManifest for application/json ContentType.
-type RegisterManifestJSONRequestBody = ManifestRegister
-
-// GrantCreditJSONRequestBody defines body for GrantCredit for application/json ContentType.
-type GrantCreditJSONRequestBody = CreditGrant
-
-// CreateJoinTokenJSONRequestBody defines body for CreateJoinToken for application/json ContentType.
-type CreateJoinTokenJSONRequestBody = JoinTokenCreate
-
-// BanNodeJSONRequestBody defines body for BanNode for application/json ContentType.
-type BanNodeJSONRequestBody = NodeBan
-
-// RemoveNodeJSONRequestBody defines body for RemoveNode for application/json ContentType.
-type RemoveNodeJSONRequestBody = NodeRemove
-
-// PutOrgQuotaJSONRequestBody defines body for PutOrgQuota for application/json ContentType.
-type PutOrgQuotaJSONRequestBody = OrgQuotaPut
-
-// CreatePriceJSONRequestBody defines body for CreatePrice for application/json ContentType.
-type CreatePriceJSONRequestBody = PriceCreate
-
-// RegisterPublisherJSONRequestBody defines body for RegisterPublisher for application/json ContentType.
-type RegisterPublisherJSONRequestBody = PublisherRegister
-
-// CreateSKUJSONRequestBody defines body for CreateSKU for application/json ContentType.
-type CreateSKUJSONRequestBody = SKUCreate
-
-// CreateUserJSONRequestBody defines body for CreateUser for application/json ContentType.
-type CreateUserJSONRequestBody = UserCreate
-
-// CreateUserTokenJSONRequestBody defines body for CreateUserToken for application/json ContentType.
-type CreateUserTokenJSONRequestBody = UserTokenCreate
-
-// ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
-type ExplainAccessJSONRequestBody = AccessQuestion
-
-// MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
-type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
-
-// EnrollNodeJSONRequestBody defines body for EnrollNode for application/json ContentType.
-type EnrollNodeJSONRequestBody = NodeEnroll
-
-// RenewNodeJSONRequestBody defines body for RenewNode for application/json ContentType.
-type RenewNodeJSONRequestBody = NodeRenew
-
-// CreateOrgJSONRequestBody defines body for CreateOrg for application/json ContentType.
-type CreateOrgJSONRequestBody = OrgCreate
-
-// CreateCustomRoleJSONRequestBody defines body for CreateCustomRole for application/json ContentType.
-type CreateCustomRoleJSONRequestBody = CustomRoleCreate
-
-// PutCustomRoleJSONRequestBody defines body for PutCustomRole for application/json ContentType.
-type PutCustomRoleJSONRequestBody = CustomRolePut
-
-// CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
-type CreateProjectJSONRequestBody = ProjectCreate
-
-// CreateAllocationJSONRequestBody defines body for CreateAllocation for application/json ContentType.
-type CreateAllocationJSONRequestBody = AllocationCreate
-
-// RegisterArtifactJSONRequestBody defines body for RegisterArtifact for application/json ContentType.
-type RegisterArtifactJSONRequestBody = ArtifactRegister
-
-// CreatePublishIntentJSONRequestBody defines body for CreatePublishIntent for application/json ContentType.
-type CreatePublishIntentJSONRequestBody = PublishIntentCreate
-
-// CreateAppInstanceJSONRequestBody defines body for CreateAppInstance for application/json ContentType.
-type CreateAppInstanceJSONRequestBody = AppInstanceCreate
-
-// ChangeAppInstanceJSONRequestBody defines body for ChangeAppInstance for application/json ContentType.
-type ChangeAppInstanceJSONRequestBody = AppInstanceChange
-
-// CopyAppInstanceFilesJSONRequestBody defines body for CopyAppInstanceFiles for application/json ContentType.
-type CopyAppInstanceFilesJSONRequestBody = AppInstanceCopy
-
-// ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
-type ExecInAppInstanceJSONRequestBody = AppInstanceExec
-
-// ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
-type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
-
-// RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
-type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
-
-// UpgradeAppInstanceJSONRequestBody defines body for UpgradeAppInstance for application/json ContentType.
-type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
-
-// PutEntitlementJSONRequestBody defines body for PutEntitlement for application/json ContentType.
-type PutEntitlementJSONRequestBody = EntitlementPut
-
-// PutPackageIndexJSONRequestBody defines body for PutPackageIndex for application/json ContentType.
-type PutPackageIndexJSONRequestBody = PackageIndexPut
-
-// PutProjectRolesJSONRequestBody defines body for PutProjectRoles for application/json ContentType.
-type PutProjectRolesJSONRequestBody = ProjectRolesPut
-
-// CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
-type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
-
-// CreateVolumeJSONRequestBody defines body for CreateVolume for application/json ContentType.
-type CreateVolumeJSONRequestBody = VolumeCreate
-
-// ResizeVolumeJSONRequestBody defines body for ResizeVolume for application/json ContentType.
-type ResizeVolumeJSONRequestBody = VolumeResize
-
-// RestoreVolumeJSONRequestBody defines body for RestoreVolume for application/json ContentType.
-type RestoreVolumeJSONRequestBody = VolumeRestore
-
-// CreateVolumeSnapshotJSONRequestBody defines body for CreateVolumeSnapshot for application/json ContentType.
-type CreateVolumeSnapshotJSONRequestBody = VolumeSnapshotCreate
-
-// PutUserRolesJSONRequestBody defines body for PutUserRoles for application/json ContentType.
-type PutUserRolesJSONRequestBody = UserRolesPut
 
 // RequestEditorFn is the function signature for the RequestEditor callback function
 type RequestEditorFn func(ctx context.Context, req *http.Request) error
@@ -4597,6 +430,73 @@ type ClientInterface interface {
 	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
 	ExplainAccess(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// AcceptInvitationWithBody Become a user by an invitation, and log in
+	//
+	// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+	// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+	AcceptInvitationWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AcceptInvitation Become a user by an invitation, and log in
+	//
+	// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+	// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+	AcceptInvitation(ctx context.Context, body AcceptInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// LoginWithBody Log in with an e-mail address and a password
+	//
+	// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+	// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+	// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/login (the `Login` operationId).
+	LoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// Login Log in with an e-mail address and a password
+	//
+	// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+	// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+	// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/login (the `Login` operationId).
+	Login(ctx context.Context, body LoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// Logout End the session that the presented token belongs to
+	//
+	// Corresponds with POST /auth/logout (the `Logout` operationId).
+	Logout(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RefreshSessionWithBody Exchange the refresh token of a session for new tokens
+	//
+	// Each refresh token counts once. An older one ends the session with all its tokens, because two
+	// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+	RefreshSessionWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RefreshSession Exchange the refresh token of a session for new tokens
+	//
+	// Each refresh token counts once. An older one ends the session with all its tokens, because two
+	// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+	RefreshSession(ctx context.Context, body RefreshSessionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -4618,6 +518,18 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 	MintServiceAccountToken(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListSessions The caller's sessions
+	//
+	// Corresponds with GET /auth/sessions (the `ListSessions` operationId).
+	ListSessions(ctx context.Context, params *ListSessionsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeSession End one of the caller's sessions; its tokens end at once
+	//
+	// All sessions of a user end with its tokens, `DELETE /users/{user_id}/tokens`.
+	//
+	// Corresponds with DELETE /auth/sessions/{session_id} (the `RevokeSession` operationId).
+	RevokeSession(ctx context.Context, sessionID ID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// Whoami Who the presented token stands for
 	//
@@ -4744,6 +656,36 @@ type ClientInterface interface {
 	// Corresponds with DELETE /orgs/{org_id}/app-slugs/{app_slug} (the `ReleaseAppSlug` operationId).
 	ReleaseAppSlug(ctx context.Context, orgID OrgID, appSlug AppSlug, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ListInvitations Open invitations into the org (its admins)
+	//
+	// Corresponds with GET /orgs/{org_id}/invitations (the `ListInvitations` operationId).
+	ListInvitations(ctx context.Context, orgID OrgID, params *ListInvitationsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateInvitationWithBody Invite an e-mail address into the org (its admins); the token is in this answer only
+	//
+	// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+	// permission that it does not hold there. An earlier invitation of the same address ends.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+	CreateInvitationWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateInvitation Invite an e-mail address into the org (its admins); the token is in this answer only
+	//
+	// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+	// permission that it does not hold there. An earlier invitation of the same address ends.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+	CreateInvitation(ctx context.Context, orgID OrgID, body CreateInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeInvitation Take an open invitation back (admins of the org)
+	//
+	// Corresponds with DELETE /orgs/{org_id}/invitations/{invitation_id} (the `RevokeInvitation` operationId).
+	RevokeInvitation(ctx context.Context, orgID OrgID, invitationID ID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// GetOrgQuota What the org may hold, and what it holds (its admins)
 	//
 	// Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
@@ -4815,6 +757,103 @@ type ClientInterface interface {
 	//
 	// Corresponds with DELETE /orgs/{org_id}/users/{user_id} (the `RemoveOrgUser` operationId).
 	RemoveOrgUser(ctx context.Context, orgID OrgID, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListWebhooks Webhooks of the org
+	//
+	// Corresponds with GET /orgs/{org_id}/webhooks (the `ListWebhooks` operationId).
+	ListWebhooks(ctx context.Context, orgID OrgID, params *ListWebhooksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateWebhookWithBody Have events of the org sent to a URL; the secret that signs them is in this answer only
+	//
+	// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+	// not followed.
+	//
+	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+	// the operator permits them.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+	CreateWebhookWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateWebhook Have events of the org sent to a URL; the secret that signs them is in this answer only
+	//
+	// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+	// not followed.
+	//
+	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+	// the operator permits them.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+	CreateWebhook(ctx context.Context, orgID OrgID, body CreateWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DeleteWebhook Remove a webhook with its dead letters
+	//
+	// Corresponds with DELETE /orgs/{org_id}/webhooks/{webhook_id} (the `DeleteWebhook` operationId).
+	DeleteWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetWebhook One webhook, with how its deliveries go
+	//
+	// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id} (the `GetWebhook` operationId).
+	GetWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListWebhookDeadLetters Events that the webhook's URL did not take
+	//
+	// A dead letter goes with its event, at the end of the retention of events.
+	//
+	// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id}/dead-letters (the `ListWebhookDeadLetters` operationId).
+	ListWebhookDeadLetters(ctx context.Context, orgID OrgID, webhookID WebhookID, params *ListWebhookDeadLettersParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// EnableWebhook Let a disabled webhook go on where it stopped
+	//
+	// Events that are no longer kept are left out. From now on the caller is the owner.
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/enable (the `EnableWebhook` operationId).
+	EnableWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ReplayWebhookWithBody Send dead letters once more
+	//
+	// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+	// An event that waits for its next try is tried at once, too.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+	ReplayWebhookWithBody(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ReplayWebhook Send dead letters once more
+	//
+	// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+	// An event that waits for its next try is tried at once, too.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+	ReplayWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, body ReplayWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateWebhookSecretWithBody Give a webhook a new secret; both sign until the overlap ends
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+	RotateWebhookSecretWithBody(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateWebhookSecret Give a webhook a new secret; both sign until the overlap ends
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+	RotateWebhookSecret(ctx context.Context, orgID OrgID, webhookID WebhookID, body RotateWebhookSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListProjects Projects the caller may see
 	//
@@ -5041,6 +1080,61 @@ type ClientInterface interface {
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogs(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// AddAppInstanceMemberWithBody Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AddAppInstanceMember Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RecoverAppInstanceMember Bring a member back that failed or is degraded
+	//
+	// By the task `member_recover`, in the same allocation.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+	RecoverAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RemoveAppInstanceMember Take a member out of an app of an external worker
+	//
+	// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+	// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+	RemoveAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ReportAppInstanceMemberWithBody Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ReportAppInstanceMember Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ForwardAppInstancePortWithBody One TCP connection to a port of the app, through the hub and the node's own connection
 	//
 	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
@@ -5099,6 +1193,114 @@ type ClientInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 	StopAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+	//
+	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+	// claimed task whose lease has ended is pending again.
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+	ListAppInstanceTasks(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ClaimAppInstanceTaskWithBody Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ClaimAppInstanceTask Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CompleteAppInstanceTaskWithBody End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CompleteAppInstanceTask End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FailAppInstanceTaskWithBody End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FailAppInstanceTask End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// HeartbeatAppInstanceTaskWithBody Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// HeartbeatAppInstanceTask Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ProgressAppInstanceTaskWithBody Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ProgressAppInstanceTask Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// UpgradeAppInstanceWithBody Upgrade the instance in place to another version
 	//
@@ -5239,6 +1441,68 @@ type ClientInterface interface {
 	//
 	// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
 	PutProjectRoles(ctx context.Context, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListSecrets Secrets of the project
+	//
+	// No answer has a value.
+	//
+	// Corresponds with GET /projects/{project_id}/secrets (the `ListSecrets` operationId).
+	ListSecrets(ctx context.Context, projectID ProjectID, params *ListSecretsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateSecretWithBody Store a secret that app instances of the project may refer to
+	//
+	// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+	// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+	CreateSecretWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateSecret Store a secret that app instances of the project may refer to
+	//
+	// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+	// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+	CreateSecret(ctx context.Context, projectID ProjectID, body CreateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetSecret One secret, without its value
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Corresponds with GET /projects/{project_id}/secrets/{secret_id} (the `GetSecret` operationId).
+	GetSecret(ctx context.Context, projectID ProjectID, secretID SecretID, params *GetSecretParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeSecret Destroy the value of a secret
+	//
+	// Instances that refer to it get an empty value, as after a rotation. None can be launched or upgraded with it.
+	//
+	// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/revoke (the `RevokeSecret` operationId).
+	RevokeSecret(ctx context.Context, projectID ProjectID, secretID SecretID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateSecretWithBody Give a secret another value
+	//
+	// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+	// The value before is destroyed.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+	RotateSecretWithBody(ctx context.Context, projectID ProjectID, secretID SecretID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateSecret Give a secret another value
+	//
+	// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+	// The value before is destroyed.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+	RotateSecret(ctx context.Context, projectID ProjectID, secretID SecretID, body RotateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListServiceAccounts Service accounts of the project
 	//
@@ -6259,6 +2523,143 @@ func (c *Client) ExplainAccess(ctx context.Context, body ExplainAccessJSONReques
 	return c.Client.Do(req)
 }
 
+// AcceptInvitationWithBody Become a user by an invitation, and log in
+//
+// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+func (c *Client) AcceptInvitationWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAcceptInvitationRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AcceptInvitation Become a user by an invitation, and log in
+//
+// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+func (c *Client) AcceptInvitation(ctx context.Context, body AcceptInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAcceptInvitationRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// LoginWithBody Log in with an e-mail address and a password
+//
+// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/login (the `Login` operationId).
+func (c *Client) LoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewLoginRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// Login Log in with an e-mail address and a password
+//
+// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/login (the `Login` operationId).
+func (c *Client) Login(ctx context.Context, body LoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewLoginRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// Logout End the session that the presented token belongs to
+//
+// Corresponds with POST /auth/logout (the `Logout` operationId).
+func (c *Client) Logout(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewLogoutRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RefreshSessionWithBody Exchange the refresh token of a session for new tokens
+//
+// Each refresh token counts once. An older one ends the session with all its tokens, because two
+// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+func (c *Client) RefreshSessionWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRefreshSessionRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RefreshSession Exchange the refresh token of a session for new tokens
+//
+// Each refresh token counts once. An older one ends the session with all its tokens, because two
+// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+func (c *Client) RefreshSession(ctx context.Context, body RefreshSessionJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRefreshSessionRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -6291,6 +2692,38 @@ func (c *Client) MintServiceAccountTokenWithBody(ctx context.Context, contentTyp
 // Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 func (c *Client) MintServiceAccountToken(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewMintServiceAccountTokenRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListSessions The caller's sessions
+//
+// Corresponds with GET /auth/sessions (the `ListSessions` operationId).
+func (c *Client) ListSessions(ctx context.Context, params *ListSessionsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListSessionsRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeSession End one of the caller's sessions; its tokens end at once
+//
+// All sessions of a user end with its tokens, `DELETE /users/{user_id}/tokens`.
+//
+// Corresponds with DELETE /auth/sessions/{session_id} (the `RevokeSession` operationId).
+func (c *Client) RevokeSession(ctx context.Context, sessionID ID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeSessionRequest(c.Server, sessionID)
 	if err != nil {
 		return nil, err
 	}
@@ -6596,6 +3029,76 @@ func (c *Client) ReleaseAppSlug(ctx context.Context, orgID OrgID, appSlug AppSlu
 	return c.Client.Do(req)
 }
 
+// ListInvitations Open invitations into the org (its admins)
+//
+// Corresponds with GET /orgs/{org_id}/invitations (the `ListInvitations` operationId).
+func (c *Client) ListInvitations(ctx context.Context, orgID OrgID, params *ListInvitationsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListInvitationsRequest(c.Server, orgID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateInvitationWithBody Invite an e-mail address into the org (its admins); the token is in this answer only
+//
+// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+// permission that it does not hold there. An earlier invitation of the same address ends.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+func (c *Client) CreateInvitationWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateInvitationRequestWithBody(c.Server, orgID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateInvitation Invite an e-mail address into the org (its admins); the token is in this answer only
+//
+// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+// permission that it does not hold there. An earlier invitation of the same address ends.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+func (c *Client) CreateInvitation(ctx context.Context, orgID OrgID, body CreateInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateInvitationRequest(c.Server, orgID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeInvitation Take an open invitation back (admins of the org)
+//
+// Corresponds with DELETE /orgs/{org_id}/invitations/{invitation_id} (the `RevokeInvitation` operationId).
+func (c *Client) RevokeInvitation(ctx context.Context, orgID OrgID, invitationID ID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeInvitationRequest(c.Server, orgID, invitationID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // GetOrgQuota What the org may hold, and what it holds (its admins)
 //
 // Corresponds with GET /orgs/{org_id}/quota (the `GetOrgQuota` operationId).
@@ -6758,6 +3261,213 @@ func (c *Client) ListOrgUsers(ctx context.Context, orgID OrgID, params *ListOrgU
 // Corresponds with DELETE /orgs/{org_id}/users/{user_id} (the `RemoveOrgUser` operationId).
 func (c *Client) RemoveOrgUser(ctx context.Context, orgID OrgID, userID UserID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewRemoveOrgUserRequest(c.Server, orgID, userID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListWebhooks Webhooks of the org
+//
+// Corresponds with GET /orgs/{org_id}/webhooks (the `ListWebhooks` operationId).
+func (c *Client) ListWebhooks(ctx context.Context, orgID OrgID, params *ListWebhooksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListWebhooksRequest(c.Server, orgID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateWebhookWithBody Have events of the org sent to a URL; the secret that signs them is in this answer only
+//
+// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+// not followed.
+//
+// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+// the operator permits them.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+func (c *Client) CreateWebhookWithBody(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateWebhookRequestWithBody(c.Server, orgID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateWebhook Have events of the org sent to a URL; the secret that signs them is in this answer only
+//
+// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+// not followed.
+//
+// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+// the operator permits them.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+func (c *Client) CreateWebhook(ctx context.Context, orgID OrgID, body CreateWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateWebhookRequest(c.Server, orgID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DeleteWebhook Remove a webhook with its dead letters
+//
+// Corresponds with DELETE /orgs/{org_id}/webhooks/{webhook_id} (the `DeleteWebhook` operationId).
+func (c *Client) DeleteWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDeleteWebhookRequest(c.Server, orgID, webhookID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetWebhook One webhook, with how its deliveries go
+//
+// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id} (the `GetWebhook` operationId).
+func (c *Client) GetWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetWebhookRequest(c.Server, orgID, webhookID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListWebhookDeadLetters Events that the webhook's URL did not take
+//
+// A dead letter goes with its event, at the end of the retention of events.
+//
+// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id}/dead-letters (the `ListWebhookDeadLetters` operationId).
+func (c *Client) ListWebhookDeadLetters(ctx context.Context, orgID OrgID, webhookID WebhookID, params *ListWebhookDeadLettersParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListWebhookDeadLettersRequest(c.Server, orgID, webhookID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// EnableWebhook Let a disabled webhook go on where it stopped
+//
+// Events that are no longer kept are left out. From now on the caller is the owner.
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/enable (the `EnableWebhook` operationId).
+func (c *Client) EnableWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewEnableWebhookRequest(c.Server, orgID, webhookID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReplayWebhookWithBody Send dead letters once more
+//
+// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+// An event that waits for its next try is tried at once, too.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+func (c *Client) ReplayWebhookWithBody(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReplayWebhookRequestWithBody(c.Server, orgID, webhookID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReplayWebhook Send dead letters once more
+//
+// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+// An event that waits for its next try is tried at once, too.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+func (c *Client) ReplayWebhook(ctx context.Context, orgID OrgID, webhookID WebhookID, body ReplayWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReplayWebhookRequest(c.Server, orgID, webhookID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateWebhookSecretWithBody Give a webhook a new secret; both sign until the overlap ends
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+func (c *Client) RotateWebhookSecretWithBody(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateWebhookSecretRequestWithBody(c.Server, orgID, webhookID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateWebhookSecret Give a webhook a new secret; both sign until the overlap ends
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+func (c *Client) RotateWebhookSecret(ctx context.Context, orgID OrgID, webhookID WebhookID, body RotateWebhookSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateWebhookSecretRequest(c.Server, orgID, webhookID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -7263,6 +3973,121 @@ func (c *Client) GetAppInstanceLogs(ctx context.Context, projectID ProjectID, ap
 	return c.Client.Do(req)
 }
 
+// AddAppInstanceMemberWithBody Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *Client) AddAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAddAppInstanceMemberRequestWithBody(c.Server, projectID, appInstanceID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AddAppInstanceMember Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *Client) AddAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAddAppInstanceMemberRequest(c.Server, projectID, appInstanceID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RecoverAppInstanceMember Bring a member back that failed or is degraded
+//
+// By the task `member_recover`, in the same allocation.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+func (c *Client) RecoverAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRecoverAppInstanceMemberRequest(c.Server, projectID, appInstanceID, memberID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RemoveAppInstanceMember Take a member out of an app of an external worker
+//
+// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+func (c *Client) RemoveAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRemoveAppInstanceMemberRequest(c.Server, projectID, appInstanceID, memberID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReportAppInstanceMemberWithBody Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *Client) ReportAppInstanceMemberWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReportAppInstanceMemberRequestWithBody(c.Server, projectID, appInstanceID, memberID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ReportAppInstanceMember Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *Client) ReportAppInstanceMember(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewReportAppInstanceMemberRequest(c.Server, projectID, appInstanceID, memberID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // ForwardAppInstancePortWithBody One TCP connection to a port of the app, through the hub and the node's own connection
 //
 // The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
@@ -7372,6 +4197,224 @@ func (c *Client) StartAppInstance(ctx context.Context, projectID ProjectID, appI
 // Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 func (c *Client) StopAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewStopAppInstanceRequest(c.Server, projectID, appInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+//
+// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+// claimed task whose lease has ended is pending again.
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+func (c *Client) ListAppInstanceTasks(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAppInstanceTasksRequest(c.Server, projectID, appInstanceID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ClaimAppInstanceTaskWithBody Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *Client) ClaimAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewClaimAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ClaimAppInstanceTask Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *Client) ClaimAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewClaimAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CompleteAppInstanceTaskWithBody End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *Client) CompleteAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCompleteAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CompleteAppInstanceTask End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *Client) CompleteAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCompleteAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FailAppInstanceTaskWithBody End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *Client) FailAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFailAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FailAppInstanceTask End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *Client) FailAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFailAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// HeartbeatAppInstanceTaskWithBody Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *Client) HeartbeatAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewHeartbeatAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// HeartbeatAppInstanceTask Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *Client) HeartbeatAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewHeartbeatAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ProgressAppInstanceTaskWithBody Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *Client) ProgressAppInstanceTaskWithBody(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewProgressAppInstanceTaskRequestWithBody(c.Server, projectID, appInstanceID, taskID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ProgressAppInstanceTask Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *Client) ProgressAppInstanceTask(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewProgressAppInstanceTaskRequest(c.Server, projectID, appInstanceID, taskID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -7682,6 +4725,138 @@ func (c *Client) PutProjectRolesWithBody(ctx context.Context, projectID ProjectI
 // Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
 func (c *Client) PutProjectRoles(ctx context.Context, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewPutProjectRolesRequest(c.Server, projectID, userID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListSecrets Secrets of the project
+//
+// No answer has a value.
+//
+// Corresponds with GET /projects/{project_id}/secrets (the `ListSecrets` operationId).
+func (c *Client) ListSecrets(ctx context.Context, projectID ProjectID, params *ListSecretsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListSecretsRequest(c.Server, projectID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateSecretWithBody Store a secret that app instances of the project may refer to
+//
+// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+func (c *Client) CreateSecretWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateSecretRequestWithBody(c.Server, projectID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateSecret Store a secret that app instances of the project may refer to
+//
+// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+func (c *Client) CreateSecret(ctx context.Context, projectID ProjectID, body CreateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateSecretRequest(c.Server, projectID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetSecret One secret, without its value
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Corresponds with GET /projects/{project_id}/secrets/{secret_id} (the `GetSecret` operationId).
+func (c *Client) GetSecret(ctx context.Context, projectID ProjectID, secretID SecretID, params *GetSecretParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetSecretRequest(c.Server, projectID, secretID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeSecret Destroy the value of a secret
+//
+// Instances that refer to it get an empty value, as after a rotation. None can be launched or upgraded with it.
+//
+// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/revoke (the `RevokeSecret` operationId).
+func (c *Client) RevokeSecret(ctx context.Context, projectID ProjectID, secretID SecretID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeSecretRequest(c.Server, projectID, secretID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateSecretWithBody Give a secret another value
+//
+// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+// The value before is destroyed.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+func (c *Client) RotateSecretWithBody(ctx context.Context, projectID ProjectID, secretID SecretID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateSecretRequestWithBody(c.Server, projectID, secretID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateSecret Give a secret another value
+//
+// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+// The value before is destroyed.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+func (c *Client) RotateSecret(ctx context.Context, projectID ProjectID, secretID SecretID, body RotateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateSecretRequest(c.Server, projectID, secretID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -9809,6 +6984,153 @@ func NewExplainAccessRequestWithBody(server string, contentType string, body io.
 	return req, nil
 }
 
+// NewAcceptInvitationRequest calls the generic AcceptInvitation builder with application/json body
+func NewAcceptInvitationRequest(server string, body AcceptInvitationJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewAcceptInvitationRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewAcceptInvitationRequestWithBody constructs an http.Request for the AcceptInvitation method, with any body, and a specified content type
+func NewAcceptInvitationRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/invitations/accept")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewLoginRequest calls the generic Login builder with application/json body
+func NewLoginRequest(server string, body LoginJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewLoginRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewLoginRequestWithBody constructs an http.Request for the Login method, with any body, and a specified content type
+func NewLoginRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/login")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewLogoutRequest constructs an http.Request for the Logout method
+func NewLogoutRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/logout")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRefreshSessionRequest calls the generic RefreshSession builder with application/json body
+func NewRefreshSessionRequest(server string, body RefreshSessionJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRefreshSessionRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewRefreshSessionRequestWithBody constructs an http.Request for the RefreshSession method, with any body, and a specified content type
+func NewRefreshSessionRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/refresh")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewMintServiceAccountTokenRequest calls the generic MintServiceAccountToken builder with application/json body
 func NewMintServiceAccountTokenRequest(server string, body MintServiceAccountTokenJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -9845,6 +7167,98 @@ func NewMintServiceAccountTokenRequestWithBody(server string, contentType string
 	}
 
 	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListSessionsRequest constructs an http.Request for the ListSessions method
+func NewListSessionsRequest(server string, params *ListSessionsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/sessions")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRevokeSessionRequest constructs an http.Request for the RevokeSession method
+func NewRevokeSessionRequest(server string, sessionID ID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "session_id", sessionID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/sessions/%s", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
 
 	return req, nil
 }
@@ -10693,6 +8107,159 @@ func NewReleaseAppSlugRequest(server string, orgID OrgID, appSlug AppSlug) (*htt
 	return req, nil
 }
 
+// NewListInvitationsRequest constructs an http.Request for the ListInvitations method
+func NewListInvitationsRequest(server string, orgID OrgID, params *ListInvitationsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/invitations", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateInvitationRequest calls the generic CreateInvitation builder with application/json body
+func NewCreateInvitationRequest(server string, orgID OrgID, body CreateInvitationJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateInvitationRequestWithBody(server, orgID, "application/json", bodyReader)
+}
+
+// NewCreateInvitationRequestWithBody constructs an http.Request for the CreateInvitation method, with any body, and a specified content type
+func NewCreateInvitationRequestWithBody(server string, orgID OrgID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/invitations", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRevokeInvitationRequest constructs an http.Request for the RevokeInvitation method
+func NewRevokeInvitationRequest(server string, orgID OrgID, invitationID ID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "invitation_id", invitationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/invitations/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewGetOrgQuotaRequest constructs an http.Request for the GetOrgQuota method
 func NewGetOrgQuotaRequest(server string, orgID OrgID) (*http.Request, error) {
 	var err error
@@ -11077,6 +8644,421 @@ func NewRemoveOrgUserRequest(server string, orgID OrgID, userID UserID) (*http.R
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewListWebhooksRequest constructs an http.Request for the ListWebhooks method
+func NewListWebhooksRequest(server string, orgID OrgID, params *ListWebhooksParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateWebhookRequest calls the generic CreateWebhook builder with application/json body
+func NewCreateWebhookRequest(server string, orgID OrgID, body CreateWebhookJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateWebhookRequestWithBody(server, orgID, "application/json", bodyReader)
+}
+
+// NewCreateWebhookRequestWithBody constructs an http.Request for the CreateWebhook method, with any body, and a specified content type
+func NewCreateWebhookRequestWithBody(server string, orgID OrgID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewDeleteWebhookRequest constructs an http.Request for the DeleteWebhook method
+func NewDeleteWebhookRequest(server string, orgID OrgID, webhookID WebhookID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "webhook_id", webhookID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetWebhookRequest constructs an http.Request for the GetWebhook method
+func NewGetWebhookRequest(server string, orgID OrgID, webhookID WebhookID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "webhook_id", webhookID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListWebhookDeadLettersRequest constructs an http.Request for the ListWebhookDeadLetters method
+func NewListWebhookDeadLettersRequest(server string, orgID OrgID, webhookID WebhookID, params *ListWebhookDeadLettersParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "webhook_id", webhookID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks/%s/dead-letters", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewEnableWebhookRequest constructs an http.Request for the EnableWebhook method
+func NewEnableWebhookRequest(server string, orgID OrgID, webhookID WebhookID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "webhook_id", webhookID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks/%s/enable", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewReplayWebhookRequest calls the generic ReplayWebhook builder with application/json body
+func NewReplayWebhookRequest(server string, orgID OrgID, webhookID WebhookID, body ReplayWebhookJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewReplayWebhookRequestWithBody(server, orgID, webhookID, "application/json", bodyReader)
+}
+
+// NewReplayWebhookRequestWithBody constructs an http.Request for the ReplayWebhook method, with any body, and a specified content type
+func NewReplayWebhookRequestWithBody(server string, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "webhook_id", webhookID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks/%s/replay", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRotateWebhookSecretRequest calls the generic RotateWebhookSecret builder with application/json body
+func NewRotateWebhookSecretRequest(server string, orgID OrgID, webhookID WebhookID, body RotateWebhookSecretJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRotateWebhookSecretRequestWithBody(server, orgID, webhookID, "application/json", bodyReader)
+}
+
+// NewRotateWebhookSecretRequestWithBody constructs an http.Request for the RotateWebhookSecret method, with any body, and a specified content type
+func NewRotateWebhookSecretRequestWithBody(server string, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "org_id", orgID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "webhook_id", webhookID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/orgs/%s/webhooks/%s/rotate-secret", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -12192,6 +10174,217 @@ func NewGetAppInstanceLogsRequest(server string, projectID ProjectID, appInstanc
 	return req, nil
 }
 
+// NewAddAppInstanceMemberRequest calls the generic AddAppInstanceMember builder with application/json body
+func NewAddAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewAddAppInstanceMemberRequestWithBody(server, projectID, appInstanceID, "application/json", bodyReader)
+}
+
+// NewAddAppInstanceMemberRequestWithBody constructs an http.Request for the AddAppInstanceMember method, with any body, and a specified content type
+func NewAddAppInstanceMemberRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewRecoverAppInstanceMemberRequest constructs an http.Request for the RecoverAppInstanceMember method
+func NewRecoverAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "member_id", memberID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members/%s/recover", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRemoveAppInstanceMemberRequest constructs an http.Request for the RemoveAppInstanceMember method
+func NewRemoveAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "member_id", memberID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members/%s/remove", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewReportAppInstanceMemberRequest calls the generic ReportAppInstanceMember builder with application/json body
+func NewReportAppInstanceMemberRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewReportAppInstanceMemberRequestWithBody(server, projectID, appInstanceID, memberID, "application/json", bodyReader)
+}
+
+// NewReportAppInstanceMemberRequestWithBody constructs an http.Request for the ReportAppInstanceMember method, with any body, and a specified content type
+func NewReportAppInstanceMemberRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "member_id", memberID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/members/%s/report", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewForwardAppInstancePortRequest calls the generic ForwardAppInstancePort builder with application/json body
 func NewForwardAppInstancePortRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body ForwardAppInstancePortJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -12378,6 +10571,399 @@ func NewStopAppInstanceRequest(server string, projectID ProjectID, appInstanceID
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewListAppInstanceTasksRequest constructs an http.Request for the ListAppInstanceTasks method
+func NewListAppInstanceTasksRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "state", params.State, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewClaimAppInstanceTaskRequest calls the generic ClaimAppInstanceTask builder with application/json body
+func NewClaimAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewClaimAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewClaimAppInstanceTaskRequestWithBody constructs an http.Request for the ClaimAppInstanceTask method, with any body, and a specified content type
+func NewClaimAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/claim", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewCompleteAppInstanceTaskRequest calls the generic CompleteAppInstanceTask builder with application/json body
+func NewCompleteAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCompleteAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewCompleteAppInstanceTaskRequestWithBody constructs an http.Request for the CompleteAppInstanceTask method, with any body, and a specified content type
+func NewCompleteAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/complete", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewFailAppInstanceTaskRequest calls the generic FailAppInstanceTask builder with application/json body
+func NewFailAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewFailAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewFailAppInstanceTaskRequestWithBody constructs an http.Request for the FailAppInstanceTask method, with any body, and a specified content type
+func NewFailAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/fail", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewHeartbeatAppInstanceTaskRequest calls the generic HeartbeatAppInstanceTask builder with application/json body
+func NewHeartbeatAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewHeartbeatAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewHeartbeatAppInstanceTaskRequestWithBody constructs an http.Request for the HeartbeatAppInstanceTask method, with any body, and a specified content type
+func NewHeartbeatAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/heartbeat", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewProgressAppInstanceTaskRequest calls the generic ProgressAppInstanceTask builder with application/json body
+func NewProgressAppInstanceTaskRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewProgressAppInstanceTaskRequestWithBody(server, projectID, appInstanceID, taskID, "application/json", bodyReader)
+}
+
+// NewProgressAppInstanceTaskRequestWithBody constructs an http.Request for the ProgressAppInstanceTask method, with any body, and a specified content type
+func NewProgressAppInstanceTaskRequestWithBody(server string, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "task_id", taskID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/tasks/%s/progress", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -13176,6 +11762,285 @@ func NewPutProjectRolesRequestWithBody(server string, projectID ProjectID, userI
 	}
 
 	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewListSecretsRequest constructs an http.Request for the ListSecrets method
+func NewListSecretsRequest(server string, projectID ProjectID, params *ListSecretsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/secrets", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateSecretRequest calls the generic CreateSecret builder with application/json body
+func NewCreateSecretRequest(server string, projectID ProjectID, body CreateSecretJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateSecretRequestWithBody(server, projectID, "application/json", bodyReader)
+}
+
+// NewCreateSecretRequestWithBody constructs an http.Request for the CreateSecret method, with any body, and a specified content type
+func NewCreateSecretRequestWithBody(server string, projectID ProjectID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/secrets", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetSecretRequest constructs an http.Request for the GetSecret method
+func NewGetSecretRequest(server string, projectID ProjectID, secretID SecretID, params *GetSecretParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "secret_id", secretID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/secrets/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRevokeSecretRequest constructs an http.Request for the RevokeSecret method
+func NewRevokeSecretRequest(server string, projectID ProjectID, secretID SecretID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "secret_id", secretID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/secrets/%s/revoke", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRotateSecretRequest calls the generic RotateSecret builder with application/json body
+func NewRotateSecretRequest(server string, projectID ProjectID, secretID SecretID, body RotateSecretJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRotateSecretRequestWithBody(server, projectID, secretID, "application/json", bodyReader)
+}
+
+// NewRotateSecretRequestWithBody constructs an http.Request for the RotateSecret method, with any body, and a specified content type
+func NewRotateSecretRequestWithBody(server string, projectID ProjectID, secretID SecretID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "secret_id", secretID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/secrets/%s/rotate", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
 	if err != nil {
 		return nil, err
 	}
@@ -14839,6 +13704,75 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /auth/explain (the `ExplainAccess` operationId).
 	ExplainAccessWithResponse(ctx context.Context, body ExplainAccessJSONRequestBody, reqEditors ...RequestEditorFn) (*ExplainAccessResponse, error)
 
+	// AcceptInvitationWithBodyWithResponse Become a user by an invitation, and log in
+	//
+	// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+	// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+	AcceptInvitationWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AcceptInvitationResponse, error)
+
+	// AcceptInvitationWithResponse Become a user by an invitation, and log in
+	//
+	// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+	// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+	AcceptInvitationWithResponse(ctx context.Context, body AcceptInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*AcceptInvitationResponse, error)
+
+	// LoginWithBodyWithResponse Log in with an e-mail address and a password
+	//
+	// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+	// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+	// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/login (the `Login` operationId).
+	LoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*LoginResponse, error)
+
+	// LoginWithResponse Log in with an e-mail address and a password
+	//
+	// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+	// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+	// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/login (the `Login` operationId).
+	LoginWithResponse(ctx context.Context, body LoginJSONRequestBody, reqEditors ...RequestEditorFn) (*LoginResponse, error)
+
+	// LogoutWithResponse End the session that the presented token belongs to
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/logout (the `Logout` operationId).
+	LogoutWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*LogoutResponse, error)
+
+	// RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
+	//
+	// Each refresh token counts once. An older one ends the session with all its tokens, because two
+	// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+	RefreshSessionWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RefreshSessionResponse, error)
+
+	// RefreshSessionWithResponse Exchange the refresh token of a session for new tokens
+	//
+	// Each refresh token counts once. An older one ends the session with all its tokens, because two
+	// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+	RefreshSessionWithResponse(ctx context.Context, body RefreshSessionJSONRequestBody, reqEditors ...RequestEditorFn) (*RefreshSessionResponse, error)
+
 	// MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 	//
 	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -14860,6 +13794,22 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 	MintServiceAccountTokenWithResponse(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*MintServiceAccountTokenResponse, error)
+
+	// ListSessionsWithResponse The caller's sessions
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /auth/sessions (the `ListSessions` operationId).
+	ListSessionsWithResponse(ctx context.Context, params *ListSessionsParams, reqEditors ...RequestEditorFn) (*ListSessionsResponse, error)
+
+	// RevokeSessionWithResponse End one of the caller's sessions; its tokens end at once
+	//
+	// All sessions of a user end with its tokens, `DELETE /users/{user_id}/tokens`.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /auth/sessions/{session_id} (the `RevokeSession` operationId).
+	RevokeSessionWithResponse(ctx context.Context, sessionID ID, reqEditors ...RequestEditorFn) (*RevokeSessionResponse, error)
 
 	// WhoamiWithResponse Who the presented token stands for
 	//
@@ -15008,6 +13958,40 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with DELETE /orgs/{org_id}/app-slugs/{app_slug} (the `ReleaseAppSlug` operationId).
 	ReleaseAppSlugWithResponse(ctx context.Context, orgID OrgID, appSlug AppSlug, reqEditors ...RequestEditorFn) (*ReleaseAppSlugResponse, error)
 
+	// ListInvitationsWithResponse Open invitations into the org (its admins)
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/invitations (the `ListInvitations` operationId).
+	ListInvitationsWithResponse(ctx context.Context, orgID OrgID, params *ListInvitationsParams, reqEditors ...RequestEditorFn) (*ListInvitationsResponse, error)
+
+	// CreateInvitationWithBodyWithResponse Invite an e-mail address into the org (its admins); the token is in this answer only
+	//
+	// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+	// permission that it does not hold there. An earlier invitation of the same address ends.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+	CreateInvitationWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateInvitationResponse, error)
+
+	// CreateInvitationWithResponse Invite an e-mail address into the org (its admins); the token is in this answer only
+	//
+	// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+	// permission that it does not hold there. An earlier invitation of the same address ends.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+	CreateInvitationWithResponse(ctx context.Context, orgID OrgID, body CreateInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateInvitationResponse, error)
+
+	// RevokeInvitationWithResponse Take an open invitation back (admins of the org)
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /orgs/{org_id}/invitations/{invitation_id} (the `RevokeInvitation` operationId).
+	RevokeInvitationWithResponse(ctx context.Context, orgID OrgID, invitationID ID, reqEditors ...RequestEditorFn) (*RevokeInvitationResponse, error)
+
 	// GetOrgQuotaWithResponse What the org may hold, and what it holds (its admins)
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -15091,6 +14075,113 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with DELETE /orgs/{org_id}/users/{user_id} (the `RemoveOrgUser` operationId).
 	RemoveOrgUserWithResponse(ctx context.Context, orgID OrgID, userID UserID, reqEditors ...RequestEditorFn) (*RemoveOrgUserResponse, error)
+
+	// ListWebhooksWithResponse Webhooks of the org
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/webhooks (the `ListWebhooks` operationId).
+	ListWebhooksWithResponse(ctx context.Context, orgID OrgID, params *ListWebhooksParams, reqEditors ...RequestEditorFn) (*ListWebhooksResponse, error)
+
+	// CreateWebhookWithBodyWithResponse Have events of the org sent to a URL; the secret that signs them is in this answer only
+	//
+	// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+	// not followed.
+	//
+	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+	// the operator permits them.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+	CreateWebhookWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateWebhookResponse, error)
+
+	// CreateWebhookWithResponse Have events of the org sent to a URL; the secret that signs them is in this answer only
+	//
+	// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+	// not followed.
+	//
+	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+	// the operator permits them.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+	CreateWebhookWithResponse(ctx context.Context, orgID OrgID, body CreateWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateWebhookResponse, error)
+
+	// DeleteWebhookWithResponse Remove a webhook with its dead letters
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /orgs/{org_id}/webhooks/{webhook_id} (the `DeleteWebhook` operationId).
+	DeleteWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*DeleteWebhookResponse, error)
+
+	// GetWebhookWithResponse One webhook, with how its deliveries go
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id} (the `GetWebhook` operationId).
+	GetWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*GetWebhookResponse, error)
+
+	// ListWebhookDeadLettersWithResponse Events that the webhook's URL did not take
+	//
+	// A dead letter goes with its event, at the end of the retention of events.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id}/dead-letters (the `ListWebhookDeadLetters` operationId).
+	ListWebhookDeadLettersWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, params *ListWebhookDeadLettersParams, reqEditors ...RequestEditorFn) (*ListWebhookDeadLettersResponse, error)
+
+	// EnableWebhookWithResponse Let a disabled webhook go on where it stopped
+	//
+	// Events that are no longer kept are left out. From now on the caller is the owner.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/enable (the `EnableWebhook` operationId).
+	EnableWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*EnableWebhookResponse, error)
+
+	// ReplayWebhookWithBodyWithResponse Send dead letters once more
+	//
+	// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+	// An event that waits for its next try is tried at once, too.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+	ReplayWebhookWithBodyWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ReplayWebhookResponse, error)
+
+	// ReplayWebhookWithResponse Send dead letters once more
+	//
+	// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+	// An event that waits for its next try is tried at once, too.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+	ReplayWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, body ReplayWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*ReplayWebhookResponse, error)
+
+	// RotateWebhookSecretWithBodyWithResponse Give a webhook a new secret; both sign until the overlap ends
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+	RotateWebhookSecretWithBodyWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RotateWebhookSecretResponse, error)
+
+	// RotateWebhookSecretWithResponse Give a webhook a new secret; both sign until the overlap ends
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+	RotateWebhookSecretWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, body RotateWebhookSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*RotateWebhookSecretResponse, error)
 
 	// ListProjectsWithResponse Projects the caller may see
 	//
@@ -15339,6 +14430,65 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/logs (the `GetAppInstanceLogs` operationId).
 	GetAppInstanceLogsWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *GetAppInstanceLogsParams, reqEditors ...RequestEditorFn) (*GetAppInstanceLogsResponse, error)
 
+	// AddAppInstanceMemberWithBodyWithResponse Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error)
+
+	// AddAppInstanceMemberWithResponse Add a member to an app of an external worker
+	//
+	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+	// `member_add`. 409 unless the instance runs.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+	AddAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error)
+
+	// RecoverAppInstanceMemberWithResponse Bring a member back that failed or is degraded
+	//
+	// By the task `member_recover`, in the same allocation.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+	RecoverAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RecoverAppInstanceMemberResponse, error)
+
+	// RemoveAppInstanceMemberWithResponse Take a member out of an app of an external worker
+	//
+	// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+	// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+	RemoveAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RemoveAppInstanceMemberResponse, error)
+
+	// ReportAppInstanceMemberWithBodyWithResponse Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error)
+
+	// ReportAppInstanceMemberWithResponse Say how a member does, as its external worker
+	//
+	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+	ReportAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error)
+
 	// ForwardAppInstancePortWithBodyWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
 	//
 	// The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
@@ -15401,6 +14551,116 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/stop (the `StopAppInstance` operationId).
 	StopAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*StopAppInstanceResponse, error)
+
+	// ListAppInstanceTasksWithResponse What the external worker of the instance is to do, oldest first
+	//
+	// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+	// claimed task whose lease has ended is pending again.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+	ListAppInstanceTasksWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*ListAppInstanceTasksResponse, error)
+
+	// ClaimAppInstanceTaskWithBodyWithResponse Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error)
+
+	// ClaimAppInstanceTaskWithResponse Take a task
+	//
+	// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+	// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+	// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+	// tasks of an instance are worked off one after the other (409 `task_waits`).
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+	ClaimAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error)
+
+	// CompleteAppInstanceTaskWithBodyWithResponse End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error)
+
+	// CompleteAppInstanceTaskWithResponse End a task with success
+	//
+	// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+	CompleteAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error)
+
+	// FailAppInstanceTaskWithBodyWithResponse End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error)
+
+	// FailAppInstanceTaskWithResponse End a task with a failure
+	//
+	// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+	// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+	FailAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error)
+
+	// HeartbeatAppInstanceTaskWithBodyWithResponse Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error)
+
+	// HeartbeatAppInstanceTaskWithResponse Extend the lease of a task
+	//
+	// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+	HeartbeatAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error)
+
+	// ProgressAppInstanceTaskWithBodyWithResponse Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error)
+
+	// ProgressAppInstanceTaskWithResponse Report the phase that begins
+	//
+	// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+	// again changes nothing. It extends the lease.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+	ProgressAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error)
 
 	// UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
 	//
@@ -15559,6 +14819,74 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with PUT /projects/{project_id}/roles/{user_id} (the `PutProjectRoles` operationId).
 	PutProjectRolesWithResponse(ctx context.Context, projectID ProjectID, userID UserID, body PutProjectRolesJSONRequestBody, reqEditors ...RequestEditorFn) (*PutProjectRolesResponse, error)
+
+	// ListSecretsWithResponse Secrets of the project
+	//
+	// No answer has a value.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/secrets (the `ListSecrets` operationId).
+	ListSecretsWithResponse(ctx context.Context, projectID ProjectID, params *ListSecretsParams, reqEditors ...RequestEditorFn) (*ListSecretsResponse, error)
+
+	// CreateSecretWithBodyWithResponse Store a secret that app instances of the project may refer to
+	//
+	// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+	// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+	CreateSecretWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateSecretResponse, error)
+
+	// CreateSecretWithResponse Store a secret that app instances of the project may refer to
+	//
+	// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+	// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+	CreateSecretWithResponse(ctx context.Context, projectID ProjectID, body CreateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateSecretResponse, error)
+
+	// GetSecretWithResponse One secret, without its value
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/secrets/{secret_id} (the `GetSecret` operationId).
+	GetSecretWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, params *GetSecretParams, reqEditors ...RequestEditorFn) (*GetSecretResponse, error)
+
+	// RevokeSecretWithResponse Destroy the value of a secret
+	//
+	// Instances that refer to it get an empty value, as after a rotation. None can be launched or upgraded with it.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/revoke (the `RevokeSecret` operationId).
+	RevokeSecretWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, reqEditors ...RequestEditorFn) (*RevokeSecretResponse, error)
+
+	// RotateSecretWithBodyWithResponse Give a secret another value
+	//
+	// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+	// The value before is destroyed.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+	RotateSecretWithBodyWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RotateSecretResponse, error)
+
+	// RotateSecretWithResponse Give a secret another value
+	//
+	// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+	// The value before is destroyed.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+	RotateSecretWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, body RotateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*RotateSecretResponse, error)
 
 	// ListServiceAccountsWithResponse Service accounts of the project
 	//
@@ -17359,6 +16687,191 @@ func (r ExplainAccessResponse) ContentType() string {
 	return ""
 }
 
+type AcceptInvitationResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *SessionTokens
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r AcceptInvitationResponse) GetJSON201() *SessionTokens {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r AcceptInvitationResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r AcceptInvitationResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r AcceptInvitationResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r AcceptInvitationResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r AcceptInvitationResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type LoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SessionTokens
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r LoginResponse) GetJSON200() *SessionTokens {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r LoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r LoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r LoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r LoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r LoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type LogoutResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r LogoutResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r LogoutResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r LogoutResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r LogoutResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r LogoutResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RefreshSessionResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SessionTokens
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RefreshSessionResponse) GetJSON200() *SessionTokens {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RefreshSessionResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RefreshSessionResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RefreshSessionResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RefreshSessionResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RefreshSessionResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type MintServiceAccountTokenResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -17401,6 +16914,95 @@ func (r MintServiceAccountTokenResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r MintServiceAccountTokenResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListSessionsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SessionList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListSessionsResponse) GetJSON200() *SessionList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListSessionsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListSessionsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListSessionsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListSessionsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListSessionsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeSessionResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeSessionResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeSessionResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeSessionResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeSessionResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeSessionResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -18065,6 +17667,143 @@ func (r ReleaseAppSlugResponse) ContentType() string {
 	return ""
 }
 
+type ListInvitationsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *InvitationList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListInvitationsResponse) GetJSON200() *InvitationList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListInvitationsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListInvitationsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListInvitationsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListInvitationsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListInvitationsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateInvitationResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Invitation
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateInvitationResponse) GetJSON201() *Invitation {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateInvitationResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateInvitationResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateInvitationResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateInvitationResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateInvitationResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeInvitationResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeInvitationResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeInvitationResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeInvitationResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeInvitationResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeInvitationResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type GetOrgQuotaResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -18429,6 +18168,383 @@ func (r RemoveOrgUserResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r RemoveOrgUserResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListWebhooksResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *WebhookList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListWebhooksResponse) GetJSON200() *WebhookList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListWebhooksResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListWebhooksResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListWebhooksResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListWebhooksResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListWebhooksResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateWebhookResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Webhook
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateWebhookResponse) GetJSON201() *Webhook {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateWebhookResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateWebhookResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateWebhookResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateWebhookResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateWebhookResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DeleteWebhookResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DeleteWebhookResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DeleteWebhookResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DeleteWebhookResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DeleteWebhookResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DeleteWebhookResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetWebhookResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Webhook
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetWebhookResponse) GetJSON200() *Webhook {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetWebhookResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetWebhookResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetWebhookResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetWebhookResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetWebhookResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListWebhookDeadLettersResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *WebhookDeadLetterList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListWebhookDeadLettersResponse) GetJSON200() *WebhookDeadLetterList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListWebhookDeadLettersResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListWebhookDeadLettersResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListWebhookDeadLettersResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListWebhookDeadLettersResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListWebhookDeadLettersResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type EnableWebhookResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Webhook
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r EnableWebhookResponse) GetJSON200() *Webhook {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r EnableWebhookResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r EnableWebhookResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r EnableWebhookResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r EnableWebhookResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r EnableWebhookResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ReplayWebhookResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *Webhook
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r ReplayWebhookResponse) GetJSON202() *Webhook {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ReplayWebhookResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ReplayWebhookResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ReplayWebhookResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ReplayWebhookResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ReplayWebhookResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RotateWebhookSecretResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Webhook
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RotateWebhookSecretResponse) GetJSON200() *Webhook {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RotateWebhookSecretResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RotateWebhookSecretResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RotateWebhookSecretResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RotateWebhookSecretResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RotateWebhookSecretResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -19326,6 +19442,198 @@ func (r GetAppInstanceLogsResponse) ContentType() string {
 	return ""
 }
 
+type AddAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r AddAppInstanceMemberResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r AddAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r AddAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r AddAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r AddAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r AddAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RecoverAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r RecoverAppInstanceMemberResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RecoverAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RecoverAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RecoverAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RecoverAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RecoverAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RemoveAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON202 the response for an HTTP 202 `application/json` response
+	JSON202 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON202 returns the response for an HTTP 202 `application/json` response
+func (r RemoveAppInstanceMemberResponse) GetJSON202() *AppInstance {
+	return r.JSON202
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RemoveAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RemoveAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RemoveAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RemoveAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RemoveAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ReportAppInstanceMemberResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AppInstance
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ReportAppInstanceMemberResponse) GetJSON200() *AppInstance {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ReportAppInstanceMemberResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ReportAppInstanceMemberResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ReportAppInstanceMemberResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ReportAppInstanceMemberResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ReportAppInstanceMemberResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type ForwardAppInstancePortResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -19505,6 +19813,294 @@ func (r StopAppInstanceResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r StopAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListAppInstanceTasksResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *TaskList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAppInstanceTasksResponse) GetJSON200() *TaskList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAppInstanceTasksResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAppInstanceTasksResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAppInstanceTasksResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAppInstanceTasksResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAppInstanceTasksResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ClaimAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ClaimAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ClaimAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ClaimAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ClaimAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ClaimAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ClaimAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CompleteAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r CompleteAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CompleteAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CompleteAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CompleteAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CompleteAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CompleteAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FailAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r FailAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FailAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FailAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FailAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FailAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FailAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type HeartbeatAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r HeartbeatAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r HeartbeatAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r HeartbeatAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r HeartbeatAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r HeartbeatAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r HeartbeatAppInstanceTaskResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ProgressAppInstanceTaskResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Task
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ProgressAppInstanceTaskResponse) GetJSON200() *Task {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ProgressAppInstanceTaskResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ProgressAppInstanceTaskResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ProgressAppInstanceTaskResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ProgressAppInstanceTaskResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ProgressAppInstanceTaskResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -20115,6 +20711,246 @@ func (r PutProjectRolesResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r PutProjectRolesResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListSecretsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SecretList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListSecretsResponse) GetJSON200() *SecretList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListSecretsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListSecretsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListSecretsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListSecretsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListSecretsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateSecretResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Secret
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateSecretResponse) GetJSON201() *Secret {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateSecretResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateSecretResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateSecretResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateSecretResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateSecretResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetSecretResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Secret
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetSecretResponse) GetJSON200() *Secret {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetSecretResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetSecretResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetSecretResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetSecretResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetSecretResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeSecretResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Secret
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RevokeSecretResponse) GetJSON200() *Secret {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeSecretResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeSecretResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeSecretResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeSecretResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeSecretResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RotateSecretResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Secret
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RotateSecretResponse) GetJSON200() *Secret {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RotateSecretResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RotateSecretResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RotateSecretResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RotateSecretResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RotateSecretResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -21995,6 +22831,117 @@ func (c *ClientWithResponses) ExplainAccessWithResponse(ctx context.Context, bod
 	return ParseExplainAccessResponse(rsp)
 }
 
+// AcceptInvitationWithBodyWithResponse Become a user by an invitation, and log in
+//
+// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+func (c *ClientWithResponses) AcceptInvitationWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AcceptInvitationResponse, error) {
+	rsp, err := c.AcceptInvitationWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAcceptInvitationResponse(rsp)
+}
+
+// AcceptInvitationWithResponse Become a user by an invitation, and log in
+//
+// The person chooses a name and a password, and sets up one-time codes (RFC 6238: SHA-1, 6 digits, 30 seconds) by
+// sending a secret with a code made from it. An invitation that does not count is 401 `invitation_invalid`.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/invitations/accept (the `AcceptInvitation` operationId).
+func (c *ClientWithResponses) AcceptInvitationWithResponse(ctx context.Context, body AcceptInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*AcceptInvitationResponse, error) {
+	rsp, err := c.AcceptInvitation(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAcceptInvitationResponse(rsp)
+}
+
+// LoginWithBodyWithResponse Log in with an e-mail address and a password
+//
+// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/login (the `Login` operationId).
+func (c *ClientWithResponses) LoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*LoginResponse, error) {
+	rsp, err := c.LoginWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseLoginResponse(rsp)
+}
+
+// LoginWithResponse Log in with an e-mail address and a password
+//
+// Starts a session. A wrong address, password or one-time code is 401 `login_refused` alike. Attempts are counted
+// by account and by address; too many are 429. The access token counts for 15 minutes; `POST /auth/refresh` gives
+// another one. A session ends 24 hours after the last refresh, 7 days after the login, or when it is revoked.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/login (the `Login` operationId).
+func (c *ClientWithResponses) LoginWithResponse(ctx context.Context, body LoginJSONRequestBody, reqEditors ...RequestEditorFn) (*LoginResponse, error) {
+	rsp, err := c.Login(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseLoginResponse(rsp)
+}
+
+// LogoutWithResponse End the session that the presented token belongs to
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/logout (the `Logout` operationId).
+func (c *ClientWithResponses) LogoutWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*LogoutResponse, error) {
+	rsp, err := c.Logout(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseLogoutResponse(rsp)
+}
+
+// RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
+//
+// Each refresh token counts once. An older one ends the session with all its tokens, because two
+// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+func (c *ClientWithResponses) RefreshSessionWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RefreshSessionResponse, error) {
+	rsp, err := c.RefreshSessionWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRefreshSessionResponse(rsp)
+}
+
+// RefreshSessionWithResponse Exchange the refresh token of a session for new tokens
+//
+// Each refresh token counts once. An older one ends the session with all its tokens, because two
+// callers have it; only a repetition with the same `X-Idempotency-Key` gives the first answer again.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/refresh (the `RefreshSession` operationId).
+func (c *ClientWithResponses) RefreshSessionWithResponse(ctx context.Context, body RefreshSessionJSONRequestBody, reqEditors ...RequestEditorFn) (*RefreshSessionResponse, error) {
+	rsp, err := c.RefreshSession(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRefreshSessionResponse(rsp)
+}
+
 // MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 //
 // Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
@@ -22027,6 +22974,34 @@ func (c *ClientWithResponses) MintServiceAccountTokenWithResponse(ctx context.Co
 		return nil, err
 	}
 	return ParseMintServiceAccountTokenResponse(rsp)
+}
+
+// ListSessionsWithResponse The caller's sessions
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /auth/sessions (the `ListSessions` operationId).
+func (c *ClientWithResponses) ListSessionsWithResponse(ctx context.Context, params *ListSessionsParams, reqEditors ...RequestEditorFn) (*ListSessionsResponse, error) {
+	rsp, err := c.ListSessions(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListSessionsResponse(rsp)
+}
+
+// RevokeSessionWithResponse End one of the caller's sessions; its tokens end at once
+//
+// All sessions of a user end with its tokens, `DELETE /users/{user_id}/tokens`.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /auth/sessions/{session_id} (the `RevokeSession` operationId).
+func (c *ClientWithResponses) RevokeSessionWithResponse(ctx context.Context, sessionID ID, reqEditors ...RequestEditorFn) (*RevokeSessionResponse, error) {
+	rsp, err := c.RevokeSession(ctx, sessionID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeSessionResponse(rsp)
 }
 
 // WhoamiWithResponse Who the presented token stands for
@@ -22278,6 +23253,64 @@ func (c *ClientWithResponses) ReleaseAppSlugWithResponse(ctx context.Context, or
 	return ParseReleaseAppSlugResponse(rsp)
 }
 
+// ListInvitationsWithResponse Open invitations into the org (its admins)
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/invitations (the `ListInvitations` operationId).
+func (c *ClientWithResponses) ListInvitationsWithResponse(ctx context.Context, orgID OrgID, params *ListInvitationsParams, reqEditors ...RequestEditorFn) (*ListInvitationsResponse, error) {
+	rsp, err := c.ListInvitations(ctx, orgID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListInvitationsResponse(rsp)
+}
+
+// CreateInvitationWithBodyWithResponse Invite an e-mail address into the org (its admins); the token is in this answer only
+//
+// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+// permission that it does not hold there. An earlier invitation of the same address ends.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+func (c *ClientWithResponses) CreateInvitationWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateInvitationResponse, error) {
+	rsp, err := c.CreateInvitationWithBody(ctx, orgID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateInvitationResponse(rsp)
+}
+
+// CreateInvitationWithResponse Invite an e-mail address into the org (its admins); the token is in this answer only
+//
+// The token counts once. Roles are held in the whole org, `org_member` where none is named; the caller gives no
+// permission that it does not hold there. An earlier invitation of the same address ends.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/invitations (the `CreateInvitation` operationId).
+func (c *ClientWithResponses) CreateInvitationWithResponse(ctx context.Context, orgID OrgID, body CreateInvitationJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateInvitationResponse, error) {
+	rsp, err := c.CreateInvitation(ctx, orgID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateInvitationResponse(rsp)
+}
+
+// RevokeInvitationWithResponse Take an open invitation back (admins of the org)
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /orgs/{org_id}/invitations/{invitation_id} (the `RevokeInvitation` operationId).
+func (c *ClientWithResponses) RevokeInvitationWithResponse(ctx context.Context, orgID OrgID, invitationID ID, reqEditors ...RequestEditorFn) (*RevokeInvitationResponse, error) {
+	rsp, err := c.RevokeInvitation(ctx, orgID, invitationID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeInvitationResponse(rsp)
+}
+
 // GetOrgQuotaWithResponse What the org may hold, and what it holds (its admins)
 //
 // Returns a wrapper object for the known response body format(s).
@@ -22420,6 +23453,179 @@ func (c *ClientWithResponses) RemoveOrgUserWithResponse(ctx context.Context, org
 		return nil, err
 	}
 	return ParseRemoveOrgUserResponse(rsp)
+}
+
+// ListWebhooksWithResponse Webhooks of the org
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/webhooks (the `ListWebhooks` operationId).
+func (c *ClientWithResponses) ListWebhooksWithResponse(ctx context.Context, orgID OrgID, params *ListWebhooksParams, reqEditors ...RequestEditorFn) (*ListWebhooksResponse, error) {
+	rsp, err := c.ListWebhooks(ctx, orgID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListWebhooksResponse(rsp)
+}
+
+// CreateWebhookWithBodyWithResponse Have events of the org sent to a URL; the secret that signs them is in this answer only
+//
+// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+// not followed.
+//
+// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+// the operator permits them.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+func (c *ClientWithResponses) CreateWebhookWithBodyWithResponse(ctx context.Context, orgID OrgID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateWebhookResponse, error) {
+	rsp, err := c.CreateWebhookWithBody(ctx, orgID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateWebhookResponse(rsp)
+}
+
+// CreateWebhookWithResponse Have events of the org sent to a URL; the secret that signs them is in this answer only
+//
+// Each event is a POST of its CloudEvent (`application/cloudevents+json`), signed by Standard Webhooks: the
+// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
+// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
+// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
+// not followed.
+//
+// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
+// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
+// the operator permits them.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/webhooks (the `CreateWebhook` operationId).
+func (c *ClientWithResponses) CreateWebhookWithResponse(ctx context.Context, orgID OrgID, body CreateWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateWebhookResponse, error) {
+	rsp, err := c.CreateWebhook(ctx, orgID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateWebhookResponse(rsp)
+}
+
+// DeleteWebhookWithResponse Remove a webhook with its dead letters
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /orgs/{org_id}/webhooks/{webhook_id} (the `DeleteWebhook` operationId).
+func (c *ClientWithResponses) DeleteWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*DeleteWebhookResponse, error) {
+	rsp, err := c.DeleteWebhook(ctx, orgID, webhookID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDeleteWebhookResponse(rsp)
+}
+
+// GetWebhookWithResponse One webhook, with how its deliveries go
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id} (the `GetWebhook` operationId).
+func (c *ClientWithResponses) GetWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*GetWebhookResponse, error) {
+	rsp, err := c.GetWebhook(ctx, orgID, webhookID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetWebhookResponse(rsp)
+}
+
+// ListWebhookDeadLettersWithResponse Events that the webhook's URL did not take
+//
+// A dead letter goes with its event, at the end of the retention of events.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /orgs/{org_id}/webhooks/{webhook_id}/dead-letters (the `ListWebhookDeadLetters` operationId).
+func (c *ClientWithResponses) ListWebhookDeadLettersWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, params *ListWebhookDeadLettersParams, reqEditors ...RequestEditorFn) (*ListWebhookDeadLettersResponse, error) {
+	rsp, err := c.ListWebhookDeadLetters(ctx, orgID, webhookID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListWebhookDeadLettersResponse(rsp)
+}
+
+// EnableWebhookWithResponse Let a disabled webhook go on where it stopped
+//
+// Events that are no longer kept are left out. From now on the caller is the owner.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/enable (the `EnableWebhook` operationId).
+func (c *ClientWithResponses) EnableWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, reqEditors ...RequestEditorFn) (*EnableWebhookResponse, error) {
+	rsp, err := c.EnableWebhook(ctx, orgID, webhookID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseEnableWebhookResponse(rsp)
+}
+
+// ReplayWebhookWithBodyWithResponse Send dead letters once more
+//
+// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+// An event that waits for its next try is tried at once, too.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+func (c *ClientWithResponses) ReplayWebhookWithBodyWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ReplayWebhookResponse, error) {
+	rsp, err := c.ReplayWebhookWithBody(ctx, orgID, webhookID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReplayWebhookResponse(rsp)
+}
+
+// ReplayWebhookWithResponse Send dead letters once more
+//
+// Without a body all of them. Each is tried once, oldest first; one that is delivered is no dead letter any more.
+// An event that waits for its next try is tried at once, too.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/replay (the `ReplayWebhook` operationId).
+func (c *ClientWithResponses) ReplayWebhookWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, body ReplayWebhookJSONRequestBody, reqEditors ...RequestEditorFn) (*ReplayWebhookResponse, error) {
+	rsp, err := c.ReplayWebhook(ctx, orgID, webhookID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReplayWebhookResponse(rsp)
+}
+
+// RotateWebhookSecretWithBodyWithResponse Give a webhook a new secret; both sign until the overlap ends
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+func (c *ClientWithResponses) RotateWebhookSecretWithBodyWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RotateWebhookSecretResponse, error) {
+	rsp, err := c.RotateWebhookSecretWithBody(ctx, orgID, webhookID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateWebhookSecretResponse(rsp)
+}
+
+// RotateWebhookSecretWithResponse Give a webhook a new secret; both sign until the overlap ends
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret (the `RotateWebhookSecret` operationId).
+func (c *ClientWithResponses) RotateWebhookSecretWithResponse(ctx context.Context, orgID OrgID, webhookID WebhookID, body RotateWebhookSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*RotateWebhookSecretResponse, error) {
+	rsp, err := c.RotateWebhookSecret(ctx, orgID, webhookID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateWebhookSecretResponse(rsp)
 }
 
 // ListProjectsWithResponse Projects the caller may see
@@ -22831,6 +24037,101 @@ func (c *ClientWithResponses) GetAppInstanceLogsWithResponse(ctx context.Context
 	return ParseGetAppInstanceLogsResponse(rsp)
 }
 
+// AddAppInstanceMemberWithBodyWithResponse Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *ClientWithResponses) AddAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error) {
+	rsp, err := c.AddAppInstanceMemberWithBody(ctx, projectID, appInstanceID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAddAppInstanceMemberResponse(rsp)
+}
+
+// AddAppInstanceMemberWithResponse Add a member to an app of an external worker
+//
+// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
+// `member_add`. 409 unless the instance runs.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members (the `AddAppInstanceMember` operationId).
+func (c *ClientWithResponses) AddAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body AddAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*AddAppInstanceMemberResponse, error) {
+	rsp, err := c.AddAppInstanceMember(ctx, projectID, appInstanceID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAddAppInstanceMemberResponse(rsp)
+}
+
+// RecoverAppInstanceMemberWithResponse Bring a member back that failed or is degraded
+//
+// By the task `member_recover`, in the same allocation.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover (the `RecoverAppInstanceMember` operationId).
+func (c *ClientWithResponses) RecoverAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RecoverAppInstanceMemberResponse, error) {
+	rsp, err := c.RecoverAppInstanceMember(ctx, projectID, appInstanceID, memberID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRecoverAppInstanceMemberResponse(rsp)
+}
+
+// RemoveAppInstanceMemberWithResponse Take a member out of an app of an external worker
+//
+// The task `member_remove` drains it; with its end the member is removed and its allocation free. 409 while
+// another task is about the member, and where the version needs as many members of this role (`member_bounds`).
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove (the `RemoveAppInstanceMember` operationId).
+func (c *ClientWithResponses) RemoveAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, reqEditors ...RequestEditorFn) (*RemoveAppInstanceMemberResponse, error) {
+	rsp, err := c.RemoveAppInstanceMember(ctx, projectID, appInstanceID, memberID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRemoveAppInstanceMemberResponse(rsp)
+}
+
+// ReportAppInstanceMemberWithBodyWithResponse Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *ClientWithResponses) ReportAppInstanceMemberWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error) {
+	rsp, err := c.ReportAppInstanceMemberWithBody(ctx, projectID, appInstanceID, memberID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReportAppInstanceMemberResponse(rsp)
+}
+
+// ReportAppInstanceMemberWithResponse Say how a member does, as its external worker
+//
+// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report (the `ReportAppInstanceMember` operationId).
+func (c *ClientWithResponses) ReportAppInstanceMemberWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID, body ReportAppInstanceMemberJSONRequestBody, reqEditors ...RequestEditorFn) (*ReportAppInstanceMemberResponse, error) {
+	rsp, err := c.ReportAppInstanceMember(ctx, projectID, appInstanceID, memberID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseReportAppInstanceMemberResponse(rsp)
+}
+
 // ForwardAppInstancePortWithBodyWithResponse One TCP connection to a port of the app, through the hub and the node's own connection
 //
 // The request is HTTP/1.1 with `Connection: Upgrade` and `Upgrade: gpuaas-stream`. After 101 the connection
@@ -22928,6 +24229,182 @@ func (c *ClientWithResponses) StopAppInstanceWithResponse(ctx context.Context, p
 		return nil, err
 	}
 	return ParseStopAppInstanceResponse(rsp)
+}
+
+// ListAppInstanceTasksWithResponse What the external worker of the instance is to do, oldest first
+//
+// With `wait` it answers as soon as there is a task of the named state, at the latest when `wait` is over. A
+// claimed task whose lease has ended is pending again.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/tasks (the `ListAppInstanceTasks` operationId).
+func (c *ClientWithResponses) ListAppInstanceTasksWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceTasksParams, reqEditors ...RequestEditorFn) (*ListAppInstanceTasksResponse, error) {
+	rsp, err := c.ListAppInstanceTasks(ctx, projectID, appInstanceID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAppInstanceTasksResponse(rsp)
+}
+
+// ClaimAppInstanceTaskWithBodyWithResponse Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *ClientWithResponses) ClaimAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error) {
+	rsp, err := c.ClaimAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseClaimAppInstanceTaskResponse(rsp)
+}
+
+// ClaimAppInstanceTaskWithResponse Take a task
+//
+// Exactly one worker holds a task. `attempt` of the answer is its fencing token: every later call carries it, and
+// one with an older attempt is refused (409 `task_fenced`). Each call extends the lease; a task whose lease has
+// ended goes to the next worker that claims it. The same worker that claims again gets the same attempt. The
+// tasks of an instance are worked off one after the other (409 `task_waits`).
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim (the `ClaimAppInstanceTask` operationId).
+func (c *ClientWithResponses) ClaimAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ClaimAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ClaimAppInstanceTaskResponse, error) {
+	rsp, err := c.ClaimAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseClaimAppInstanceTaskResponse(rsp)
+}
+
+// CompleteAppInstanceTaskWithBodyWithResponse End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *ClientWithResponses) CompleteAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error) {
+	rsp, err := c.CompleteAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCompleteAppInstanceTaskResponse(rsp)
+}
+
+// CompleteAppInstanceTaskWithResponse End a task with success
+//
+// The instance and its members move on in the same transaction. Repeated with the same attempt it changes nothing.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete (the `CompleteAppInstanceTask` operationId).
+func (c *ClientWithResponses) CompleteAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body CompleteAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*CompleteAppInstanceTaskResponse, error) {
+	rsp, err := c.CompleteAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCompleteAppInstanceTaskResponse(rsp)
+}
+
+// FailAppInstanceTaskWithBodyWithResponse End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *ClientWithResponses) FailAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error) {
+	rsp, err := c.FailAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFailAppInstanceTaskResponse(rsp)
+}
+
+// FailAppInstanceTaskWithResponse End a task with a failure
+//
+// `reason` becomes the `status_reason` of the instance, or of the member that the task is about. After a failed
+// upgrade the worker gets a rollback where it knows one. A failed decommission is pending again after 30 s.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail (the `FailAppInstanceTask` operationId).
+func (c *ClientWithResponses) FailAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body FailAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*FailAppInstanceTaskResponse, error) {
+	rsp, err := c.FailAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFailAppInstanceTaskResponse(rsp)
+}
+
+// HeartbeatAppInstanceTaskWithBodyWithResponse Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *ClientWithResponses) HeartbeatAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error) {
+	rsp, err := c.HeartbeatAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseHeartbeatAppInstanceTaskResponse(rsp)
+}
+
+// HeartbeatAppInstanceTaskWithResponse Extend the lease of a task
+//
+// Where the answer says `cancel_requested`, the worker stops and ends the task; it ends as `cancelled`.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat (the `HeartbeatAppInstanceTask` operationId).
+func (c *ClientWithResponses) HeartbeatAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body HeartbeatAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*HeartbeatAppInstanceTaskResponse, error) {
+	rsp, err := c.HeartbeatAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseHeartbeatAppInstanceTaskResponse(rsp)
+}
+
+// ProgressAppInstanceTaskWithBodyWithResponse Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *ClientWithResponses) ProgressAppInstanceTaskWithBodyWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error) {
+	rsp, err := c.ProgressAppInstanceTaskWithBody(ctx, projectID, appInstanceID, taskID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseProgressAppInstanceTaskResponse(rsp)
+}
+
+// ProgressAppInstanceTaskWithResponse Report the phase that begins
+//
+// Phases are reported one after the other, in the order of the manifest (409 `task_phase_order`); the same one
+// again changes nothing. It extends the lease.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress (the `ProgressAppInstanceTask` operationId).
+func (c *ClientWithResponses) ProgressAppInstanceTaskWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID, body ProgressAppInstanceTaskJSONRequestBody, reqEditors ...RequestEditorFn) (*ProgressAppInstanceTaskResponse, error) {
+	rsp, err := c.ProgressAppInstanceTask(ctx, projectID, appInstanceID, taskID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseProgressAppInstanceTaskResponse(rsp)
 }
 
 // UpgradeAppInstanceWithBodyWithResponse Upgrade the instance in place to another version
@@ -23188,6 +24665,116 @@ func (c *ClientWithResponses) PutProjectRolesWithResponse(ctx context.Context, p
 		return nil, err
 	}
 	return ParsePutProjectRolesResponse(rsp)
+}
+
+// ListSecretsWithResponse Secrets of the project
+//
+// No answer has a value.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/secrets (the `ListSecrets` operationId).
+func (c *ClientWithResponses) ListSecretsWithResponse(ctx context.Context, projectID ProjectID, params *ListSecretsParams, reqEditors ...RequestEditorFn) (*ListSecretsResponse, error) {
+	rsp, err := c.ListSecrets(ctx, projectID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListSecretsResponse(rsp)
+}
+
+// CreateSecretWithBodyWithResponse Store a secret that app instances of the project may refer to
+//
+// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+func (c *ClientWithResponses) CreateSecretWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateSecretResponse, error) {
+	rsp, err := c.CreateSecretWithBody(ctx, projectID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateSecretResponse(rsp)
+}
+
+// CreateSecretWithResponse Store a secret that app instances of the project may refer to
+//
+// A secret parameter of an instance refers to it by `{"$secret": "<name>"}`. The value reaches nodes sealed to
+// them, and the app as a file in memory; nobody reads it again. A revoked secret of that name is active again.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/secrets (the `CreateSecret` operationId).
+func (c *ClientWithResponses) CreateSecretWithResponse(ctx context.Context, projectID ProjectID, body CreateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateSecretResponse, error) {
+	rsp, err := c.CreateSecret(ctx, projectID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateSecretResponse(rsp)
+}
+
+// GetSecretWithResponse One secret, without its value
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/secrets/{secret_id} (the `GetSecret` operationId).
+func (c *ClientWithResponses) GetSecretWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, params *GetSecretParams, reqEditors ...RequestEditorFn) (*GetSecretResponse, error) {
+	rsp, err := c.GetSecret(ctx, projectID, secretID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetSecretResponse(rsp)
+}
+
+// RevokeSecretWithResponse Destroy the value of a secret
+//
+// Instances that refer to it get an empty value, as after a rotation. None can be launched or upgraded with it.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/revoke (the `RevokeSecret` operationId).
+func (c *ClientWithResponses) RevokeSecretWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, reqEditors ...RequestEditorFn) (*RevokeSecretResponse, error) {
+	rsp, err := c.RevokeSecret(ctx, projectID, secretID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeSecretResponse(rsp)
+}
+
+// RotateSecretWithBodyWithResponse Give a secret another value
+//
+// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+// The value before is destroyed.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+func (c *ClientWithResponses) RotateSecretWithBodyWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RotateSecretResponse, error) {
+	rsp, err := c.RotateSecretWithBody(ctx, projectID, secretID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateSecretResponse(rsp)
+}
+
+// RotateSecretWithResponse Give a secret another value
+//
+// Instances that refer to it get the value as their manifest says: under the running container, or by a restart.
+// The value before is destroyed.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/secrets/{secret_id}/rotate (the `RotateSecret` operationId).
+func (c *ClientWithResponses) RotateSecretWithResponse(ctx context.Context, projectID ProjectID, secretID SecretID, body RotateSecretJSONRequestBody, reqEditors ...RequestEditorFn) (*RotateSecretResponse, error) {
+	rsp, err := c.RotateSecret(ctx, projectID, secretID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateSecretResponse(rsp)
 }
 
 // ListServiceAccountsWithResponse Service accounts of the project
@@ -24700,6 +26287,134 @@ func ParseExplainAccessResponse(rsp *http.Response) (*ExplainAccessResponse, err
 	return response, nil
 }
 
+// ParseAcceptInvitationResponse parses an HTTP response from a AcceptInvitationWithResponse call
+func ParseAcceptInvitationResponse(rsp *http.Response) (*AcceptInvitationResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &AcceptInvitationResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest SessionTokens
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseLoginResponse parses an HTTP response from a LoginWithResponse call
+func ParseLoginResponse(rsp *http.Response) (*LoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &LoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SessionTokens
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseLogoutResponse parses an HTTP response from a LogoutWithResponse call
+func ParseLogoutResponse(rsp *http.Response) (*LogoutResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &LogoutResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRefreshSessionResponse parses an HTTP response from a RefreshSessionWithResponse call
+func ParseRefreshSessionResponse(rsp *http.Response) (*RefreshSessionResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RefreshSessionResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SessionTokens
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseMintServiceAccountTokenResponse parses an HTTP response from a MintServiceAccountTokenWithResponse call
 func ParseMintServiceAccountTokenResponse(rsp *http.Response) (*MintServiceAccountTokenResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -24720,6 +26435,68 @@ func ParseMintServiceAccountTokenResponse(rsp *http.Response) (*MintServiceAccou
 			return nil, err
 		}
 		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListSessionsResponse parses an HTTP response from a ListSessionsWithResponse call
+func ParseListSessionsResponse(rsp *http.Response) (*ListSessionsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListSessionsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SessionList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeSessionResponse parses an HTTP response from a RevokeSessionWithResponse call
+func ParseRevokeSessionResponse(rsp *http.Response) (*RevokeSessionResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeSessionResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
@@ -25184,6 +26961,101 @@ func ParseReleaseAppSlugResponse(rsp *http.Response) (*ReleaseAppSlugResponse, e
 	return response, nil
 }
 
+// ParseListInvitationsResponse parses an HTTP response from a ListInvitationsWithResponse call
+func ParseListInvitationsResponse(rsp *http.Response) (*ListInvitationsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListInvitationsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest InvitationList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateInvitationResponse parses an HTTP response from a CreateInvitationWithResponse call
+func ParseCreateInvitationResponse(rsp *http.Response) (*CreateInvitationResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateInvitationResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Invitation
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeInvitationResponse parses an HTTP response from a RevokeInvitationWithResponse call
+func ParseRevokeInvitationResponse(rsp *http.Response) (*RevokeInvitationResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeInvitationResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseGetOrgQuotaResponse parses an HTTP response from a GetOrgQuotaWithResponse call
 func ParseGetOrgQuotaResponse(rsp *http.Response) (*GetOrgQuotaResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -25427,6 +27299,266 @@ func ParseRemoveOrgUserResponse(rsp *http.Response) (*RemoveOrgUserResponse, err
 	switch {
 	case rsp.StatusCode == 204:
 		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListWebhooksResponse parses an HTTP response from a ListWebhooksWithResponse call
+func ParseListWebhooksResponse(rsp *http.Response) (*ListWebhooksResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListWebhooksResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest WebhookList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateWebhookResponse parses an HTTP response from a CreateWebhookWithResponse call
+func ParseCreateWebhookResponse(rsp *http.Response) (*CreateWebhookResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateWebhookResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Webhook
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDeleteWebhookResponse parses an HTTP response from a DeleteWebhookWithResponse call
+func ParseDeleteWebhookResponse(rsp *http.Response) (*DeleteWebhookResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DeleteWebhookResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetWebhookResponse parses an HTTP response from a GetWebhookWithResponse call
+func ParseGetWebhookResponse(rsp *http.Response) (*GetWebhookResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetWebhookResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Webhook
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListWebhookDeadLettersResponse parses an HTTP response from a ListWebhookDeadLettersWithResponse call
+func ParseListWebhookDeadLettersResponse(rsp *http.Response) (*ListWebhookDeadLettersResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListWebhookDeadLettersResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest WebhookDeadLetterList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseEnableWebhookResponse parses an HTTP response from a EnableWebhookWithResponse call
+func ParseEnableWebhookResponse(rsp *http.Response) (*EnableWebhookResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &EnableWebhookResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Webhook
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseReplayWebhookResponse parses an HTTP response from a ReplayWebhookWithResponse call
+func ParseReplayWebhookResponse(rsp *http.Response) (*ReplayWebhookResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ReplayWebhookResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest Webhook
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRotateWebhookSecretResponse parses an HTTP response from a RotateWebhookSecretWithResponse call
+func ParseRotateWebhookSecretResponse(rsp *http.Response) (*RotateWebhookSecretResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RotateWebhookSecretResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Webhook
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
@@ -26052,6 +28184,138 @@ func ParseGetAppInstanceLogsResponse(rsp *http.Response) (*GetAppInstanceLogsRes
 	return response, nil
 }
 
+// ParseAddAppInstanceMemberResponse parses an HTTP response from a AddAppInstanceMemberWithResponse call
+func ParseAddAppInstanceMemberResponse(rsp *http.Response) (*AddAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &AddAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRecoverAppInstanceMemberResponse parses an HTTP response from a RecoverAppInstanceMemberWithResponse call
+func ParseRecoverAppInstanceMemberResponse(rsp *http.Response) (*RecoverAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RecoverAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRemoveAppInstanceMemberResponse parses an HTTP response from a RemoveAppInstanceMemberWithResponse call
+func ParseRemoveAppInstanceMemberResponse(rsp *http.Response) (*RemoveAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RemoveAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 202:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseReportAppInstanceMemberResponse parses an HTTP response from a ReportAppInstanceMemberWithResponse call
+func ParseReportAppInstanceMemberResponse(rsp *http.Response) (*ReportAppInstanceMemberResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ReportAppInstanceMemberResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AppInstance
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseForwardAppInstancePortResponse parses an HTTP response from a ForwardAppInstancePortWithResponse call
 func ParseForwardAppInstancePortResponse(rsp *http.Response) (*ForwardAppInstancePortResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -26167,6 +28431,204 @@ func ParseStopAppInstanceResponse(rsp *http.Response) (*StopAppInstanceResponse,
 			return nil, err
 		}
 		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListAppInstanceTasksResponse parses an HTTP response from a ListAppInstanceTasksWithResponse call
+func ParseListAppInstanceTasksResponse(rsp *http.Response) (*ListAppInstanceTasksResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAppInstanceTasksResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest TaskList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseClaimAppInstanceTaskResponse parses an HTTP response from a ClaimAppInstanceTaskWithResponse call
+func ParseClaimAppInstanceTaskResponse(rsp *http.Response) (*ClaimAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ClaimAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCompleteAppInstanceTaskResponse parses an HTTP response from a CompleteAppInstanceTaskWithResponse call
+func ParseCompleteAppInstanceTaskResponse(rsp *http.Response) (*CompleteAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CompleteAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFailAppInstanceTaskResponse parses an HTTP response from a FailAppInstanceTaskWithResponse call
+func ParseFailAppInstanceTaskResponse(rsp *http.Response) (*FailAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FailAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseHeartbeatAppInstanceTaskResponse parses an HTTP response from a HeartbeatAppInstanceTaskWithResponse call
+func ParseHeartbeatAppInstanceTaskResponse(rsp *http.Response) (*HeartbeatAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &HeartbeatAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseProgressAppInstanceTaskResponse parses an HTTP response from a ProgressAppInstanceTaskWithResponse call
+func ParseProgressAppInstanceTaskResponse(rsp *http.Response) (*ProgressAppInstanceTaskResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ProgressAppInstanceTaskResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Task
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
@@ -26584,6 +29046,171 @@ func ParsePutProjectRolesResponse(rsp *http.Response) (*PutProjectRolesResponse,
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest ProjectRoles
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListSecretsResponse parses an HTTP response from a ListSecretsWithResponse call
+func ParseListSecretsResponse(rsp *http.Response) (*ListSecretsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListSecretsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SecretList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateSecretResponse parses an HTTP response from a CreateSecretWithResponse call
+func ParseCreateSecretResponse(rsp *http.Response) (*CreateSecretResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateSecretResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Secret
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetSecretResponse parses an HTTP response from a GetSecretWithResponse call
+func ParseGetSecretResponse(rsp *http.Response) (*GetSecretResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetSecretResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Secret
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeSecretResponse parses an HTTP response from a RevokeSecretWithResponse call
+func ParseRevokeSecretResponse(rsp *http.Response) (*RevokeSecretResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeSecretResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Secret
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRotateSecretResponse parses an HTTP response from a RotateSecretWithResponse call
+func ParseRotateSecretResponse(rsp *http.Response) (*RotateSecretResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RotateSecretResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Secret
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

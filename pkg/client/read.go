@@ -91,3 +91,14 @@ func (h *Hub) GetAllocation(ctx context.Context, projectID, id string,
 func (h *Hub) GetNode(ctx context.Context, id string, editors ...RequestEditorFn) (*http.Response, error) {
 	return h.Client.GetNode(ctx, id, nil, editors...)
 }
+
+// IfMatch has a change done only to the version that an answer had: the hub answers 412 once there is another. An
+// answer without an ETag sets no condition.
+func IfMatch(res *http.Response) RequestEditorFn {
+	return func(_ context.Context, r *http.Request) error {
+		if tag := res.Header.Get("ETag"); tag != "" {
+			r.Header.Set("If-Match", tag)
+		}
+		return nil
+	}
+}

@@ -131,6 +131,7 @@ func compare(at string, want, got *protocol.Service) error {
 		{"read_only_root", want.GetReadOnlyRoot() == got.GetReadOnlyRoot()},
 		{"working_dir", want.GetWorkingDir() == got.GetWorkingDir()},
 		{"config", proto.Equal(want.GetConfig(), got.GetConfig())},
+		{"secrets", proto.Equal(want.GetSecrets(), got.GetSecrets())},
 		{"aliases", slices.Equal(want.GetAliases(), got.GetAliases())},
 		{"depends_on", sameMessages(want.GetDependsOn(), got.GetDependsOn())},
 		{"restart_policy", want.GetRestartPolicy() == got.GetRestartPolicy()},

@@ -33,6 +33,9 @@ const FeatureImageMounts = "image_mounts"
 // FeatureSecretParameters are parameters that reach the node sealed, and the app as files.
 const FeatureSecretParameters = "secret_parameters"
 
+// FeatureSecretDelivery is a change of secret parameters under running containers.
+const FeatureSecretDelivery = "secret_delivery"
+
 // ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
 // such document, so that a node which gets one, signed, is older than the manifest.
 var ErrSchema = errors.New("the manifest does not follow the schema of this build")
@@ -44,6 +47,8 @@ func keyFeatures() map[string]string {
 	features := map[string]string{
 		"/version/config":                            FeatureConfig,
 		"/version/config_schema":                     FeatureConfig,
+		"/version/secrets":                           FeatureSecretDelivery,
+		"/version/external_worker_contract":          FeatureExternalWorker,
 		"/version/upgrade":                           FeatureStartFirst,
 		"/version/parameters/properties/*/writeOnly": FeatureSecretParameters,
 		"/version/runtime_profile/environment":       FeatureEnvironments,

@@ -80,6 +80,9 @@ func Lower(m Manifest, in Inputs, shape Shape) ([]*protocol.Service, error) {
 	out, err = m.addEnvironment(out, shape.Environment)
 	for _, s := range out {
 		s.Config = m.config(in.ConfigJSON)
+		if m.Version.Secrets.OnChange != "" && !s.GetEnvironment().GetBuilds() {
+			s.Secrets = &protocol.Secrets{OnChange: m.Version.Secrets.onChange(), Signal: m.Version.Secrets.Signal}
+		}
 	}
 	return out, err
 }
@@ -193,14 +196,19 @@ func (m Manifest) config(json string) *protocol.Config {
 	if m.Version.ConfigSchema == nil {
 		return nil
 	}
-	c := &protocol.Config{Json: cmp.Or(json, "{}"), OnChange: protocol.Config_RESTART, Signal: m.Version.Config.Signal}
-	switch m.Version.Config.OnChange {
+	c := m.Version.Config
+	return &protocol.Config{Json: cmp.Or(json, "{}"), OnChange: c.onChange(), Signal: c.Signal}
+}
+
+func (c Config) onChange() protocol.Config_OnChange {
+	switch c.OnChange {
 	case ConfigSignal:
-		c.OnChange = protocol.Config_SIGNAL
+		return protocol.Config_SIGNAL
 	case ConfigNone:
-		c.OnChange = protocol.Config_NONE
+		return protocol.Config_NONE
+	default:
+		return protocol.Config_RESTART
 	}
-	return c
 }
 
 func (s ServiceProfile) stopGrace() uint32 {

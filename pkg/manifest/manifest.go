@@ -71,6 +71,12 @@ type App struct {
 	SupportedModes SupportedModes `json:"supported_modes,omitzero"`
 }
 
+// Operating modes: who operates an app instance.
+const (
+	TenantDedicated = "tenant_dedicated"
+	PlatformManaged = "platform_managed"
+)
+
 // SupportedModes lists how the app may be operated; Parse fills an absent list with the narrowest mode.
 type SupportedModes struct {
 	OperatingModes     []string `json:"operating_modes,omitempty"`
@@ -90,12 +96,16 @@ type Version struct {
 	// container finds the config as JSON in the file that GPUAAS_CONFIG_FILE names.
 	ConfigSchema map[string]any `json:"config_schema,omitempty"`
 	Config       Config         `json:"config,omitzero"`
-	Upgrade      Upgrade        `json:"upgrade,omitzero"`
-	Metering     Metering       `json:"metering,omitzero"`
-	UI           UI             `json:"ui,omitzero"`
+	// Secrets says what a change of a secret parameter does to the containers.
+	Secrets  Config   `json:"secrets,omitzero"`
+	Upgrade  Upgrade  `json:"upgrade,omitzero"`
+	Metering Metering `json:"metering,omitzero"`
+	UI       UI       `json:"ui,omitzero"`
+	// ExternalWorkerContract is set exactly where IsExternal holds for the runtime backend.
+	ExternalWorkerContract *WorkerContract `json:"external_worker_contract,omitempty"`
 }
 
-// Config says what a change of an instance's config does to its containers.
+// Config says what a change of an instance's config, or of its secret parameters, does to its containers.
 type Config struct {
 	// OnChange is ConfigRestart, ConfigSignal or ConfigNone; empty means ConfigRestart.
 	OnChange string `json:"on_change,omitempty"`

@@ -273,7 +273,12 @@ func badDeclarations() map[string]badDocument {
 		},
 		"other backend": {
 			swap("runtime_backend: launchable_oci", "runtime_backend: slurm"), fault.Unprocessable,
-			"/app/runtime_backend",
+			"/version/external_worker_contract",
+		},
+		"mode without a scope": {
+			swap("runtime_backend: launchable_oci", "supported_modes: {operating_modes: [tenant_dedicated, platform_managed]}\n"+
+				"  runtime_backend: launchable_oci"), fault.Unprocessable,
+			"/app/supported_modes/operating_modes/1",
 		},
 		"UI without port": {
 			swap("port: http, path: /tree", "port: debug, path: /tree"), fault.Unprocessable,

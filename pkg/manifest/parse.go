@@ -151,7 +151,7 @@ func (m *Manifest) fillDefaults() {
 			}
 		}
 	}
-	if v.Metering.Kind == "" {
+	if v.Metering.Kind == "" && !IsExternal(v.RuntimeBackend) {
 		v.Metering.Kind = "session_seconds"
 	}
 	if v.UI.ExtensionKind == "" {
@@ -161,7 +161,7 @@ func (m *Manifest) fillDefaults() {
 	if p.Environment != nil {
 		orElse(&p.Environment.BuildTimeoutSeconds, DefaultBuildTimeoutSeconds)
 	}
-	if p.Kind != RuntimeDockerCompose {
+	if p.Kind == RuntimeLaunchableOCI {
 		p.fillDefaults()
 	}
 	for i := range p.Services {

@@ -19,8 +19,8 @@ const MaxSecretBytes = 8 << 10
 //nolint:gosec // a text for people
 const secretHint = "the app reads it from the file of its name in $GPUAAS_PARAMETERS_DIR"
 
-// isSecret reports whether the schema marks a parameter writeOnly, or the hub adds it.
-func (m Manifest) isSecret(name string) bool {
+// IsSecret reports whether the schema marks a parameter writeOnly, or the hub adds it.
+func (m Manifest) IsSecret(name string) bool {
 	return m.parameterSchemas()[name]["writeOnly"] == true ||
 		name == protocol.PackageIndexParameter && m.Version.RuntimeProfile.Environment != nil
 }
@@ -28,11 +28,14 @@ func (m Manifest) isSecret(name string) bool {
 // HasSecrets reports whether the version has secret parameters.
 func (m Manifest) HasSecrets() bool { return slices.Contains(m.features, FeatureSecretParameters) }
 
-// withoutSealed takes the sealed secrets out of the parameters, and returns the schema that the others follow.
+// withoutSealed takes the secrets that are sealed, or will be, out of the parameters, and returns the schema that the
+// others follow.
 func (m Manifest) withoutSealed(params map[string]any) map[string]any {
 	sealed := map[string]bool{}
 	for name, value := range params {
-		if _, ok := protocol.AsSealed(value); ok && m.isSecret(name) {
+		_, sealedNow := protocol.AsSealed(value)
+		_, sealedLater := protocol.AsSecretReference(value)
+		if (sealedNow || sealedLater) && m.IsSecret(name) {
 			sealed[name] = true
 			delete(params, name)
 		}
@@ -56,7 +59,9 @@ func (m Manifest) Seal(raw []byte, seal func(name string, secret []byte) ([]byte
 		return nil, err
 	}
 	for name, value := range params {
-		if _, done := protocol.AsSealed(value); done || !m.isSecret(name) {
+		_, done := protocol.AsSealed(value)
+		_, refers := protocol.AsSecretReference(value)
+		if done || refers || !m.IsSecret(name) {
 			continue
 		}
 		text, ok := value.(string)
@@ -90,7 +95,7 @@ func RefuseSealed(params map[string]any) error {
 // checkSealed refuses a workload that carries a secret in the open.
 func (m Manifest) checkSealed(params map[string]any) error {
 	for name, value := range params {
-		if _, sealed := protocol.AsSealed(value); m.isSecret(name) && !sealed {
+		if _, sealed := protocol.AsSealed(value); m.IsSecret(name) && !sealed {
 			return notAdmitted("/parameters/"+escapePointer(name), "is secret and must be sealed")
 		}
 	}

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // withSecret is the sample with a required secret parameter.
@@ -20,6 +21,12 @@ func withSecret(t testing.TB, definition string) string {
 	doc = strings.Replace(doc, "required: [", "required: [token, ", 1)
 	require.Contains(t, doc, "required: [token, ")
 	return doc
+}
+
+// optionalSecret is the sample with a secret parameter that need not be given.
+func optionalSecret(t testing.TB) string {
+	t.Helper()
+	return strings.Replace(withSecret(t, secretToken), "required: [token, ", "required: [", 1)
 }
 
 const secretToken = "{type: string, writeOnly: true, minLength: 3}"
@@ -66,7 +73,7 @@ func TestASecretParameterIsValidatedAndThenSealed(t *testing.T) {
 // A hub whose online keys are stolen cannot make a node start a workload with a secret in the open.
 func TestLaw11ANodeAdmitsNoSecretInTheOpen(t *testing.T) {
 	w := newWorld(t, "org/acme/", "acme")
-	doc := strings.Replace(withSecret(t, secretToken), "required: [token, ", "required: [", 1)
+	doc := optionalSecret(t)
 	env, v := w.verify(t, doc)
 	m, err := manifest.Parse([]byte(doc))
 	require.NoError(t, err)
@@ -96,4 +103,44 @@ func TestASecretParameterIsAFileAndNothingElse(t *testing.T) {
 		require.Equal(t, manifest.CodeInvalid, fault.As(err).Code, "%s: %v", pointer, err)
 		require.Contains(t, pointers(fault.As(err)), pointer)
 	}
+}
+
+func TestWhatAChangedSecretDoesIsAFeature(t *testing.T) {
+	change := func(doc, says string) string {
+		return strings.Replace(doc, "  parameters:", "  secrets: "+says+"\n  parameters:", 1)
+	}
+	doc := optionalSecret(t)
+	m, err := manifest.Parse([]byte(change(doc, "{on_change: signal, signal: SIGHUP}")))
+	require.NoError(t, err)
+	require.Contains(t, m.Features(), manifest.FeatureSecretDelivery)
+	params := map[string]any{"password_hash": goodHash}
+	services, err := manifest.Lower(m, manifest.Inputs{Parameters: params}, manifest.Shape{})
+	require.NoError(t, err)
+	require.Equal(t, protocol.Config_SIGNAL, services[0].GetSecrets().GetOnChange())
+	require.Equal(t, "SIGHUP", services[0].GetSecrets().GetSignal())
+	for pointer, doc := range map[string]string{
+		"/version/secrets/signal": change(doc, "{on_change: signal}"),
+		"/version/secrets":        change(document(t), "{on_change: none}"),
+	} {
+		_, err := manifest.Parse([]byte(doc))
+		require.Contains(t, pointers(fault.As(err)), pointer)
+	}
+}
+
+// Only the hub knows the secrets of a project: a reference that reaches a node is refused there.
+func TestAReferenceToASecretIsForTheHub(t *testing.T) {
+	m, err := manifest.Parse([]byte(withSecret(t, secretToken)))
+	require.NoError(t, err)
+	raw := `{"password_hash":"` + goodHash + `","token":{"$secret":"hf"}}`
+	sealed, err := m.Seal([]byte(raw), func(string, []byte) ([]byte, error) { return nil, errors.New("not yet") })
+	require.NoError(t, err)
+	require.JSONEq(t, raw, string(sealed))
+	require.Equal(t, map[string]string{"token": "hf"}, protocol.SecretReferences(raw))
+	_, err = m.CheckParameters([]byte(`{"password_hash":{"$secret":"hf"},"token":{"$secret":"hf"}}`))
+	require.Error(t, err, "only a secret one can refer")
+	w := newWorld(t, "org/acme/", "acme")
+	env, v := w.verify(t, optionalSecret(t))
+	workload := admittedWorkload(t, env, v)
+	workload.ParametersJson = `{"password_hash":"` + goodHash + `","threads":8,"token":{"$secret":"hf"}}`
+	require.Equal(t, manifest.CodeNotAdmitted, fault.As(manifest.Admits(v, workload)).Code)
 }

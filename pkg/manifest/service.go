@@ -91,7 +91,7 @@ const DefaultFileMode = "0444"
 
 // All returns the services of the profile, as many as a workload has and in the same order.
 func (p RuntimeProfile) All() []Service {
-	if p.Kind == RuntimeDockerCompose {
+	if p.Kind == RuntimeDockerCompose || IsExternal(p.Kind) {
 		return p.Services
 	}
 	return []Service{{Name: ServiceName, ServiceProfile: p.ServiceProfile}}
@@ -108,7 +108,7 @@ func (p RuntimeProfile) MainService() Service {
 
 // mainIndex is -1 where Main names no service; Parse refuses that.
 func (p RuntimeProfile) mainIndex() int {
-	if p.Kind != RuntimeDockerCompose {
+	if p.Kind != RuntimeDockerCompose && !IsExternal(p.Kind) {
 		return 0
 	}
 	return slices.IndexFunc(p.Services, func(s Service) bool { return s.Name == p.Main })

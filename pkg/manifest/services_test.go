@@ -257,7 +257,7 @@ func badContents() map[string]badServices {
 				strings.Repeat("x", 60000) + "}\n          - {path: /3, content: " + strings.Repeat("x", 20000) + "}",
 			"/version/runtime_profile", "131072 bytes in all",
 		},
-		"another backend": {"runtime_backend: docker_compose", "runtime_backend: ray", "/app/runtime_backend", "must be"},
+		"another backend": {"runtime_backend: docker_compose", "runtime_backend: ray", "/runtime_profile/kind", "differs"},
 		"two kinds":       {"kind: docker_compose", "kind: launchable_oci", "/services", "is not a known key"},
 		"a key of one": {
 			"    main: server\n", "    main: server\n    command: [x]\n", "/command", "is not a known key",

@@ -25,17 +25,14 @@ func (f *findings) hint(pointer, reason, hint string) {
 func (m Manifest) Validate() error {
 	f := &findings{}
 	m.checkBackend(f)
-	m.checkServices(f)
-	m.checkCompatibility(f)
-	m.checkAcceleratorRange(f)
-	m.checkSharing(f)
+	m.checkContract(f)
+	m.checkModes(f)
 	m.checkSchemas(f)
-	m.checkBindings(f)
-	m.checkSecrets(f)
-	m.checkEnvironment(f)
 	m.checkUI(f)
 	m.checkConfig(f)
-	m.checkUpgrade(f)
+	if !IsExternal(m.App.RuntimeBackend) {
+		m.checkContainers(f)
+	}
 	if len(f.fields) == 0 {
 		return nil
 	}
@@ -44,12 +41,45 @@ func (m Manifest) Validate() error {
 		"give.", f.fields)
 }
 
-func (m Manifest) checkBackend(f *findings) {
-	switch m.App.RuntimeBackend {
-	case RuntimeLaunchableOCI, RuntimeDockerCompose:
-	default:
-		f.add("/app/runtime_backend", "must be launchable_oci or docker_compose")
+// checkContainers checks what only apps have that nodes run.
+func (m Manifest) checkContainers(f *findings) {
+	m.checkServices(f)
+	m.checkCompatibility(f)
+	m.checkAcceleratorRange(f)
+	m.checkSharing(f)
+	m.checkBindings(f)
+	m.checkSecrets(f)
+	m.checkEnvironment(f)
+	m.checkUpgrade(f)
+}
+
+// TenantBoundaryMode is what an operating mode and a control plane scope make of the boundary between tenants; empty
+// where they contradict each other.
+func TenantBoundaryMode(operatingMode, controlPlaneScope string) string {
+	switch {
+	case operatingMode == PlatformManaged && controlPlaneScope == "platform":
+		return "platform_shared"
+	case operatingMode == TenantDedicated && controlPlaneScope == "tenant":
+		return "tenant_shared"
+	case operatingMode == TenantDedicated && controlPlaneScope == "project":
+		return "project_isolated"
 	}
+	return ""
+}
+
+func (m Manifest) checkModes(f *findings) {
+	modes := m.App.SupportedModes
+	for i, mode := range modes.OperatingModes {
+		if !slices.ContainsFunc(modes.ControlPlaneScopes, func(scope string) bool {
+			return TenantBoundaryMode(mode, scope) != ""
+		}) {
+			f.hint(fmt.Sprintf("/app/supported_modes/operating_modes/%d", i), "goes with none of the control_plane_scopes",
+				"tenant_dedicated goes with project and tenant, platform_managed with platform")
+		}
+	}
+}
+
+func (m Manifest) checkBackend(f *findings) {
 	if m.Version.RuntimeBackend != "" && m.Version.RuntimeBackend != m.App.RuntimeBackend {
 		f.add("/version/runtime_backend", "differs from /app/runtime_backend")
 	}
@@ -262,8 +292,16 @@ func (m Manifest) checkConfig(f *findings) {
 	if c.OnChange != "" && m.Version.ConfigSchema == nil {
 		f.add("/version/config", "needs a config_schema")
 	}
+	c.checkSignal("/version/config", f)
+	m.Version.Secrets.checkSignal("/version/secrets", f)
+	if m.Version.Secrets.OnChange != "" && !m.HasSecrets() {
+		f.add("/version/secrets", "needs a parameter that is writeOnly")
+	}
+}
+
+func (c Config) checkSignal(at string, f *findings) {
 	if (c.OnChange == ConfigSignal) != (c.Signal != "") {
-		f.add("/version/config/signal", "belongs to on_change: signal, which needs it")
+		f.add(at+"/signal", "belongs to on_change: signal, which needs it")
 	}
 }
 

@@ -92,7 +92,7 @@ func redactAny(v any, clean func(string) string) slog.Value {
 	return slog.StringValue(clean(fmt.Sprintf("%+v", v)))
 }
 
-// cleaner finds secrets inside texts: our user and join tokens, JSON Web Tokens, private keys, passwords in URLs and
+// cleaner finds secrets inside texts: our user and join tokens, secrets of webhooks, JSON Web Tokens, private keys, passwords in URLs and
 // bearer headers.
 func cleaner() func(string) string {
 	type rule struct {
@@ -104,6 +104,7 @@ func cleaner() func(string) string {
 	rules := []rule{
 		{"gpuaas-join-", regexp.MustCompile(`gpuaas-join-[A-Za-z0-9_-]+`), Redacted},
 		{"gpuaas_ut_", regexp.MustCompile(`gpuaas_ut_[A-Za-z0-9_-]+`), Redacted},
+		{"whsec_", regexp.MustCompile(`whsec_[A-Za-z0-9+/=_-]+`), Redacted},
 		{"eyJ", regexp.MustCompile(`eyJ[A-Za-z0-9_-]+\.[A-Za-z0-9_-]+\.[A-Za-z0-9_-]*`), Redacted},
 		{
 			"PRIVATE KEY", regexp.MustCompile(`-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(-----END [A-Z ]*PRIVATE KEY-----|\z)`),

@@ -138,6 +138,8 @@ func (r *Reconciler) execute(ctx context.Context, a agent.Action) error {
 		return r.publishPorts(ctx, a)
 	case agent.DeliverConfig:
 		return r.deliverConfig(ctx, a)
+	case agent.DeliverSecrets:
+		return r.deliverSecrets(ctx, a)
 	}
 	return fmt.Errorf("reconcile: unknown action %T", a)
 }
@@ -150,6 +152,20 @@ func (r *Reconciler) deliverConfig(ctx context.Context, a agent.DeliverConfig) e
 		return err
 	}
 	failpoint.Hit("agent/config/delivered")
+	return r.store.UpdateRun(a.ContainerID, a.Record)
+}
+
+// deliverSecrets does the same with the secret parameters.
+func (r *Reconciler) deliverSecrets(ctx context.Context, a agent.DeliverSecrets) error {
+	r.log.InfoContext(ctx, "delivering secret parameters", slog.String("member_id", a.MemberID),
+		slog.String("container_id", a.ContainerID))
+	secrets, err := r.secrets(a.Workload, a.Service)
+	if err != nil {
+		return err
+	}
+	if err := r.machine.Containers.DeliverSecrets(ctx, a.ContainerID, secrets, a.Service.Spec.GetSecrets()); err != nil {
+		return err
+	}
 	return r.store.UpdateRun(a.ContainerID, a.Record)
 }
 

@@ -109,7 +109,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 	if err != nil {
 		return err
 	}
-	secrets, err := r.secrets(a)
+	secrets, err := r.secrets(a.Workload, a.Service)
 	if err != nil {
 		return err
 	}
@@ -160,9 +160,8 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 
 // secrets opens the secret parameters of a workload for its containers; the one that installs an environment gets the
 // package index alone. One that does not open was sealed for another member or node.
-func (r *Reconciler) secrets(a agent.StartContainer) (map[string][]byte, error) {
-	w := a.Workload
-	if a.Service.BuildsEnvironment {
+func (r *Reconciler) secrets(w agent.Workload, s agent.Service) (map[string][]byte, error) {
+	if s.BuildsEnvironment {
 		index, err := r.index(w)
 		return index.files(), err
 	}

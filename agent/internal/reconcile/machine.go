@@ -44,6 +44,8 @@ type Containers interface {
 	UpdateHosts(spec runtime.Spec) error
 	// DeliverConfig replaces the config file of a running container and sends the signal that the config names.
 	DeliverConfig(ctx context.Context, id string, config *protocol.Config) error
+	// DeliverSecrets does the same with the secret parameters.
+	DeliverSecrets(ctx context.Context, id string, secrets map[string][]byte, change *protocol.Secrets) error
 	Stop(ctx context.Context, id string, grace time.Duration) error
 	Remove(ctx context.Context, id string) error
 	RemoveMember(ctx context.Context, memberID string) error

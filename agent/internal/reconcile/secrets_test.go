@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -30,12 +31,71 @@ func (f *fixture) sealedWorkload(key protocol.Verified[*protocol.SealingKey], me
 	if memberID == "" {
 		memberID = w.GetId()
 	}
-	sealed, err := protocol.Seal(key, memberID, "token", []byte(plantedSecret))
+	f.sealToken(w, key, memberID, plantedSecret)
+	return w
+}
+
+// sealToken gives a workload a secret parameter.
+func (f *fixture) sealToken(w *protocol.Workload, key protocol.Verified[*protocol.SealingKey], memberID, value string) {
+	f.t.Helper()
+	sealed, err := protocol.Seal(key, memberID, "token", []byte(value))
 	require.NoError(f.t, err)
 	params, err := json.Marshal(map[string]any{"token": protocol.SealedValue(sealed)})
 	require.NoError(f.t, err)
 	w.ParametersJson = string(params)
-	return w
+}
+
+// token is the secret parameter as a running container of the workload reads it; empty while none does.
+func (f *fixture) token(w *protocol.Workload) string {
+	f.t.Helper()
+	for _, c := range f.containersOf(w.GetId()) {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/run/gpuaas-parameters/token", c.PID))
+		if err == nil && c.PID != 0 {
+			return string(text)
+		}
+	}
+	return ""
+}
+
+// A change of a secret parameter reaches a running app as its manifest says. The demo reads its config anew on SIGHUP.
+func TestANewSecretReachesTheAppAsItsManifestSays(t *testing.T) {
+	for onChange, want := range map[string]struct{ replaced, signalled bool }{
+		"":                                    {replaced: true, signalled: true},
+		"{on_change: restart}":                {replaced: true, signalled: true},
+		"{on_change: none}":                   {},
+		"{on_change: signal, signal: SIGHUP}": {signalled: true},
+	} {
+		t.Run(onChange, func(t *testing.T) {
+			f := newFixture(t)
+			key := f.withSealingKey()
+			f.hub.onChange, f.hub.configJSON, f.hub.secretsOnChange = "none", `{"motto":"old"}`, onChange
+			w := f.sealedWorkload(key, "")
+			f.push(w)
+			f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+			require.Equal(t, plantedSecret, f.token(w))
+			pid := f.container(w.GetId()).PID
+
+			next := proto.CloneOf(w)
+			next.Services[0].Config.Json = `{"motto":"new"}`
+			f.sealToken(next, key, w.GetId(), "rotated")
+			f.push(next)
+			require.Eventually(t, func() bool { return f.token(w) == "rotated" }, time.Minute, 10*time.Millisecond)
+			s := f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+			require.Equal(t, want.replaced, f.container(w.GetId()).PID != pid)
+			if want.signalled {
+				require.Eventually(t, func() bool { return configOf(t, s).Loaded == `{"motto":"new"}` }, time.Minute,
+					10*time.Millisecond)
+			} else {
+				require.JSONEq(t, `{"motto":"old"}`, configOf(t, s).Loaded)
+			}
+			require.Zero(t, s.GetRestarts(), "a new secret is no failure")
+			f.restart()
+			f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+			require.Equal(t, "rotated", f.token(w), "an agent's restart leaves it")
+			f.push()
+			f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
+		})
+	}
 }
 
 // withSealingKey starts the agent again with the key of its node, and returns that key as a hub has it.
@@ -65,11 +125,7 @@ func TestLaw11ASecretParameterIsOnlyInMemory(t *testing.T) {
 	require.Equal(t, protocol.WorkloadStatus_SECRET_UNREADABLE, refused.GetReason())
 	require.Contains(t, refused.GetDetail(), "token")
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
-	read := func() string {
-		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/root/run/gpuaas-parameters/token", f.container(w.GetId()).PID))
-		require.NoError(t, err)
-		return string(text)
-	}
+	read := func() string { return f.token(w) }
 	require.Equal(t, plantedSecret, read())
 	before := f.container(w.GetId())
 	f.restart()

@@ -60,8 +60,9 @@ type hub struct {
 	volumes string
 	// requirements are those of the environment.
 	requirements []string
-	// withSecret gives the manifest a secret parameter "token".
-	withSecret bool
+	// withSecret gives the manifest a secret parameter "token"; secretsOnChange says what a change of it does.
+	withSecret      bool
+	secretsOnChange string
 }
 
 // newSigner is a hub without a registry.
@@ -141,6 +142,10 @@ func (h *hub) workload(parametersJSON string) *protocol.Workload {
 	if h.withSecret {
 		template = bytes.Replace(template, []byte("      greeting: {type"),
 			[]byte("      token: {type: string, writeOnly: true}\n      greeting: {type"), 1)
+	}
+	if h.secretsOnChange != "" {
+		template = bytes.Replace(template, []byte("  config_schema:"), []byte("  secrets: "+h.secretsOnChange+
+			"\n  config_schema:"), 1)
 	}
 	template, shape := h.withAccelerators(template)
 	if shape.Environment = h.requirements; h.requirements != nil {

@@ -193,6 +193,10 @@ func (h agentHandle) DeliverConfig(context.Context, string, *protocol.Config) er
 	return errors.New("no container of the simulation takes a config")
 }
 
+func (h agentHandle) DeliverSecrets(context.Context, string, map[string][]byte, *protocol.Secrets) error {
+	return errors.New("no container of the simulation takes secrets")
+}
+
 // Stop sends the signal: the process ends even if the agent does not live to see it.
 func (h agentHandle) Stop(ctx context.Context, id string, _ time.Duration) error {
 	time.AfterFunc(h.script.Takes("stop", memberOf(id)), func() { h.end(id, runtime.StateExited, 143) })

@@ -34,12 +34,17 @@ func (r *Runtime) DeliverConfig(ctx context.Context, id string, config *protocol
 	if err := writeConfig(r.files(id).configDir, config.GetJson()); err != nil {
 		return err
 	}
-	if config.GetOnChange() != protocol.Config_SIGNAL {
+	return r.tell(ctx, id, config.GetOnChange(), config.GetSignal())
+}
+
+// tell sends the signal that announces a change, if any, to a container's first process.
+func (r *Runtime) tell(ctx context.Context, id string, onChange protocol.Config_OnChange, name string) error {
+	if onChange != protocol.Config_SIGNAL {
 		return nil
 	}
-	number, err := signal.ParseSignal(config.GetSignal())
+	number, err := signal.ParseSignal(name)
 	if err != nil {
-		return badSpec("The config names no signal: " + config.GetSignal() + ".")
+		return badSpec("The workload names no signal: " + name + ".")
 	}
 	return r.signal(r.ns(ctx), id, number, false)
 }

@@ -7,10 +7,7 @@ import (
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/pkg/cio"
-	"github.com/opencontainers/runtime-spec/specs-go"
 	"github.com/stretchr/testify/require"
-
-	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 )
 
 // TestStartCostsLittleMoreThanItsFloor prints what Start takes beside NewContainer, NewTask and Start of the same spec,
@@ -19,7 +16,6 @@ func TestStartCostsLittleMoreThanItsFloor(t *testing.T) {
 	f := newFixture(t)
 	image := f.image()
 	c := f.daemon.Client(t)
-	ids := []specs.LinuxIDMapping{{HostID: runtime.DefaultUIDMapBase, Size: runtime.DefaultUIDMapSize}}
 	var own, floor []time.Duration
 	for range 7 {
 		spec := f.spec(image, "wait")
@@ -37,11 +33,8 @@ func TestStartCostsLittleMoreThanItsFloor(t *testing.T) {
 		require.NoError(t, err)
 		require.NoError(t, record.Delete(f.ns(), client.WithSnapshotCleanup))
 
-		img, err := c.GetImage(f.ns(), image)
-		require.NoError(t, err)
 		start = time.Now()
-		container, err := c.NewContainer(f.ns(), spec.ID, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(spec.ID,
-			img, client.WithUserNSRemapperLabels(ids, ids)),
+		container, err := c.NewContainer(f.ns(), spec.ID, withSnapshotOf(image),
 			client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: f.cfg.RuncRoot}), client.WithSpec(oci))
 		require.NoError(t, err)
 		task, err = container.NewTask(f.ns(), cio.LogFile(f.cfg.LogDir+"/"+spec.ID+".log"))

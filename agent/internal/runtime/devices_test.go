@@ -250,6 +250,7 @@ func TestAContainerWithASliceReachesItsMPSDaemon(t *testing.T) {
 	}
 	run, err := f.rt.Start(t.Context(), spec)
 	require.NoError(t, err)
+	f.waitForLog(spec.ID, "ready") // until then it may still be runc's process
 	root := fmt.Sprintf("/proc/%d/root", run.PID)
 	require.FileExists(t, root+"/run/nvidia-mps/of-the-daemon")
 	require.FileExists(t, root+"/dev/shm/of-the-daemon")

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -14,7 +15,9 @@ import (
 
 	runcoptions "github.com/containerd/containerd/api/types/runc/options"
 	"github.com/containerd/containerd/v2/client"
+	"github.com/containerd/containerd/v2/core/containers"
 	"github.com/containerd/containerd/v2/core/leases"
+	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/containerd/v2/pkg/cio"
 	"github.com/containerd/containerd/v2/pkg/namespaces"
@@ -33,8 +36,6 @@ func (f *fixture) ns() context.Context {
 func (f *fixture) makeContainer(spec runtime.Spec, withTask bool) {
 	f.t.Helper()
 	c := f.daemon.Client(f.t)
-	image, err := c.GetImage(f.ns(), spec.Service.Image)
-	require.NoError(f.t, err)
 	oci, err := f.rt.BuildSpec(f.t.Context(), spec)
 	require.NoError(f.t, err)
 	// The files that Start would have bound are not there: this container is only half made.
@@ -45,15 +46,39 @@ func (f *fixture) makeContainer(spec runtime.Spec, withTask bool) {
 		}
 	}
 	oci.Mounts = keep
-	ids := []specs.LinuxIDMapping{{HostID: runtime.DefaultUIDMapBase, Size: runtime.DefaultUIDMapSize}}
-	container, err := c.NewContainer(f.ns(), spec.ID, client.WithSnapshotter("overlayfs"), client.WithNewSnapshot(spec.ID,
-		image, client.WithUserNSRemapperLabels(ids, ids)),
+	container, err := c.NewContainer(f.ns(), spec.ID, withSnapshotOf(spec.Service.Image),
 		client.WithContainerLabels(map[string]string{"gpuaas.member": spec.MemberID}),
 		client.WithRuntime("io.containerd.runc.v2", &runcoptions.Options{Root: f.cfg.RuncRoot}), client.WithSpec(oci))
 	require.NoError(f.t, err)
 	if withTask {
 		_, err := container.NewTask(f.ns(), cio.NullIO)
 		require.NoError(f.t, err)
+	}
+}
+
+// withSnapshotOf does what client.WithNewSnapshot with WithUserNSRemapperLabels does, but finds the image's snapshot as
+// the runtime names it.
+func withSnapshotOf(image string) client.NewContainerOpts {
+	return func(ctx context.Context, c *client.Client, record *containers.Container) error {
+		img, err := c.GetImage(ctx, image)
+		if err != nil {
+			return err
+		}
+		manifest, err := c.ContentStore().Info(ctx, img.Target().Digest)
+		if err != nil {
+			return err
+		}
+		record.Snapshotter, record.SnapshotKey, record.Image = "overlayfs", record.ID, image
+		mounts, err := c.SnapshotService("overlayfs").Prepare(ctx, record.ID,
+			manifest.Labels["containerd.io/gc.ref.snapshot.overlayfs"])
+		if err != nil {
+			return err
+		}
+		return mount.WithTempMount(ctx, mounts, func(root string) error {
+			return filepath.WalkDir(root, func(path string, _ fs.DirEntry, err error) error {
+				return errors.Join(err, os.Lchown(path, runtime.DefaultUIDMapBase, runtime.DefaultUIDMapBase))
+			})
+		})
 	}
 }
 

@@ -143,7 +143,7 @@ func (r *Runtime) forgetImages() {
 	clear(r.ready)
 }
 
-// snapshotLabel of an image's configuration names the snapshot that containerd's garbage collection spares for it.
+// snapshotLabel of an image's manifest names the snapshot that containerd's garbage collection spares for it.
 const snapshotLabel = "containerd.io/gc.ref.snapshot." + snapshotter
 
 // findImage finds an image whose snapshot containerd keeps. One of other user ids may still be there, but not for long.
@@ -151,19 +151,8 @@ func (r *Runtime) findImage(ctx context.Context, name string) (ready readyImage,
 	if ready.Image, err = r.client.GetImage(ctx, name); err != nil {
 		return readyImage{}, err
 	}
-	if ready.snapshot, err = r.rootfs.find(ctx, ready.Image); err != nil {
+	if ready.snapshot, err = r.imageSnapshot(ctx, ready.Image); err != nil {
 		return readyImage{}, err
-	}
-	config, err := ready.Config(ctx)
-	if err != nil {
-		return readyImage{}, err
-	}
-	info, err := r.client.ContentStore().Info(ctx, config.Digest)
-	if err != nil {
-		return readyImage{}, err
-	}
-	if info.Labels[snapshotLabel] != ready.snapshot {
-		return readyImage{}, fmt.Errorf("the image %s keeps another snapshot: %w", name, errdefs.ErrNotFound)
 	}
 	spec, err := ready.Spec(ctx)
 	if err != nil {
@@ -171,6 +160,17 @@ func (r *Runtime) findImage(ctx context.Context, name string) (ready readyImage,
 	}
 	ready.config = spec.Config
 	return ready, nil
+}
+
+// imageSnapshot returns the snapshot that containers of an image start from; errdefs' not found unless it is unpacked
+// for their user ids.
+func (r *Runtime) imageSnapshot(ctx context.Context, image client.Image) (string, error) {
+	info, err := r.client.ContentStore().Info(ctx, image.Target().Digest)
+	if err != nil {
+		return "", err
+	}
+	name := info.Labels[snapshotLabel]
+	return name, r.rootfs.find(ctx, name)
 }
 
 func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentials, tlsConf *tls.Config) (err error) {
@@ -200,7 +200,7 @@ func (r *Runtime) ensureImage(ctx context.Context, ref ImageRef, creds Credentia
 		}
 	}()
 	failpoint.Hit("agent/pull/content_leased")
-	u := &unpacking{r: r, lease: lease.ID, progress: progress}
+	u := &unpacking{r: r, lease: lease.ID, target: digest.Digest(ref.Digest), progress: progress}
 	if err := u.pullWatched(leases.WithLease(ctx, lease.ID), ref, creds, tlsConf); err != nil {
 		return pullFault(ref, err)
 	}

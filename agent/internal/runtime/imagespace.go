@@ -16,6 +16,7 @@ import (
 	"github.com/containerd/containerd/v2/core/remotes"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 	"golang.org/x/sys/unix"
 )
@@ -56,6 +57,8 @@ func SpaceMissing(err error) int64 {
 type unpacking struct {
 	r     *Runtime
 	lease string
+	// target is the digest by which the image is named.
+	target digest.Digest
 	// progress is what others see of the pull.
 	progress *pullState
 	// compressed is set before a layer is fetched.

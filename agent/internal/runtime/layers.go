@@ -36,11 +36,10 @@ const (
 
 // imageLayer is a layer that is not yet in the snapshotter.
 type imageLayer struct {
-	desc   ocispec.Descriptor
-	diffID digest.Digest
-	// chainID is of the layer and those below it; name is its committed snapshot, parent the one below it. The lowest
-	// layer has no parent.
-	chainID, name, parent string
+	desc ocispec.Descriptor
+	// name is the committed snapshot of the layer on those below it, parent that of the layer below. The lowest layer has
+	// no parent.
+	name, parent string
 	// staging is an active snapshot without a parent, and dir its directory. The layer is unpacked there, so that it need
 	// not wait for the layers below it.
 	staging, dir string
@@ -78,7 +77,10 @@ func (u *unpacking) streamLayers(next images.Handler) images.Handler {
 	})
 }
 
-// unpack makes the snapshots that containerd's own unpacking would make. An error leaves snapshots to the lease.
+// unpack makes a snapshot of each layer on those below it. Names are made of the layers' digests as the manifest states
+// them, which the image's own digest covers, and not of the configuration's diff ids: to check these would take a
+// second digest of each byte, and unchecked they would let an image take the name of another's layer. An error leaves
+// snapshots to the lease.
 func (u *unpacking) unpack(ctx context.Context, config ocispec.Descriptor) error {
 	store := u.r.client.ContentStore()
 	raw, err := content.ReadBlob(ctx, store, config)
@@ -89,16 +91,18 @@ func (u *unpacking) unpack(ctx context.Context, config ocispec.Descriptor) error
 	if err := json.Unmarshal(raw, &image); err != nil {
 		return fmt.Errorf("%w: its configuration is not JSON: %w", errBadImage, err)
 	}
-	diffIDs := image.RootFS.DiffIDs
-	if len(diffIDs) != len(u.layers) || len(diffIDs) == 0 {
-		return fmt.Errorf("%w: %d layers, but %d diff ids", errBadImage, len(u.layers), len(diffIDs))
+	if n := len(image.RootFS.DiffIDs); n != len(u.layers) || n == 0 {
+		return fmt.Errorf("%w: %d layers, but %d diff ids", errBadImage, len(u.layers), n)
 	}
-	for _, id := range diffIDs {
-		if err := id.Validate(); err != nil {
-			return fmt.Errorf("%w: diff id: %w", errBadImage, err)
+	chain := make([]digest.Digest, len(u.layers))
+	for i, l := range u.layers {
+		if err := l.Digest.Validate(); err != nil {
+			return fmt.Errorf("%w: digest of layer %d: %w", errBadImage, i, err)
 		}
+		chain[i] = l.Digest
 	}
-	missing, err := u.stageMissing(ctx, diffIDs)
+	chain = identity.ChainIDs(chain)
+	missing, err := u.stageMissing(ctx, chain)
 	if err != nil {
 		return err
 	}
@@ -111,21 +115,18 @@ func (u *unpacking) unpack(ctx context.Context, config ocispec.Descriptor) error
 		return err
 	}
 	_, err = store.Update(ctx, content.Info{
-		Digest: config.Digest,
-		Labels: map[string]string{snapshotLabel: u.r.rootfs.snapshotName(identity.ChainID(diffIDs).String())},
+		Digest: u.target,
+		Labels: map[string]string{snapshotLabel: u.r.rootfs.snapshotName(chain[len(chain)-1].String())},
 	}, "labels."+snapshotLabel)
 	return err
 }
 
 // stageMissing prepares a staging snapshot for each layer above the highest one that exists.
-func (u *unpacking) stageMissing(ctx context.Context, diffIDs []digest.Digest) ([]*imageLayer, error) {
-	missing := make([]*imageLayer, len(diffIDs))
-	chain := identity.ChainIDs(append([]digest.Digest(nil), diffIDs...))
-	for i := len(diffIDs) - 1; i >= 0; i-- {
-		l := &imageLayer{
-			desc: u.layers[i], diffID: diffIDs[i], chainID: chain[i].String(), committed: make(chan struct{}),
-		}
-		l.name = u.r.rootfs.snapshotName(l.chainID)
+func (u *unpacking) stageMissing(ctx context.Context, chain []digest.Digest) ([]*imageLayer, error) {
+	missing := make([]*imageLayer, len(chain))
+	for i := len(chain) - 1; i >= 0; i-- {
+		l := &imageLayer{desc: u.layers[i], committed: make(chan struct{})}
+		l.name = u.r.rootfs.snapshotName(chain[i].String())
 		l.desc.URLs = nil // the node asks no host but the registry
 		if i > 0 {
 			l.parent = u.r.rootfs.snapshotName(chain[i-1].String())
@@ -156,7 +157,7 @@ func (u *unpacking) prepare(ctx context.Context, key, parent string, l *imageLay
 	return u.snapshots().Prepare(ctx, key, parent, l.labels())
 }
 
-// labels are those that containerd's client gives to the snapshot of a layer.
+// labels are those that containerd's client gives to the snapshot of a layer, but for its diff id.
 func (l *imageLayer) labels() snapshots.Opt {
 	labels := snapshots.FilterInheritedLabels(l.desc.Annotations)
 	if labels == nil {
@@ -166,7 +167,6 @@ func (l *imageLayer) labels() snapshots.Opt {
 	delete(labels, snapshots.LabelSnapshotUIDMapping)
 	delete(labels, snapshots.LabelSnapshotGIDMapping)
 	labels[snapshots.LabelSnapshotRef] = l.name
-	labels[snapshots.LabelSnapshotDiffID] = l.diffID.String()
 	return snapshots.WithLabels(labels)
 }
 

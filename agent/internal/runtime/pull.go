@@ -174,8 +174,8 @@ func pullFault(ref ImageRef, err error) error {
 	case errors.Is(err, errBadImage):
 		return say(fault.Unprocessable, codeImagePullFailed, "is not a container image.").Permanent()
 	case errors.Is(err, errWrongContent),
-		strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "wrong diff id"),
-		strings.Contains(text, "failed size validation"), strings.Contains(text, "unexpected commit size"):
+		strings.Contains(text, "unexpected commit digest"), strings.Contains(text, "failed size validation"),
+		strings.Contains(text, "unexpected commit size"):
 		return say(fault.Unprocessable, codeImageDigestMismatch, "is not what its digest says.").Permanent()
 	case errors.As(err, &status) && status.StatusCode == http.StatusForbidden:
 		return say(fault.Forbidden, codeImagePullFailed, "may not be pulled: the registry refuses.").Permanent()

@@ -11,10 +11,10 @@ import (
 	"strings"
 	"sync"
 
-	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/mount"
 	"github.com/containerd/containerd/v2/core/snapshots"
-	"github.com/opencontainers/image-spec/identity"
+	"github.com/containerd/errdefs"
+	"github.com/opencontainers/go-digest"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/mountpoint"
@@ -28,8 +28,8 @@ type rootfs interface {
 	snapshotName(chainID string) string
 	// shift is what unpacking does to the owners of files.
 	shift() idShift
-	// find returns the snapshot that containers of an image start from; errdefs' not found unless it is unpacked.
-	find(ctx context.Context, image client.Image) (string, error)
+	// find returns errdefs' not found unless there is a snapshot of that name, unpacked for the user ids of containers.
+	find(ctx context.Context, name string) error
 	// prepare makes the writable snapshot of a container and returns the mounts of its root file system.
 	prepare(ctx context.Context, key, parent string, labels map[string]string) ([]mount.Mount, error)
 	// layers returns the directories of an unpacked image's layers in the ids of containers, the topmost first.
@@ -78,14 +78,13 @@ func (u unpackedRootfs) snapshotName(chainID string) string { return chainID + u
 
 func (u unpackedRootfs) shift() idShift { return u.ids }
 
-func (u unpackedRootfs) find(ctx context.Context, image client.Image) (string, error) {
-	diffs, err := image.RootFS(ctx)
-	if err != nil {
-		return "", err
+func (u unpackedRootfs) find(ctx context.Context, name string) error {
+	chain, ours := strings.CutSuffix(name, u.suffix)
+	if !ours || digest.Digest(chain).Validate() != nil {
+		return fmt.Errorf("snapshot %q: %w", name, errdefs.ErrNotFound)
 	}
-	name := u.snapshotName(identity.ChainID(diffs).String())
-	_, err = u.snapshots.Stat(ctx, name)
-	return name, err
+	_, err := u.snapshots.Stat(ctx, name)
+	return err
 }
 
 func (u unpackedRootfs) prepare(ctx context.Context, key, parent string,

@@ -1,11 +1,15 @@
 package runtime
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"os"
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 const (
@@ -13,6 +17,8 @@ const (
 	secretsMount = "/run/gpuaas-parameters" //nolint:gosec // a path
 	// secretsBytes bounds the memory that the secrets of one container may take.
 	secretsBytes = 4 << 20
+	// newSuffix cannot end the name of a secret parameter.
+	newSuffix    = "~"
 	secretsFlags = unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
 )
 
@@ -28,15 +34,48 @@ func writeSecrets(dir string, secrets map[string][]byte) error {
 	if err := mountSecrets(dir); err != nil {
 		return fmt.Errorf("mount %s: %w", dir, err)
 	}
+	return replaceSecrets(dir, secrets)
+}
+
+// replaceSecrets replaces each file by a rename, so that the app reads the old content or the new one, whole.
+func replaceSecrets(dir string, secrets map[string][]byte) error {
 	for name, secret := range secrets {
 		if name != filepath.Base(name) || !filepath.IsLocal(name) {
 			return badSpec("A secret parameter has a name that cannot be a file's.")
 		}
-		if err := writeFile(filepath.Join(dir, name), secret, 0o444); err != nil {
+		path := filepath.Join(dir, name)
+		if err := writeFile(path+newSuffix, secret, 0o444); err != nil {
 			return err
+		}
+		if err := os.Rename(path+newSuffix, path); err != nil {
+			return directoryFault(path, err)
+		}
+	}
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		return directoryFault(dir, err)
+	}
+	for _, e := range entries {
+		if _, kept := secrets[e.Name()]; !kept {
+			if err := os.Remove(filepath.Join(dir, e.Name())); err != nil {
+				return directoryFault(dir, err)
+			}
 		}
 	}
 	return unix.Mount("", dir, "", unix.MS_REMOUNT|unix.MS_RDONLY|secretsFlags, "")
+}
+
+// DeliverSecrets replaces the secret parameters of a running container, and sends the signal that tells of it.
+func (r *Runtime) DeliverSecrets(ctx context.Context, id string, secrets map[string][]byte, change *protocol.Secrets,
+) error {
+	dir := r.files(id).secretsDir
+	if err := unix.Mount("", dir, "", unix.MS_REMOUNT|secretsFlags, ""); err != nil {
+		return fmt.Errorf("mount %s: %w", dir, err)
+	}
+	if err := replaceSecrets(dir, secrets); err != nil {
+		return err
+	}
+	return r.tell(ctx, id, change.GetOnChange(), change.GetSignal())
 }
 
 // mountSecrets keeps the secrets off the swap where the kernel can do that (Linux 6.4).

@@ -18,7 +18,6 @@ import (
 	"github.com/containerd/errdefs"
 	"github.com/klauspost/compress/gzip"
 	"github.com/klauspost/compress/zstd"
-	"github.com/opencontainers/go-digest"
 	ocispec "github.com/opencontainers/image-spec/specs-go/v1"
 )
 
@@ -42,13 +41,13 @@ var (
 	errBadImage = errors.New("not a valid image")
 )
 
-// apply fetches a layer and unpacks it to its staging directory in one pass, and checks compressed and plain bytes.
+// apply fetches a layer and unpacks it to its staging directory in one pass, and checks each byte against its digest.
 func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 	compressed := &layerReader{ctx: ctx, fetcher: u.fetcher, desc: l.desc, fetched: &u.progress.done}
 	defer func() { _ = compressed.Close() }()
 	sum := l.desc.Digest.Algorithm().Digester()
 	in := bufio.NewReaderSize(io.TeeReader(compressed, sum.Hash()), streamBufferBytes)
-	diffID, err := applyTar(ctx, l, in, u.r.rootfs.shift())
+	err := applyTar(ctx, l, in, u.r.rootfs.shift())
 	if err != nil && (compressed.err != nil || ctx.Err() != nil) {
 		return err
 	}
@@ -59,29 +58,21 @@ func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 	if sum.Digest() != l.desc.Digest {
 		return fmt.Errorf("%w: %s instead of %s", errWrongContent, sum.Digest(), l.desc.Digest)
 	}
-	if err != nil {
-		return err
-	}
-	if diffID != l.diffID {
-		return fmt.Errorf("%w: diff id %s instead of %s", errWrongContent, diffID, l.diffID)
-	}
-	return nil
+	return err
 }
 
 // applyTar does what containerd's applier does with the layer's mounts, but without a mount.
-func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift) (digest.Digest, error) {
+func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift) error {
 	plain, err := decompress(in, l.decoders)
 	if err != nil {
-		return "", err
+		return err
 	}
 	defer func() { _ = plain.Close() }()
-	sum := l.diffID.Algorithm().Digester()
-	stream := io.TeeReader(plain, sum.Hash())
 	var opts []archive.ApplyOpt
 	if l.parent != "" {
 		opts = append(opts, archive.WithConvertWhiteout(archive.OverlayConvertWhiteout))
 	} else if err := ids.dir(l.dir); err != nil {
-		return "", err
+		return err
 	}
 	l.inherited = inheritedDirs{}
 	opts = append(opts, archive.WithFilter(func(entry *tar.Header) (bool, error) {
@@ -92,13 +83,11 @@ func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift)
 		}
 		return true, ids.entry(entry)
 	}))
-	if _, err := archive.Apply(ctx, l.dir, stream, opts...); err != nil {
-		return "", err
+	if _, err := archive.Apply(ctx, l.dir, plain, opts...); err != nil {
+		return err
 	}
-	if _, err := io.Copy(io.Discard, stream); err != nil {
-		return "", err
-	}
-	return sum.Digest(), nil
+	_, err = io.Copy(io.Discard, plain) // a decoder's checksum stands at the end
+	return err
 }
 
 // decompress recognises a layer's compression by its first bytes, as containerd does. decoders is how many blocks of

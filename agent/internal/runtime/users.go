@@ -70,7 +70,7 @@ func (r *Runtime) checkUser(u user) error {
 }
 
 func (r *Runtime) findUser(ctx context.Context, image client.Image, who string) (user, error) {
-	parent, err := r.rootfs.find(ctx, image)
+	parent, err := r.imageSnapshot(ctx, image)
 	if err != nil {
 		return user{}, err
 	}

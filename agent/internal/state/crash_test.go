@@ -223,3 +223,7 @@ func TestAnEmptyMemtableThatAKilledProcessLeftIsNoObstacle(t *testing.T) {
 	require.NoError(t, os.WriteFile(filepath.Join(dir, "00099.mem"), nil, 0o600))
 	require.Equal(t, before, open(t, dir, m).Spool())
 }
+
+func (m *machine) DeliverSecrets(context.Context, string, map[string][]byte, *protocol.Secrets) error {
+	return nil
+}

@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/delivery"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -81,6 +82,7 @@ type hub struct {
 	handler        http.Handler
 	reloadDenyList *loop.Loop
 	tail           *event.Tail
+	deliverer      *delivery.Deliverer
 }
 
 // open checks the machine, opens everything and wires it. What it opened before a failure it closes.
@@ -279,25 +281,17 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		Now:           time.Now,
 		Log:           b.log,
 	})
-	reload := loop.New("deny list", b.conf.resync, func(ctx context.Context) error {
-		return b.denied.Load(ctx, b.db)
-	}, b.log)
-	for _, reason := range fleet.EndReasons() {
-		// A banned or removed node has its next handshake refused, too.
-		b.db.OnCommit(reason, func(nodeID string) {
-			b.nodelink.Disconnect(nodeID, reason)
-			reload.Wake()
-		})
-	}
+	reload := reloadOfDenyList(b)
 	commands, tail := newCommands(b, registry), event.NewTail(b.db)
+	queries := &query.Service{
+		DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations, ImagePull: b.nodelink.ImagePull,
+		Tail: tail,
+	}
 	server := &httpapi.Server{
-		Version:  daemon.Version(),
-		Ready:    b.db.Ping,
-		Commands: commands,
-		Queries: &query.Service{
-			DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations, ImagePull: b.nodelink.ImagePull,
-			Tail: tail,
-		},
+		Version:      daemon.Version(),
+		Ready:        b.db.Ping,
+		Commands:     commands,
+		Queries:      queries,
 		Keys:         b.keys,
 		SessionAddr:  b.sessionAddr,
 		RegistryHost: registry.Host(),
@@ -330,7 +324,33 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		handler:        handler,
 		reloadDenyList: reload,
 		tail:           tail,
+		deliverer:      newDeliverer(b, queries),
 	}, err
+}
+
+func reloadOfDenyList(b base) *loop.Loop {
+	reload := loop.New("deny list", b.conf.resync, func(ctx context.Context) error {
+		return b.denied.Load(ctx, b.db)
+	}, b.log)
+	for _, reason := range fleet.EndReasons() {
+		// A banned or removed node has its next handshake refused, too.
+		b.db.OnCommit(reason, func(nodeID string) {
+			b.nodelink.Disconnect(nodeID, reason)
+			reload.Wake()
+		})
+	}
+	return reload
+}
+
+func newDeliverer(b base, queries *query.Service) *delivery.Deliverer {
+	return &delivery.Deliverer{
+		DB:      b.db,
+		Queries: queries,
+		Sealer:  b.sealer,
+		Client:  delivery.NewClient(b.conf.webhookAddresses(), nil),
+		Now:     time.Now,
+		Log:     b.log,
+	}
 }
 
 func newCommands(b base, registry *artifact.Registry) *command.Service {
@@ -342,6 +362,7 @@ func newCommands(b base, registry *artifact.Registry) *command.Service {
 		Registry:       registry,
 		LeaseDuration:  b.conf.leaseDuration,
 		CertificateTTL: b.conf.certificateLifetime,
+		MayDial:        b.conf.webhookAddresses().MayDial,
 	}
 }
 
@@ -414,6 +435,7 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 	})
 	group.Go(func() error { return h.nodelink.Serve(ctx, h.sessions, h.nodes) })
 	group.Go(func() error { return h.lease.Keep(ctx, h.log) })
+	group.Go(func() error { return h.deliverer.Run(ctx) })
 	for _, l := range h.loops() {
 		group.Go(func() error { return l.Run(ctx) })
 	}

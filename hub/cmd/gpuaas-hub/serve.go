@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"os/signal"
 	"path/filepath"
@@ -17,6 +18,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
 
+	"github.com/gpuaas/gpuaas/hub/internal/delivery"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -41,6 +43,7 @@ type config struct {
 	resync              time.Duration
 	retention           periodic.Retention
 	postingInterval     time.Duration
+	webhookNetworks     []string
 	metricsListen       string
 	otlpEndpoint        string
 	logLevel            string
@@ -108,6 +111,8 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 	retentionFlags(f, &c.retention)
 	f.DurationVar(&c.postingInterval, "posting-interval", periodic.DefaultPostingInterval,
 		"how often a member's usage is written to the journal, 1s to 24h; it is charged at once")
+	f.StringSliceVar(&c.webhookNetworks, "webhook-allow-network", nil, "network that webhooks may reach although it is "+
+		"not public, like 10.1.0.0/16 (repeatable)")
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
 	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -148,6 +153,11 @@ func (c config) check() error {
 			return bad(flag, "must be 24h or longer")
 		}
 	}
+	for _, text := range c.webhookNetworks {
+		if _, err := netip.ParsePrefix(text); err != nil {
+			return bad("webhook-allow-network", "must be a network, like 10.1.0.0/16")
+		}
+	}
 	if c.metricsListen != "" {
 		host, _, _ := net.SplitHostPort(c.metricsListen)
 		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
@@ -166,8 +176,8 @@ func retentionFlags(f *pflag.FlagSet, r *periodic.Retention) {
 		"segments that were set aside, with their findings, 24h or longer; their sums stay for good")
 	f.DurationVar(&r.History, "retention-history", r.History, "how long operations and revisions stay that are not "+
 		"current, and those of a decommissioned instance, 24h or longer")
-	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens and "+
-		"publish intents stay after they expired or were revoked, 24h or longer")
+	f.DurationVar(&r.Credentials, "retention-credentials", r.Credentials, "how long join tokens, user tokens, "+
+		"sessions, invitations and publish intents stay after they expired or were revoked, 24h or longer")
 	f.DurationVar(&r.Segments, "retention-segments", r.Segments, "how long the usage segments stay that nodes signed, "+
 		"for disputes about usage, 24h or longer")
 }
@@ -181,6 +191,17 @@ func (c config) retentions() map[string]time.Duration {
 		"retention-history":  r.History, "retention-credentials": r.Credentials,
 		"retention-segments": r.Segments,
 	}
+}
+
+// webhookAddresses are those that webhooks may reach; check has refused what is no network.
+func (c config) webhookAddresses() delivery.Addresses {
+	var a delivery.Addresses
+	for _, text := range c.webhookNetworks {
+		if p, err := netip.ParsePrefix(text); err == nil {
+			a.Allowed = append(a.Allowed, p)
+		}
+	}
+	return a
 }
 
 func isPort(s string) bool {

@@ -66,10 +66,28 @@ func TestModesAreTheRequestedOnesWhereAppAndPolicyAllowThem(t *testing.T) {
 	}{
 		"without a wish, the first": {Want{}, Policy{}, "tenant_dedicated", "project", "project_isolated", nil},
 		"as requested": {
-			Want{OperatingMode: "platform_managed", ControlPlaneScope: "tenant"},
+			Want{OperatingMode: "tenant_dedicated", ControlPlaneScope: "tenant"},
 			Policy{},
-			"platform_managed", "tenant", "tenant_shared",
+			"tenant_dedicated", "tenant", "tenant_shared",
 			[]string{"as_requested", "as_requested"},
+		},
+		"a mode brings its scope": {
+			Want{OperatingMode: "platform_managed"},
+			Policy{},
+			"platform_managed", "platform", "platform_shared",
+			[]string{"as_requested"},
+		},
+		"a scope brings its mode": {
+			Want{ControlPlaneScope: "platform"},
+			Policy{},
+			"platform_managed", "platform", "platform_shared",
+			[]string{"as_requested"},
+		},
+		"a mode without a scope that the policy allows": {
+			Want{OperatingMode: "platform_managed"},
+			Policy{AllowedControlPlaneScopes: []string{"tenant"}},
+			"tenant_dedicated", "tenant", "tenant_shared",
+			[]string{"not_allowed_by_policy"},
 		},
 		"a mode that the app lacks": {
 			Want{OperatingMode: "other"},
@@ -80,7 +98,7 @@ func TestModesAreTheRequestedOnesWhereAppAndPolicyAllowThem(t *testing.T) {
 		"a policy that leaves one": {
 			Want{},
 			Policy{AllowedControlPlaneScopes: []string{"platform"}},
-			"tenant_dedicated", "platform", "platform_shared", nil,
+			"platform_managed", "platform", "platform_shared", nil,
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -98,6 +116,22 @@ func TestModesAreTheRequestedOnesWhereAppAndPolicyAllowThem(t *testing.T) {
 	}
 	_, err := decide(Want{}, Policy{AllowedOperatingModes: []string{"other"}})
 	require.Equal(t, CodePolicyRefused, fault.As(err).Code, "a policy that leaves none")
+	for _, p := range []Policy{
+		{AllowedOperatingModes: []string{"tenant_dedicated"}, AllowedControlPlaneScopes: []string{"platform"}},
+		{AllowedOperatingModes: []string{"platform_managed"}, AllowedControlPlaneScopes: []string{"project", "tenant"}},
+	} {
+		_, err = decide(Want{}, p)
+		require.Equal(t, CodePolicyRefused, fault.As(err).Code, "a policy that leaves a mode and a scope that contradict")
+	}
+	for _, w := range []Want{
+		{OperatingMode: "tenant_dedicated", ControlPlaneScope: "platform"},
+		{OperatingMode: "platform_managed", ControlPlaneScope: "project"},
+		{OperatingMode: "platform_managed", ControlPlaneScope: "tenant"},
+	} {
+		_, err = decide(w, Policy{})
+		require.Equal(t, CodeModesContradict, fault.As(err).Code)
+		require.Equal(t, "/control_plane_scope", fault.As(err).Fields[0].Pointer)
+	}
 }
 
 func TestModesOfAnUnreadableManifestAreTheMostIsolatedOnes(t *testing.T) {

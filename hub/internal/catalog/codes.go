@@ -4,6 +4,8 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 
 // Codes of the faults of this package.
 const (
+	// CodeModesContradict: the operating mode and the control plane scope that are asked for contradict each other.
+	CodeModesContradict fault.Code = "modes_contradict"
 	// CodeNotEntitled: the project has no entitlement to the app.
 	CodeNotEntitled fault.Code = "app_not_entitled"
 	// CodeSlugTaken: the app slug belongs to another org.

@@ -126,25 +126,44 @@ func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement,
 }
 
 func (r *Resolved) decideModes(w Want, p Policy) error {
+	if w.OperatingMode != "" && w.ControlPlaneScope != "" &&
+		manifest.TenantBoundaryMode(w.OperatingMode, w.ControlPlaneScope) == "" {
+		return fault.New(fault.Unprocessable, CodeModesContradict, "The operating mode and the control plane scope "+
+			"contradict each other: what the platform manages has the scope platform, and nothing else has.", nil).
+			WithField("/control_plane_scope", "contradicts the operating mode").Permanent()
+	}
 	modes := r.Version.Manifest.App.SupportedModes
+	scopes := slices.DeleteFunc(slices.Clone(modes.ControlPlaneScopes), func(scope string) bool {
+		return !permitted(scope, p.AllowedControlPlaneScopes)
+	})
+	if w.ControlPlaneScope != "" && slices.Contains(scopes, w.ControlPlaneScope) {
+		scopes = []string{w.ControlPlaneScope}
+	}
+	operating := slices.DeleteFunc(slices.Clone(modes.OperatingModes), func(mode string) bool {
+		return !slices.ContainsFunc(scopes, func(scope string) bool {
+			return manifest.TenantBoundaryMode(mode, scope) != ""
+		})
+	})
 	var err error
-	if r.OperatingMode, err = r.choose("operating_mode", w.OperatingMode, modes.OperatingModes,
-		p.AllowedOperatingModes); err != nil {
+	if r.OperatingMode, err = r.choose("operating_mode", w.OperatingMode, modes.OperatingModes, func(mode string) bool {
+		return slices.Contains(operating, mode) && permitted(mode, p.AllowedOperatingModes)
+	}); err != nil {
 		return err
 	}
-	if r.ControlPlaneScope, err = r.choose("control_plane_scope", w.ControlPlaneScope, modes.ControlPlaneScopes,
-		p.AllowedControlPlaneScopes); err != nil {
+	fitting := slices.DeleteFunc(slices.Clone(modes.ControlPlaneScopes), func(scope string) bool {
+		return manifest.TenantBoundaryMode(r.OperatingMode, scope) == ""
+	})
+	if r.ControlPlaneScope, err = r.choose("control_plane_scope", w.ControlPlaneScope, fitting, func(scope string) bool {
+		return permitted(scope, p.AllowedControlPlaneScopes)
+	}); err != nil {
 		return err
 	}
-	switch r.ControlPlaneScope {
-	case "platform":
-		r.TenantBoundaryMode = "platform_shared"
-	case "tenant":
-		r.TenantBoundaryMode = "tenant_shared"
-	default:
-		r.TenantBoundaryMode = "project_isolated"
-	}
+	r.TenantBoundaryMode = manifest.TenantBoundaryMode(r.OperatingMode, r.ControlPlaneScope)
 	return nil
+}
+
+func permitted(mode string, allowed []string) bool {
+	return len(allowed) == 0 || slices.Contains(allowed, mode)
 }
 
 // ModesOf gives the modes that a version has without hints and without a policy: for an instance whose own are lost.
@@ -165,8 +184,7 @@ func ModesOf(manifestDocument []byte) Resolved {
 	return r
 }
 
-func (r *Resolved) choose(field, requested string, supported, allowed []string) (string, error) {
-	may := func(mode string) bool { return len(allowed) == 0 || slices.Contains(allowed, mode) }
+func (r *Resolved) choose(field, requested string, supported []string, may func(string) bool) (string, error) {
 	i := slices.IndexFunc(supported, may)
 	if i < 0 {
 		return "", policyRefused("/"+field, "the project's entitlement allows none that the app supports")

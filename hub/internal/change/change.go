@@ -22,6 +22,7 @@ const (
 	Volume     = "volume"
 	Snapshot   = "volume_snapshot"
 	Member     = "member"
+	Webhook    = "webhook"
 )
 
 // By says who makes a change, when, and how it is traced.

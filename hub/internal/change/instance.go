@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
@@ -21,6 +22,9 @@ func CompleteInstance(ctx context.Context, tx db.Tx, by By, action string, c ins
 		if err := completeRemoval(ctx, tx, by, action, removal); err != nil {
 			return err
 		}
+	}
+	if c.Instance.External() {
+		return RecordInstance(ctx, tx, by, action, c)
 	}
 	if err := settleCapacity(ctx, tx, c); err != nil {
 		return err
@@ -171,7 +175,13 @@ func completeRemoval(ctx context.Context, tx db.Tx, by By, action string, r inst
 			return err
 		}
 	}
+	if err := secret.Forget(ctx, tx, r.Member.ID); err != nil {
+		return err
+	}
 	failpoint.Hit("hub/report/capacity_freed")
+	if r.Member.External {
+		return nil // its allocation is billed, and nothing else
+	}
 	end := by.Now
 	if r.Proof != nil {
 		end = r.Proof.GetAt().AsTime()

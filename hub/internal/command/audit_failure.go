@@ -18,6 +18,8 @@ type Failure struct {
 	Code fault.Code
 	// Denied tells a refusal of the caller from a request that failed.
 	Denied bool
+	// OrgID and UserID are of the account that a login was refused for; empty where there is none.
+	OrgID, UserID string
 	// Unrecorded counts the failures before this one that have no row, because a budget of rows was used up.
 	Unrecorded int64
 }
@@ -30,6 +32,9 @@ func (s *Service) AuditFailure(ctx context.Context, m Meta, f Failure) error {
 		OrgID:      m.Principal.OrgID, ProjectID: m.Principal.ProjectID, CorrelationID: m.CorrelationID,
 		SourceAddress: m.SourceAddress, Outcome: event.Failed, Reason: string(f.Code), At: m.Now,
 	}
+	if f.UserID != "" {
+		row.ResourceType, row.ResourceID, row.OrgID = resourceUser, f.UserID, f.OrgID
+	}
 	if f.Unrecorded > 0 {
 		row.After = map[string]any{"unrecorded_before": f.Unrecorded}
 	}
@@ -39,6 +44,7 @@ func (s *Service) AuditFailure(ctx context.Context, m Meta, f Failure) error {
 	if row.Actor.Type == "" {
 		row.Actor.Type = principal.Anonymous
 	}
+	ctx = WithPrecondition(ctx, nil) // it was for the change that failed
 	return do(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) error {
 		return event.Audit(ctx, tx, row)
 	})

@@ -29,6 +29,9 @@ func (s *Service) ChangeInstance(ctx context.Context, m Meta, projectID, instanc
 		if err != nil {
 			return instance.Instance{}, err
 		}
+		if err := mayOperate(m, iam.InstanceUpgrade, before); err != nil {
+			return instance.Instance{}, err
+		}
 		settings := instance.Settings{DisplayName: in.DisplayName}
 		if in.Config != nil {
 			config, err := checkConfig(ctx, tx, before, in.Config)

@@ -6,6 +6,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -26,6 +27,9 @@ func checkMembers(ctx context.Context, tx db.Tx, c instance.Change, field string
 	}
 	members, err := instance.SnapshotOf(ctx, tx, c.Instance.ID)
 	if err != nil {
+		return err
+	}
+	if err := secret.Fill(ctx, tx, members); err != nil {
 		return err
 	}
 	for _, m := range members {

@@ -8,12 +8,20 @@ const (
 	codeAppSlugInUse fault.Code = "app_slug_in_use"
 	// codeDelegationRefused: the signed delegation does not verify.
 	codeDelegationRefused fault.Code = "delegation_refused"
+	// codeETagStale: the resource has another version than the caller wants to change.
+	codeETagStale fault.Code = "etag_stale"
 	// codeManifestRefused: the signed manifest does not verify.
 	codeManifestRefused fault.Code = "manifest_refused"
 	// codeMemberLimitExceeded: what a node would hold of the app instance exceeds a limit.
 	codeMemberLimitExceeded fault.Code = "member_limit_exceeded"
+	// codeMembersOutOfBounds: the version allows another number of members.
+	codeMembersOutOfBounds fault.Code = "members_out_of_bounds"
+	// codeReasonUnknown: no worker can give this reason for a failure.
+	codeReasonUnknown fault.Code = "reason_unknown"
 	// codeModeUnsupported: the version does not support the modes that the app instance runs in.
 	codeModeUnsupported fault.Code = "mode_unsupported"
+	// codeNoSession: the credential belongs to no session.
+	codeNoSession fault.Code = "no_session"
 	// codeNodeInUse: allocations are held on the node.
 	codeNodeInUse fault.Code = "node_in_use"
 	// codeNodeOwesUsage: the node has not handed over all usage of what ran there.
@@ -22,6 +30,12 @@ const (
 	codeNodeRecovering fault.Code = "node_recovering"
 	// codeOrgUnknown: the request names an org that does not exist.
 	codeOrgUnknown fault.Code = "org_unknown"
+	// codeSecretExists: the project has a secret of this name.
+	codeSecretExists fault.Code = "secret_exists"
+	// codeSecretRevoked: the secret has no value any more.
+	codeSecretRevoked fault.Code = "secret_revoked"
+	// codeSecretUnknown: a parameter refers to a secret that cannot be delivered.
+	codeSecretUnknown fault.Code = "secret_unknown"
 	// codeSnapshotUnknown: the volume has no snapshot of this id.
 	codeSnapshotUnknown fault.Code = "volume_snapshot_unknown"
 	// codeVolumeUnknown: a volume named at the launch is not in this project.

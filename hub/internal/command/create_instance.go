@@ -53,15 +53,19 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 	if err != nil {
 		return instance.Instance{}, err
 	}
+	if manifest.IsExternal(version.RuntimeBackend) {
+		return s.createExternal(ctx, tx, m, project, in, version)
+	}
 	member, err := placeMember(ctx, tx, m, project, in, version)
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	version, err = s.seal(ctx, tx, version, project.ID, in.Resources.Environment, member.candidate.NodeID, member.id)
+	id := db.NewID()
+	version, err = s.seal(ctx, tx, version, sealFor{project.ID, id, member.candidate.NodeID, member.id},
+		in.Resources.Environment)
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	id := db.NewID()
 	if err := s.fund(ctx, tx, m, project, id, member, version); err != nil {
 		return instance.Instance{}, err
 	}

@@ -27,6 +27,11 @@ func (s *Service) DecommissionInstance(ctx context.Context, m Meta, projectID,
 	return s.act(ctx, m, iam.InstanceDelete, projectID, instanceID, instance.RequestDecommission)
 }
 
+// mayOperate reports as Forbidden that the caller may not do this to an app instance that the platform manages.
+func mayOperate(m Meta, permission iam.Permission, i instance.Instance) error {
+	return iam.AuthorizeOperation(m.Principal, permission, i.OrgID, i.ProjectID, i.Modes.OperatingMode)
+}
+
 // action asks for one step in an app instance's life.
 type action func(ctx context.Context, tx db.Tx, i instance.Instance, r instance.Request,
 	now time.Time) (instance.Change, error)
@@ -38,6 +43,9 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 	return inProject(ctx, s, m, permission, projectID, func(tx db.Tx, project iam.Project) (instance.Instance, error) {
 		i, err := instance.Get(ctx, tx, project.ID, instanceID)
 		if err != nil {
+			return instance.Instance{}, err
+		}
+		if err := mayOperate(m, permission, i); err != nil {
 			return instance.Instance{}, err
 		}
 		if err := checkResynced(ctx, tx, permission, i); err != nil {
@@ -55,6 +63,9 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 			return instance.Instance{}, err
 		}
 		c.Before = i
+		if i.External() {
+			return s.actExternal(ctx, tx, m, permission, c)
+		}
 		return c.Instance, change.CompleteInstance(ctx, tx, m.by(), string(permission), c)
 	})
 }
@@ -62,7 +73,7 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 // checkResynced refuses a change that would reuse a revision number that the hub may have assigned before its restore.
 // A decommission can be requested at any time.
 func checkResynced(ctx context.Context, tx db.Tx, permission iam.Permission, i instance.Instance) error {
-	if permission == iam.InstanceDelete {
+	if permission == iam.InstanceDelete || i.External() {
 		return nil
 	}
 	ids := make([]string, 0, len(i.Members))

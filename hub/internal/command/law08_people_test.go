@@ -3,14 +3,16 @@ package command_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
-
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
+	"github.com/gpuaas/gpuaas/hub/internal/webhook"
 )
 
 // person is a user with a token, of an org with a reserved app slug.
@@ -116,6 +118,44 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 	})
 	add("transfer slug", "apps", func(ctx context.Context, s *command.Service, _ command.Meta, p *person) error {
 		return second(s.TransferAppSlug(ctx, p.Admin("k"), "spare", ""))
+	})
+	requireAtomic(t, steps)
+}
+
+// TestLaw08WebhookCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for webhooks.
+func TestLaw08WebhookCommandsAreOneTransaction(t *testing.T) {
+	var steps []atomicStep
+	add := func(name string, do func(ctx context.Context, s *command.Service, m command.Meta, w webhook.Webhook) error) {
+		steps = append(steps, atomicStep{name, "webhooks", func(w *world) func(commandtest.Around) error {
+			hook := webhook.Webhook{OrgID: w.Project.OrgID, URL: "https://hooks.example/"}
+			if name != "create webhook" {
+				s := w.Commands()
+				s.Sealer = idempotency.Plain{}
+				made, err := s.CreateWebhook(t.Context(), w.Meta("made"), hook)
+				require.NoError(t, err)
+				hook = made.Webhook
+			}
+			if name == "enable webhook" {
+				w.Exec(`UPDATE webhooks SET status = 'disabled'`)
+			}
+			m := w.Meta("k")
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				s.Sealer = idempotency.Plain{}
+				return do(ctx, s, m, hook)
+			})
+		}})
+	}
+	add("create webhook", func(ctx context.Context, s *command.Service, m command.Meta, w webhook.Webhook) error {
+		return second(s.CreateWebhook(ctx, m, w))
+	})
+	add("enable webhook", func(ctx context.Context, s *command.Service, m command.Meta, w webhook.Webhook) error {
+		return second(s.EnableWebhook(ctx, m, w.OrgID, w.ID))
+	})
+	add("rotate secret", func(ctx context.Context, s *command.Service, m command.Meta, w webhook.Webhook) error {
+		return second(s.RotateWebhookSecret(ctx, m, w.OrgID, w.ID, time.Hour))
+	})
+	add("delete webhook", func(ctx context.Context, s *command.Service, m command.Meta, w webhook.Webhook) error {
+		return s.DeleteWebhook(ctx, m, w.OrgID, w.ID)
 	})
 	requireAtomic(t, steps)
 }

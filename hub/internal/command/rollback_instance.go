@@ -51,8 +51,8 @@ func (s *Service) checkRestartable(ctx context.Context, tx db.Tx, m Meta, i inst
 		AppSlug: i.AppSlug, Version: version, OrgID: i.OrgID, ProjectID: i.ProjectID, Now: m.Now, Revoked: s.revoked,
 		MinVersion: s.minVersion,
 	})
-	if err != nil {
-		return nil, err
+	if err != nil || i.External() {
+		return delegation, err
 	}
 	for _, member := range i.Members {
 		services, err := instance.Services(ctx, tx, member.ID, revision)

@@ -12,42 +12,56 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// seal replaces the secret parameters of an instance by what only the node of its member opens, and adds the project's
-// package index for an instance that has an environment. An instance has one member.
-func (s *Service) seal(ctx context.Context, tx db.Tx, w resolvedVersion, projectID string, environment []string, nodeID,
-	memberID string,
+// sealFor is the member that parameters are sealed for. An instance has one.
+type sealFor struct{ projectID, instanceID, nodeID, memberID string }
+
+// seal replaces the secret parameters of an instance by what only the node of its member opens, adds the project's
+// package index for an instance that has an environment, and delivers the secrets that the parameters refer to.
+func (s *Service) seal(ctx context.Context, tx db.Tx, w resolvedVersion, to sealFor, environment []string,
 ) (resolvedVersion, error) {
 	var index []byte
 	var err error
 	if len(environment) > 0 {
-		if index, err = s.openPackageIndex(ctx, tx, projectID); err != nil {
+		if index, err = s.openPackageIndex(ctx, tx, to.projectID); err != nil {
 			return w, err
 		}
 	}
 	if !w.Version.Manifest.HasSecrets() && len(index) == 0 {
 		return w, nil
 	}
-	node, err := fleet.Get(ctx, tx, nodeID)
+	key, err := sealingKey(ctx, tx, to.nodeID)
 	if err != nil {
 		return w, err
-	}
-	if err := fleet.LoadFacts(ctx, tx, &node); err != nil {
-		return w, err
-	}
-	key, err := protocol.VerifySealingKey(node.Facts.GetSealingKey(), node.ID, node.PublicKey)
-	if err != nil {
-		return w, capacity.FeatureMissing()
 	}
 	sealed, err := w.Version.Manifest.Seal([]byte(w.parametersJSON), func(name string, secret []byte) ([]byte, error) {
-		return protocol.Seal(key, memberID, name, secret)
+		return protocol.Seal(key, to.memberID, name, secret)
 	})
 	if err == nil && len(index) > 0 {
-		if index, err = protocol.Seal(key, memberID, protocol.PackageIndexParameter, index); err == nil {
+		if index, err = protocol.Seal(key, to.memberID, protocol.PackageIndexParameter, index); err == nil {
 			sealed, err = withPackageIndex(sealed, index)
 		}
 	}
+	if err != nil {
+		return w, err
+	}
 	w.parametersJSON = string(sealed)
-	return w, err
+	return w, s.deliverSecrets(ctx, tx, w.Version.Manifest, w.parametersJSON, to, key)
+}
+
+// sealingKey returns the key that a node opens its secrets with.
+func sealingKey(ctx context.Context, tx db.Tx, nodeID string) (protocol.Verified[*protocol.SealingKey], error) {
+	node, err := fleet.Get(ctx, tx, nodeID)
+	if err == nil {
+		err = fleet.LoadFacts(ctx, tx, &node)
+	}
+	if err != nil {
+		return protocol.Verified[*protocol.SealingKey]{}, err
+	}
+	key, err := protocol.VerifySealingKey(node.Facts.GetSealingKey(), node.ID, node.PublicKey)
+	if err != nil {
+		return key, capacity.FeatureMissing()
+	}
+	return key, nil
 }
 
 // withPackageIndex returns parameters with a sealed package index, or without one where it is nil.

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"net/netip"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
@@ -32,19 +33,33 @@ type Service struct {
 	// CertificateTTL of each node certificate.
 	CertificateTTL time.Duration
 
+	// MayDial reports whether webhooks may reach an address.
+	MayDial func(netip.Addr) bool
+
 	// around is what a test puts around each transaction; it may be nil.
 	around func(tx db.Tx, body func(db.Tx) error) error
 	// minVersionOf replaces the bundle's lowest versions in tests.
 	minVersionOf func(appSlug string) string
 
 	projects keylock.Map
+	// hashing bounds the memory for hashes of passwords: one at a time.
+	hashing keylock.Map
 }
 
-// run runs a command: check and fn share one transaction, which may start afresh.
+// run runs a command: check and fn share one transaction, which may start afresh. fn runs where the resource has the
+// version that the caller wants to change.
 func run[G, T any](ctx context.Context, s *Service, check access.Check[G],
 	fn func(tx db.Tx, granted G) (T, error),
 ) (T, error) {
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (out T, err error) {
+	return transact(ctx, s, check, func(tx db.Tx, granted G) (T, error) {
+		return meet(ctx, tx, func() (T, error) { return fn(tx, granted) })
+	})
+}
+
+func transact[G, T any](ctx context.Context, s *Service, check access.Check[G],
+	fn func(tx db.Tx, granted G) (T, error),
+) (T, error) {
+	out, err := db.RunTx(ctx, s.DB, func(tx db.Tx) (out T, err error) {
 		body := func(tx db.Tx) error {
 			granted, err := check(ctx, tx)
 			if err != nil {
@@ -60,6 +75,10 @@ func run[G, T any](ctx context.Context, s *Service, check access.Check[G],
 		}
 		return out, err
 	})
+	if p := preconditionOf(ctx); p != nil {
+		p.over = true
+	}
+	return out, err
 }
 
 // do is run for commands that answer nothing.
@@ -79,17 +98,25 @@ func once[G, T any](ctx context.Context, s *Service, m Meta, check access.Check[
 func onceSealed[G, T any](ctx context.Context, s *Service, m Meta, seal idempotency.Sealer, check access.Check[G],
 	fn func(tx db.Tx, granted G) (T, error),
 ) (T, error) {
-	return run(ctx, s, check, func(tx db.Tx, granted G) (T, error) {
-		return idempotency.Do(ctx, tx, m.request(), seal, func() (T, error) { return fn(tx, granted) })
+	return transact(ctx, s, check, func(tx db.Tx, granted G) (T, error) {
+		return idempotency.Do(ctx, tx, m.request(), seal, func() (T, error) {
+			// A repeated request meets its own change, and gets the first answer.
+			return meet(ctx, tx, func() (T, error) { return fn(tx, granted) })
+		})
 	})
 }
 
 // inProject is once under the project's lock: the instances of a project share its wallet, the capacity of its
-// allocations and the intents of its nodes, so that in parallel their transactions would only conflict and retry.
+// allocations and the intents of its nodes, so that in parallel their transactions would only conflict and retry. On
+// PostgreSQL those of all projects do: it finds conflicts between pages of indexes, which neighbours share.
 func inProject(ctx context.Context, s *Service, m Meta, permission iam.Permission, projectID string,
 	fn func(tx db.Tx, project iam.Project) (instance.Instance, error),
 ) (instance.Instance, error) {
-	unlock, err := s.projects.Lock(ctx, projectID)
+	key := projectID
+	if s.DB.Engine() == db.PostgreSQL {
+		key = ""
+	}
+	unlock, err := s.projects.Lock(ctx, key)
 	if err != nil {
 		return instance.Instance{}, fault.New(fault.Unavailable, db.CodeCancelled, "The request ended before it could be "+
 			"done.",

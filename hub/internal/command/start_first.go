@@ -67,7 +67,7 @@ func regain(ctx context.Context, tx db.Tx, i instance.Instance, target instance.
 	}
 	out = map[string][]*protocol.Service{}
 	for _, member := range i.Members {
-		if member.Gone {
+		if member.Gone || member.External {
 			continue
 		}
 		services, err := instance.Services(ctx, tx, member.ID, target.No)

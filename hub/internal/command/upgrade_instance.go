@@ -47,12 +47,16 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 	if err != nil {
 		return instance.Change{}, err
 	}
+	if i.External() && manifest.IsExternal(next.RuntimeBackend) {
+		return s.upgradeExternal(ctx, tx, m, i, r, next, in.Resources)
+	}
 	chosen := in.Resources.Else(i.Resources.For(next.Version.Manifest))
 	for _, member := range i.Members {
 		if member.Gone {
 			continue
 		}
-		if next, err = s.seal(ctx, tx, next, i.ProjectID, chosen.Environment, member.NodeID, member.ID); err != nil {
+		to := sealFor{i.ProjectID, i.ID, member.NodeID, member.ID}
+		if next, err = s.seal(ctx, tx, next, to, chosen.Environment); err != nil {
 			return instance.Change{}, err
 		}
 	}

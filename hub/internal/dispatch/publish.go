@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -65,6 +66,9 @@ func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot,
 		return nodeSnapshot{}, err
 	}
 	if s.plan.Members, err = instance.SnapshotFor(ctx, tx, nodeID); err != nil {
+		return nodeSnapshot{}, err
+	}
+	if err := secret.Fill(ctx, tx, s.plan.Members); err != nil {
 		return nodeSnapshot{}, err
 	}
 	if s.plan.Volumes, err = capacity.DesiredVolumes(ctx, tx, nodeID); err != nil {

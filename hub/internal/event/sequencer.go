@@ -47,8 +47,10 @@ func inBatches(ctx context.Context, size int, do func(context.Context) (int, err
 	}
 }
 
+// run runs fn under the lock of the lease row, which fn takes first. It reads rows of all commands, so that in a
+// serializable transaction it would make them conflict.
 func (s *Sequencer) run(ctx context.Context, fn func(db.Tx) (int, error)) (int, error) {
-	return db.RunTx(ctx, s.DB, func(tx db.Tx) (int, error) {
+	return db.LockTx(ctx, s.DB, func(tx db.Tx) (int, error) {
 		if s.observe != nil {
 			tx = s.observe(tx)
 		}

@@ -29,13 +29,22 @@ type lease struct {
 	lastPos int64
 }
 
+// selectLease locks the row, and makes it before: what is not there locks nobody out.
 func selectLease(ctx context.Context, tx db.Tx) (lease, error) {
-	var l lease
-	err := tx.QueryRow(ctx, `SELECT holder, lease_until, last_pos FROM event_sequencer WHERE name = 'events' FOR UPDATE`).
-		Scan(&l.holder, &l.until, &l.lastPos)
-	if db.IsNoRows(err) {
-		return lease{}, nil
+	l, err := lockLease(ctx, tx)
+	if !db.IsNoRows(err) {
+		return l, err
 	}
+	if _, err := tx.Exec(ctx, `INSERT INTO event_sequencer (name, holder, lease_until, last_pos)
+		VALUES ('events', '', $1, 0) ON CONFLICT (name) DO NOTHING`, l.until); err != nil {
+		return lease{}, err
+	}
+	return lockLease(ctx, tx)
+}
+
+func lockLease(ctx context.Context, tx db.Tx) (l lease, err error) {
+	err = tx.QueryRow(ctx, `SELECT holder, lease_until, last_pos FROM event_sequencer WHERE name = 'events' FOR UPDATE`).
+		Scan(&l.holder, &l.until, &l.lastPos)
 	return l, err
 }
 

@@ -155,6 +155,23 @@ func After(ctx context.Context, d *db.DB, pos int64, orgID, projectID string) ([
 	if err != nil {
 		return nil, err
 	}
+	return onWire(events)
+}
+
+// ByID reads a numbered event; nil where it is no longer kept.
+func ByID(ctx context.Context, tx db.Tx, id string) (*Numbered, error) {
+	events, err := db.Select(ctx, tx, scanEvent, `SELECT `+eventColumns+` FROM events WHERE id = $1 AND pos IS NOT NULL`, id)
+	if err != nil || len(events) == 0 {
+		return nil, err
+	}
+	one, err := onWire(events)
+	if err != nil {
+		return nil, err
+	}
+	return &one[0], nil
+}
+
+func onWire(events []Event) ([]Numbered, error) {
 	out := make([]Numbered, 0, len(events))
 	for _, e := range events {
 		ce, err := e.CloudEvent()

@@ -4,7 +4,7 @@ import "slices"
 
 // Types lists every type of event that the hub writes, as asyncapi.yaml describes them. Append refuses any other.
 func Types() []string {
-	return slices.Concat(fleetTypes(), iamTypes(), []string{
+	return slices.Concat(fleetTypes(), iamTypes(), taskTypes(), webhookTypes(), []string{
 		"apps.instance.requested",
 		"apps.instance.deploying",
 		"apps.instance.image_pull",
@@ -31,6 +31,9 @@ func Types() []string {
 		"apps.entitlement.updated",
 		"apps.environment.removed",
 		"apps.package_index.updated",
+		"apps.secret.issued",
+		"apps.secret.rotated",
+		"apps.secret.revoked",
 		"apps.publisher.registered",
 		"apps.slug.released",
 		"apps.slug.transferred",
@@ -70,6 +73,9 @@ func iamTypes() []string {
 		"iam.user.tokens_revoked",
 		"iam.user_token.created",
 		"iam.user_token.revoked",
+		"iam.session.revoked",
+		"iam.invitation.created",
+		"iam.invitation.revoked",
 		"iam.org.created",
 		"iam.org.quota_changed",
 		"iam.project.created",
@@ -80,6 +86,18 @@ func iamTypes() []string {
 		"iam.service_account.disabled",
 		"iam.service_account.key_rotated",
 		"iam.service_account.deleted",
+	}
+}
+
+// webhookTypes are those of webhooks.
+func webhookTypes() []string {
+	return []string{
+		"iam.webhook.created",
+		"iam.webhook.enabled",
+		"iam.webhook.disabled",
+		"iam.webhook.secret_rotated",
+		"iam.webhook.replay_requested",
+		"iam.webhook.deleted",
 	}
 }
 
@@ -110,3 +128,16 @@ func fleetTypes() []string {
 }
 
 func knownType(t string) bool { return slices.Contains(Types(), t) }
+
+// taskTypes are those of the tasks and members of external workers; their subject is the app instance.
+func taskTypes() []string {
+	return []string{
+		"apps.instance.task_requested",
+		"apps.instance.task_claimed",
+		"apps.instance.task_progressed",
+		"apps.instance.task_completed",
+		"apps.instance.task_failed",
+		"apps.instance.task_cancelled",
+		"apps.instance.member_changed",
+	}
+}

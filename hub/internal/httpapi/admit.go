@@ -24,8 +24,9 @@ const (
 	maxCredentialBytes = 8 << 10
 	// auditTimeout bounds the audit row of a failed request, which is written before the answer goes out.
 	auditTimeout = 5 * time.Second
-	// renewOperation is the id of a certificate's renewal in the contract.
+	// Ids of operations in the contract.
 	renewOperation = "renewNode"
+	loginOperation = "login"
 )
 
 // Authenticator identifies the caller by a bearer credential.
@@ -55,6 +56,12 @@ func (a *api) admit(c *gin.Context) {
 	if err != nil {
 		a.fail(c, err)
 		return
+	}
+	if state.op.id == loginOperation {
+		if err := a.budgets.spend(a.budgets.ofLogin(body, state.remoteIP), state.at); err != nil {
+			a.fail(c, err)
+			return
+		}
 	}
 	// The read deadline is for the body, which is read by now; it must not end the connection.
 	_ = http.NewResponseController(c.Writer).SetReadDeadline(time.Time{})
@@ -235,6 +242,9 @@ func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 		SourceAddress: state.remoteIP, Route: state.op.route(), Now: state.at,
 	}
 	failure := command.Failure{Operation: state.op.id, Code: f.Code, Denied: denied, Unrecorded: unrecorded}
+	if state.refused != nil {
+		failure.UserID, failure.OrgID = state.refused.UserID, state.refused.OrgID
+	}
 	if err := a.conf.Auditor.AuditFailure(ctx, m, failure); err != nil {
 		a.unrecorded.Add(unrecorded)
 		a.conf.Log.ErrorContext(ctx, "audit row of a failed request is lost", slog.Any("error", err),

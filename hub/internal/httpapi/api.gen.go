@@ -518,6 +518,51 @@ func (e JoinTokenStatus) Valid() bool {
 	}
 }
 
+// Defines values for MemberReportStatus.
+const (
+	MemberReportStatusDegraded MemberReportStatus = "degraded"
+	MemberReportStatusFailed   MemberReportStatus = "failed"
+	MemberReportStatusReady    MemberReportStatus = "ready"
+)
+
+// Valid indicates whether the value is a known member of the MemberReportStatus enum.
+func (e MemberReportStatus) Valid() bool {
+	switch e {
+	case MemberReportStatusDegraded:
+		return true
+	case MemberReportStatusFailed:
+		return true
+	case MemberReportStatusReady:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for MemberRole.
+const (
+	MemberRoleController MemberRole = "controller"
+	MemberRoleHead       MemberRole = "head"
+	MemberRoleNode       MemberRole = "node"
+	MemberRoleWorker     MemberRole = "worker"
+)
+
+// Valid indicates whether the value is a known member of the MemberRole enum.
+func (e MemberRole) Valid() bool {
+	switch e {
+	case MemberRoleController:
+		return true
+	case MemberRoleHead:
+		return true
+	case MemberRoleNode:
+		return true
+	case MemberRoleWorker:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for MemberServiceStatus.
 const (
 	MemberServiceStatusCompleted MemberServiceStatus = "completed"
@@ -1013,6 +1058,24 @@ func (e RuntimeBackend) Valid() bool {
 	}
 }
 
+// Defines values for SecretStatus.
+const (
+	SecretStatusActive  SecretStatus = "active"
+	SecretStatusRevoked SecretStatus = "revoked"
+)
+
+// Valid indicates whether the value is a known member of the SecretStatus enum.
+func (e SecretStatus) Valid() bool {
+	switch e {
+	case SecretStatusActive:
+		return true
+	case SecretStatusRevoked:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ServiceAccountStatus.
 const (
 	ServiceAccountStatusActive   ServiceAccountStatus = "active"
@@ -1082,6 +1145,21 @@ func (e ServiceDependencyCondition) Valid() bool {
 	case ServiceDependencyConditionServiceHealthy:
 		return true
 	case ServiceDependencyConditionServiceStarted:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for SessionTokensTokenType.
+const (
+	SessionTokensTokenTypeBearer SessionTokensTokenType = "Bearer"
+)
+
+// Valid indicates whether the value is a known member of the SessionTokensTokenType enum.
+func (e SessionTokensTokenType) Valid() bool {
+	switch e {
+	case SessionTokensTokenTypeBearer:
 		return true
 	default:
 		return false
@@ -1208,6 +1286,72 @@ func (e TargetReason) Valid() bool {
 	case TargetReasonVolumeOnAnotherNode:
 		return true
 	case TargetReasonWrongShape:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for TaskKind.
+const (
+	TaskKindDecommission  TaskKind = "decommission"
+	TaskKindDeploy        TaskKind = "deploy"
+	TaskKindMemberAdd     TaskKind = "member_add"
+	TaskKindMemberRecover TaskKind = "member_recover"
+	TaskKindMemberRemove  TaskKind = "member_remove"
+	TaskKindRollback      TaskKind = "rollback"
+	TaskKindStart         TaskKind = "start"
+	TaskKindStop          TaskKind = "stop"
+	TaskKindUpgrade       TaskKind = "upgrade"
+)
+
+// Valid indicates whether the value is a known member of the TaskKind enum.
+func (e TaskKind) Valid() bool {
+	switch e {
+	case TaskKindDecommission:
+		return true
+	case TaskKindDeploy:
+		return true
+	case TaskKindMemberAdd:
+		return true
+	case TaskKindMemberRecover:
+		return true
+	case TaskKindMemberRemove:
+		return true
+	case TaskKindRollback:
+		return true
+	case TaskKindStart:
+		return true
+	case TaskKindStop:
+		return true
+	case TaskKindUpgrade:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for TaskState.
+const (
+	TaskStateCancelled TaskState = "cancelled"
+	TaskStateClaimed   TaskState = "claimed"
+	TaskStateFailed    TaskState = "failed"
+	TaskStatePending   TaskState = "pending"
+	TaskStateSucceeded TaskState = "succeeded"
+)
+
+// Valid indicates whether the value is a known member of the TaskState enum.
+func (e TaskState) Valid() bool {
+	switch e {
+	case TaskStateCancelled:
+		return true
+	case TaskStateClaimed:
+		return true
+	case TaskStateFailed:
+		return true
+	case TaskStatePending:
+		return true
+	case TaskStateSucceeded:
 		return true
 	default:
 		return false
@@ -1373,6 +1517,45 @@ func (e VolumeStatus) Valid() bool {
 	}
 }
 
+// Defines values for WebhookDisabledReason.
+const (
+	WebhookDisabledReasonFailing         WebhookDisabledReason = "failing"
+	WebhookDisabledReasonGone            WebhookDisabledReason = "gone"
+	WebhookDisabledReasonOwnerNotAllowed WebhookDisabledReason = "owner_not_allowed"
+)
+
+// Valid indicates whether the value is a known member of the WebhookDisabledReason enum.
+func (e WebhookDisabledReason) Valid() bool {
+	switch e {
+	case WebhookDisabledReasonFailing:
+		return true
+	case WebhookDisabledReasonGone:
+		return true
+	case WebhookDisabledReasonOwnerNotAllowed:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for WebhookStatus.
+const (
+	WebhookStatusActive   WebhookStatus = "active"
+	WebhookStatusDisabled WebhookStatus = "disabled"
+)
+
+// Valid indicates whether the value is a known member of the WebhookStatus enum.
+func (e WebhookStatus) Valid() bool {
+	switch e {
+	case WebhookStatusActive:
+		return true
+	case WebhookStatusDisabled:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for WhoamiType.
 const (
 	WhoamiTypeServiceAccount WhoamiType = "service_account"
@@ -1385,6 +1568,51 @@ func (e WhoamiType) Valid() bool {
 	case WhoamiTypeServiceAccount:
 		return true
 	case WhoamiTypeUser:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for WorkerReason.
+const (
+	WorkerReasonCrashLoop            WorkerReason = "crash_loop"
+	WorkerReasonDeviceFault          WorkerReason = "device_fault"
+	WorkerReasonDiskLimit            WorkerReason = "disk_limit"
+	WorkerReasonEnvironmentFailed    WorkerReason = "environment_failed"
+	WorkerReasonImagePullFailed      WorkerReason = "image_pull_failed"
+	WorkerReasonInsufficientCapacity WorkerReason = "insufficient_capacity"
+	WorkerReasonInternal             WorkerReason = "internal"
+	WorkerReasonNodeUnreachable      WorkerReason = "node_unreachable"
+	WorkerReasonOutOfMemory          WorkerReason = "out_of_memory"
+	WorkerReasonReadinessTimeout     WorkerReason = "readiness_timeout"
+	WorkerReasonSecretUnreadable     WorkerReason = "secret_unreadable"
+)
+
+// Valid indicates whether the value is a known member of the WorkerReason enum.
+func (e WorkerReason) Valid() bool {
+	switch e {
+	case WorkerReasonCrashLoop:
+		return true
+	case WorkerReasonDeviceFault:
+		return true
+	case WorkerReasonDiskLimit:
+		return true
+	case WorkerReasonEnvironmentFailed:
+		return true
+	case WorkerReasonImagePullFailed:
+		return true
+	case WorkerReasonInsufficientCapacity:
+		return true
+	case WorkerReasonInternal:
+		return true
+	case WorkerReasonNodeUnreachable:
+		return true
+	case WorkerReasonOutOfMemory:
+		return true
+	case WorkerReasonReadinessTimeout:
+		return true
+	case WorkerReasonSecretUnreadable:
 		return true
 	default:
 		return false
@@ -1600,8 +1828,10 @@ type AppInstance struct {
 	HintResults []HintResult      `json:"hint_results"`
 
 	// ID UUIDv7 in lower case.
-	ID            ID            `json:"id"`
-	Members       []Member      `json:"members"`
+	ID      ID       `json:"id"`
+	Members []Member `json:"members"`
+
+	// OperatingMode Who operates the app instance. The tenant of one that is platform_managed sees it, pays for it and may decommission it; only a platform admin starts, stops, changes, upgrades or rolls it back, runs commands in it or reads its logs.
 	OperatingMode OperatingMode `json:"operating_mode"`
 
 	// OrgID UUIDv7 in lower case.
@@ -1672,8 +1902,10 @@ type AppInstanceCreate struct {
 	DisplayName       DisplayName            `json:"display_name"`
 
 	// Environment Python packages beside those of the image, for a version whose manifest has an environment. A node installs them once for all instances of the project that name the same ones. An upgrade without this object keeps them
-	Environment   EnvironmentChoice `json:"environment,omitempty,omitzero"`
-	OperatingMode OperatingMode     `json:"operating_mode,omitempty,omitzero"`
+	Environment EnvironmentChoice `json:"environment,omitempty,omitzero"`
+
+	// OperatingMode Who operates the app instance. The tenant of one that is platform_managed sees it, pays for it and may decommission it; only a platform admin starts, stops, changes, upgrades or rolls it back, runs commands in it or reads its logs.
+	OperatingMode OperatingMode `json:"operating_mode,omitempty,omitzero"`
 
 	// Parameters Checked against the version's parameter schema. One that the schema marks writeOnly is a secret: the hub keeps it sealed to the key of the node and never shows it again; the app reads it from a file. The others are shown again by this API and stand in the arguments and the environment of containers
 	Parameters      map[string]interface{} `json:"parameters,omitempty,omitzero"`
@@ -2020,6 +2252,9 @@ type Digest = string
 // DisplayName defines model for DisplayName.
 type DisplayName = string
 
+// Email defines model for Email.
+type Email = string
+
 // Endpoint defines model for Endpoint.
 type Endpoint struct {
 	// Access private: on the node's own 127.0.0.1 only
@@ -2159,7 +2394,10 @@ type EventData struct {
 
 	// StrategyReason Why the strategy is not the one that the manifest asks for
 	StrategyReason string `json:"strategy_reason,omitempty,omitzero"`
-	To             string `json:"to,omitempty,omitzero"`
+
+	// Task The task of an external worker that the event is about
+	Task EventTask `json:"task,omitempty,omitzero"`
+	To   string    `json:"to,omitempty,omitzero"`
 
 	// TotalBytes Compressed bytes that the pull fetches
 	TotalBytes int64  `json:"total_bytes,omitempty,omitzero"`
@@ -2170,6 +2408,17 @@ type EventData struct {
 type EventList struct {
 	Items      []Event `json:"items"`
 	NextCursor string  `json:"next_cursor,omitempty,omitzero"`
+}
+
+// EventTask The task of an external worker that the event is about
+type EventTask struct {
+	Attempt int64 `json:"attempt"`
+
+	// ID UUIDv7 in lower case.
+	ID    ID        `json:"id"`
+	Kind  TaskKind  `json:"kind"`
+	Phase string    `json:"phase,omitempty,omitzero"`
+	State TaskState `json:"state"`
 }
 
 // Evidence defines model for Evidence.
@@ -2252,6 +2501,59 @@ type InstanceResources struct {
 	ShmMib int64 `json:"shm_mib,omitempty,omitzero"`
 }
 
+// Invitation defines model for Invitation.
+type Invitation struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
+	Email       string        `json:"email"`
+	ExpiresAt   time.Time     `json:"expires_at"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// InvitedBy UUIDv7 in lower case.
+	InvitedBy ID `json:"invited_by"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID         `json:"org_id"`
+	Roles []UserRole `json:"roles"`
+
+	// Token In the answer that makes it only
+	Token string `json:"token,omitempty,omitzero"`
+}
+
+// InvitationAcceptance defines model for InvitationAcceptance.
+type InvitationAcceptance struct {
+	DisplayName DisplayName `json:"display_name"`
+	Password    string      `json:"password"`
+	Token       string      `json:"token"`
+	Totp        *struct {
+		Code OneTimeCode `json:"code"`
+
+		// Secret Base32
+		Secret string `json:"secret"`
+	} `json:"totp,omitempty"`
+}
+
+// InvitationCreate defines model for InvitationCreate.
+type InvitationCreate struct {
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
+	Email       Email         `json:"email"`
+
+	// ExpiresInSeconds Absent means 3 days
+	ExpiresInSeconds int64      `json:"expires_in_seconds,omitempty,omitzero"`
+	Roles            []UserRole `json:"roles,omitempty,omitzero"`
+}
+
+// InvitationList defines model for InvitationList.
+type InvitationList struct {
+	Items      []Invitation `json:"items"`
+	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
+}
+
 // JoinToken defines model for JoinToken.
 type JoinToken struct {
 	CreatedAt   time.Time   `json:"created_at"`
@@ -2301,6 +2603,13 @@ type LedgerEntry struct {
 	Currency Currency `json:"currency"`
 }
 
+// Login defines model for Login.
+type Login struct {
+	Code     OneTimeCode `json:"code,omitempty,omitzero"`
+	Email    string      `json:"email"`
+	Password string      `json:"password"`
+}
+
 // ManifestRegister defines model for ManifestRegister.
 type ManifestRegister struct {
 	// ManifestEnvelope DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
@@ -2316,6 +2625,9 @@ type Member struct {
 	ConfigCurrent bool   `json:"config_current,omitempty,omitzero"`
 	Detail        string `json:"detail,omitempty,omitzero"`
 	ExitCode      int32  `json:"exit_code,omitempty,omitzero"`
+
+	// HeartbeatAt When the external worker last reported the member
+	HeartbeatAt time.Time `json:"heartbeat_at,omitempty,omitzero"`
 
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
@@ -2340,6 +2652,28 @@ type Member struct {
 	// StatusReason Why the status is what it is; absent when all is well.
 	StatusReason StatusReason `json:"status_reason,omitempty,omitzero"`
 }
+
+// MemberAdd defines model for MemberAdd.
+type MemberAdd struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID ID         `json:"allocation_id"`
+	Role         MemberRole `json:"role,omitempty,omitzero"`
+}
+
+// MemberReport defines model for MemberReport.
+type MemberReport struct {
+	Detail string `json:"detail,omitempty,omitzero"`
+
+	// Reason The reasons that an external worker may give for a failure
+	Reason WorkerReason       `json:"reason,omitempty,omitzero"`
+	Status MemberReportStatus `json:"status"`
+}
+
+// MemberReportStatus defines model for MemberReport.Status.
+type MemberReportStatus string
+
+// MemberRole defines model for MemberRole.
+type MemberRole string
 
 // MemberService defines model for MemberService.
 type MemberService struct {
@@ -2510,7 +2844,10 @@ type NodeRenew struct {
 // NodeStatus defines model for NodeStatus.
 type NodeStatus string
 
-// OperatingMode defines model for OperatingMode.
+// OneTimeCode defines model for OneTimeCode.
+type OneTimeCode = string
+
+// OperatingMode Who operates the app instance. The tenant of one that is platform_managed sees it, pays for it and may decommission it; only a platform admin starts, stops, changes, upgrades or rolls it back, runs commands in it or reads its logs.
 type OperatingMode string
 
 // Org defines model for Org.
@@ -3055,6 +3392,56 @@ type SKUSuggestionList struct {
 	Items []SKUCreate `json:"items"`
 }
 
+// Secret defines model for Secret.
+type Secret struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID         `json:"id"`
+	Name SecretName `json:"name"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID       ID           `json:"project_id"`
+	ResourceVersion int64        `json:"resource_version"`
+	Status          SecretStatus `json:"status"`
+	UpdatedAt       time.Time    `json:"updated_at"`
+
+	// UsedByAppInstanceIds Those that refer to it, or have since they were launched
+	UsedByAppInstanceIds []ID `json:"used_by_app_instance_ids"`
+
+	// Version Grows with each value
+	Version int64 `json:"version"`
+}
+
+// SecretStatus defines model for Secret.Status.
+type SecretStatus string
+
+// SecretCreate defines model for SecretCreate.
+type SecretCreate struct {
+	Name  SecretName  `json:"name"`
+	Value SecretValue `json:"value,omitempty,omitzero"`
+}
+
+// SecretList defines model for SecretList.
+type SecretList struct {
+	Items      []Secret `json:"items"`
+	NextCursor string   `json:"next_cursor,omitempty,omitzero"`
+}
+
+// SecretName defines model for SecretName.
+type SecretName = string
+
+// SecretRotate defines model for SecretRotate.
+type SecretRotate struct {
+	Value SecretValue `json:"value,omitempty,omitzero"`
+}
+
+// SecretValue defines model for SecretValue.
+type SecretValue = string
+
 // ServiceAccount defines model for ServiceAccount.
 type ServiceAccount struct {
 	CreatedAt   time.Time   `json:"created_at"`
@@ -3137,6 +3524,59 @@ type ServiceDependency struct {
 // ServiceDependencyCondition defines model for ServiceDependency.Condition.
 type ServiceDependencyCondition string
 
+// Session defines model for Session.
+type Session struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// Current The presented token belongs to it
+	Current   bool      `json:"current"`
+	ExpiresAt time.Time `json:"expires_at"`
+
+	// ID UUIDv7 in lower case.
+	ID          ID        `json:"id"`
+	RefreshedAt time.Time `json:"refreshed_at"`
+
+	// SourceAddress Where the login came from
+	SourceAddress string `json:"source_address"`
+
+	// UserAgent What the program that logged in calls itself
+	UserAgent string `json:"user_agent"`
+}
+
+// SessionList defines model for SessionList.
+type SessionList struct {
+	Items      []Session `json:"items"`
+	NextCursor string    `json:"next_cursor,omitempty,omitzero"`
+}
+
+// SessionRefresh defines model for SessionRefresh.
+type SessionRefresh struct {
+	RefreshToken string `json:"refresh_token"`
+}
+
+// SessionTokens defines model for SessionTokens.
+type SessionTokens struct {
+	AccessToken string    `json:"access_token"`
+	ExpiresAt   time.Time `json:"expires_at"`
+
+	// ExpiresIn Seconds that the access token counts
+	ExpiresIn    int64  `json:"expires_in"`
+	RefreshToken string `json:"refresh_token"`
+
+	// SessionExpiresAt When the session ends without a refresh
+	SessionExpiresAt time.Time `json:"session_expires_at"`
+
+	// SessionID UUIDv7 in lower case.
+	SessionID ID                     `json:"session_id"`
+	TokenType SessionTokensTokenType `json:"token_type"`
+
+	// UserID UUIDv7 in lower case.
+	UserID ID `json:"user_id"`
+}
+
+// SessionTokensTokenType defines model for SessionTokens.TokenType.
+type SessionTokensTokenType string
+
 // SignedEnvelope DSSE envelope (secure-systems-lab/dsse v1.0.2) in its JSON form.
 type SignedEnvelope struct {
 	// Payload Standard base64
@@ -3181,6 +3621,92 @@ type TargetReason string
 type TargetList struct {
 	Items []Target `json:"items"`
 }
+
+// Task defines model for Task.
+type Task struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id"`
+
+	// Attempt The fencing token; 0 before the first claim
+	Attempt         int64       `json:"attempt"`
+	CancelRequested bool        `json:"cancel_requested,omitempty,omitzero"`
+	CorrelationID   string      `json:"correlation_id,omitempty,omitzero"`
+	CreatedAt       time.Time   `json:"created_at"`
+	Detail          string      `json:"detail,omitempty,omitzero"`
+	EndedAt         time.Time   `json:"ended_at,omitempty,omitzero"`
+	HeldBy          RequestedBy `json:"held_by,omitempty,omitzero"`
+
+	// ID UUIDv7 in lower case.
+	ID             ID        `json:"id"`
+	Kind           TaskKind  `json:"kind"`
+	LeaseExpiresAt time.Time `json:"lease_expires_at,omitempty,omitzero"`
+
+	// MemberID UUIDv7 in lower case.
+	MemberID ID `json:"member_id,omitempty,omitzero"`
+
+	// Phase The last phase that has begun in this attempt
+	Phase string `json:"phase,omitempty,omitzero"`
+
+	// Phases As in the manifest
+	Phases []string `json:"phases"`
+
+	// Reason Why the status is what it is; absent when all is well.
+	Reason      StatusReason `json:"reason,omitempty,omitzero"`
+	RequestedBy RequestedBy  `json:"requested_by,omitempty,omitzero"`
+
+	// Revision The revision of the instance once it has succeeded
+	Revision  int64     `json:"revision"`
+	State     TaskState `json:"state"`
+	UpdatedAt time.Time `json:"updated_at"`
+}
+
+// TaskAttempt defines model for TaskAttempt.
+type TaskAttempt struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+}
+
+// TaskAttemptNumber The one that the claim answered
+type TaskAttemptNumber = int64
+
+// TaskClaim defines model for TaskClaim.
+type TaskClaim struct {
+	// LeaseSeconds 60 where absent
+	LeaseSeconds int32 `json:"lease_seconds,omitempty,omitzero"`
+
+	// Worker Tells apart the processes of one service account; a new process takes a new name
+	Worker string `json:"worker"`
+}
+
+// TaskFail defines model for TaskFail.
+type TaskFail struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+	Detail  string            `json:"detail,omitempty,omitzero"`
+
+	// Reason The reasons that an external worker may give for a failure
+	Reason WorkerReason `json:"reason"`
+}
+
+// TaskKind defines model for TaskKind.
+type TaskKind string
+
+// TaskList defines model for TaskList.
+type TaskList struct {
+	Items      []Task `json:"items"`
+	NextCursor string `json:"next_cursor,omitempty,omitzero"`
+}
+
+// TaskProgress defines model for TaskProgress.
+type TaskProgress struct {
+	// Attempt The one that the claim answered
+	Attempt TaskAttemptNumber `json:"attempt"`
+	Detail  string            `json:"detail,omitempty,omitzero"`
+	Phase   string            `json:"phase"`
+}
+
+// TaskState defines model for TaskState.
+type TaskState string
 
 // TenantBoundaryMode defines model for TenantBoundaryMode.
 type TenantBoundaryMode string
@@ -3268,7 +3794,9 @@ type UsageRecord struct {
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
-	NodeID        ID            `json:"node_id"`
+	NodeID ID `json:"node_id"`
+
+	// OperatingMode Who operates the app instance. The tenant of one that is platform_managed sees it, pays for it and may decommission it; only a platform admin starts, stops, changes, upgrades or rolls it back, runs commands in it or reads its logs.
 	OperatingMode OperatingMode `json:"operating_mode,omitempty,omitzero"`
 
 	// OrgID UUIDv7 in lower case.
@@ -3530,6 +4058,121 @@ type WalletBalance struct {
 	Held Amount `json:"held"`
 }
 
+// Webhook defines model for Webhook.
+type Webhook struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// DeliveredAt When an event was delivered last
+	DeliveredAt time.Time   `json:"delivered_at,omitempty,omitzero"`
+	Description Description `json:"description,omitempty,omitzero"`
+
+	// DisabledReason failing: nothing was delivered for 24 hours; gone: the URL answered 410; owner_not_allowed: the owner may have no webhooks any more
+	DisabledReason WebhookDisabledReason `json:"disabled_reason,omitempty,omitzero"`
+
+	// FailingSince Since when nothing was delivered
+	FailingSince time.Time `json:"failing_since,omitempty,omitzero"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// LastError Why the last try failed
+	LastError string    `json:"last_error,omitempty,omitzero"`
+	NextTryAt time.Time `json:"next_try_at,omitempty,omitzero"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID          `json:"org_id"`
+	Owner RequestedBy `json:"owner"`
+
+	// Position Position of the last event that it is done with
+	Position int64 `json:"position"`
+
+	// PreviousSecretUntil The secret before signs until then
+	PreviousSecretUntil time.Time `json:"previous_secret_until,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID       ID    `json:"project_id,omitempty,omitzero"`
+	ResourceVersion int64 `json:"resource_version"`
+
+	// Secret whsec_ and the key in base64; in the answers of createWebhook and rotateWebhookSecret only
+	Secret string        `json:"secret,omitempty,omitzero"`
+	Status WebhookStatus `json:"status"`
+
+	// Tries Tries of the event after position that have failed
+	Tries int32 `json:"tries,omitempty,omitzero"`
+
+	// Types Types of events, or what they begin with, like apps.instance; empty means all
+	Types     WebhookTypes `json:"types,omitempty,omitzero"`
+	UpdatedAt time.Time    `json:"updated_at"`
+
+	// URL An https URL without credentials and fragment
+	URL WebhookURL `json:"url"`
+}
+
+// WebhookDisabledReason failing: nothing was delivered for 24 hours; gone: the URL answered 410; owner_not_allowed: the owner may have no webhooks any more
+type WebhookDisabledReason string
+
+// WebhookStatus defines model for Webhook.Status.
+type WebhookStatus string
+
+// WebhookCreate defines model for WebhookCreate.
+type WebhookCreate struct {
+	Description Description `json:"description,omitempty,omitzero"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id,omitempty,omitzero"`
+
+	// Types Types of events, or what they begin with, like apps.instance; empty means all
+	Types WebhookTypes `json:"types,omitempty,omitzero"`
+
+	// URL An https URL without credentials and fragment
+	URL WebhookURL `json:"url"`
+}
+
+// WebhookDeadLetter defines model for WebhookDeadLetter.
+type WebhookDeadLetter struct {
+	// EventID UUIDv7 in lower case.
+	EventID   ID        `json:"event_id"`
+	FailedAt  time.Time `json:"failed_at"`
+	LastError string    `json:"last_error"`
+	Position  int64     `json:"position"`
+
+	// Replaying It waits to be sent once more
+	Replaying bool   `json:"replaying"`
+	Subject   string `json:"subject"`
+	Tries     int32  `json:"tries"`
+	Type      string `json:"type"`
+}
+
+// WebhookDeadLetterList defines model for WebhookDeadLetterList.
+type WebhookDeadLetterList struct {
+	Items      []WebhookDeadLetter `json:"items"`
+	NextCursor string              `json:"next_cursor,omitempty,omitzero"`
+}
+
+// WebhookList defines model for WebhookList.
+type WebhookList struct {
+	Items      []Webhook `json:"items"`
+	NextCursor string    `json:"next_cursor,omitempty,omitzero"`
+}
+
+// WebhookReplay defines model for WebhookReplay.
+type WebhookReplay struct {
+	// EventID UUIDv7 in lower case.
+	EventID ID `json:"event_id,omitempty,omitzero"`
+}
+
+// WebhookSecretRotate defines model for WebhookSecretRotate.
+type WebhookSecretRotate struct {
+	// OverlapSeconds How long the secret before signs as well; absent means 86400
+	OverlapSeconds *int64 `json:"overlap_seconds,omitempty"`
+}
+
+// WebhookTypes Types of events, or what they begin with, like apps.instance; empty means all
+type WebhookTypes = []string
+
+// WebhookURL An https URL without credentials and fragment
+type WebhookURL = string
+
 // Whoami defines model for Whoami.
 type Whoami struct {
 	DisplayName string `json:"display_name,omitempty,omitzero"`
@@ -3549,6 +4192,9 @@ type Whoami struct {
 
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
+
+// WorkerReason The reasons that an external worker may give for a failure
+type WorkerReason string
 
 // Accelerators defines model for Accelerators.
 type Accelerators = int32
@@ -3577,6 +4223,9 @@ type From = time.Time
 // Limit defines model for Limit.
 type Limit = int32
 
+// MemberID UUIDv7 in lower case.
+type MemberID = ID
+
 // MemoryMiB defines model for MemoryMiB.
 type MemoryMiB = int64
 
@@ -3598,11 +4247,17 @@ type RoleID = ID
 // SKUSlug Lower-case letters, digits and inner hyphens.
 type SKUSlug = Slug
 
+// SecretID UUIDv7 in lower case.
+type SecretID = ID
+
 // ServiceAccountID UUIDv7 in lower case.
 type ServiceAccountID = ID
 
 // SnapshotID UUIDv7 in lower case.
 type SnapshotID = ID
+
+// TaskID UUIDv7 in lower case.
+type TaskID = ID
 
 // To defines model for To.
 type To = time.Time
@@ -3621,6 +4276,9 @@ type VolumeID = ID
 
 // Wait defines model for Wait.
 type Wait = string
+
+// WebhookID UUIDv7 in lower case.
+type WebhookID = ID
 
 // ListJoinTokensParams defines parameters for ListJoinTokens.
 type ListJoinTokensParams struct {
@@ -3736,6 +4394,15 @@ type ExportAuditParams struct {
 	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
 }
 
+// ListSessionsParams defines parameters for ListSessions.
+type ListSessionsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
 // ListLedgerParams defines parameters for ListLedger.
 type ListLedgerParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -3841,6 +4508,15 @@ type ListAppSlugsParams struct {
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
+// ListInvitationsParams defines parameters for ListInvitations.
+type ListInvitationsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
 // ListCustomRolesParams defines parameters for ListCustomRoles.
 type ListCustomRolesParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -3852,6 +4528,24 @@ type ListCustomRolesParams struct {
 
 // ListOrgUsersParams defines parameters for ListOrgUsers.
 type ListOrgUsersParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListWebhooksParams defines parameters for ListWebhooks.
+type ListWebhooksParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListWebhookDeadLettersParams defines parameters for ListWebhookDeadLetters.
+type ListWebhookDeadLettersParams struct {
 	// Limit Most items in the answer; absent means 50.
 	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
 
@@ -3945,6 +4639,19 @@ type GetAppInstanceLogsParams struct {
 	Follow bool `form:"follow,omitempty" json:"follow,omitempty,omitzero"`
 }
 
+// ListAppInstanceTasksParams defines parameters for ListAppInstanceTasks.
+type ListAppInstanceTasksParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait  Wait      `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+	State TaskState `form:"state,omitempty" json:"state,omitempty,omitzero"`
+}
+
 // ListEntitlementsParams defines parameters for ListEntitlements.
 type ListEntitlementsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4009,6 +4716,24 @@ type ListProjectRolesParams struct {
 
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// ListSecretsParams defines parameters for ListSecrets.
+type ListSecretsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// GetSecretParams defines parameters for GetSecret.
+type GetSecretParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListServiceAccountsParams defines parameters for ListServiceAccounts.
@@ -4105,6 +4830,15 @@ type CreateUserTokenJSONRequestBody = UserTokenCreate
 // ExplainAccessJSONRequestBody defines body for ExplainAccess for application/json ContentType.
 type ExplainAccessJSONRequestBody = AccessQuestion
 
+// AcceptInvitationJSONRequestBody defines body for AcceptInvitation for application/json ContentType.
+type AcceptInvitationJSONRequestBody = InvitationAcceptance
+
+// LoginJSONRequestBody defines body for Login for application/json ContentType.
+type LoginJSONRequestBody = Login
+
+// RefreshSessionJSONRequestBody defines body for RefreshSession for application/json ContentType.
+type RefreshSessionJSONRequestBody = SessionRefresh
+
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
 
@@ -4117,11 +4851,23 @@ type RenewNodeJSONRequestBody = NodeRenew
 // CreateOrgJSONRequestBody defines body for CreateOrg for application/json ContentType.
 type CreateOrgJSONRequestBody = OrgCreate
 
+// CreateInvitationJSONRequestBody defines body for CreateInvitation for application/json ContentType.
+type CreateInvitationJSONRequestBody = InvitationCreate
+
 // CreateCustomRoleJSONRequestBody defines body for CreateCustomRole for application/json ContentType.
 type CreateCustomRoleJSONRequestBody = CustomRoleCreate
 
 // PutCustomRoleJSONRequestBody defines body for PutCustomRole for application/json ContentType.
 type PutCustomRoleJSONRequestBody = CustomRolePut
+
+// CreateWebhookJSONRequestBody defines body for CreateWebhook for application/json ContentType.
+type CreateWebhookJSONRequestBody = WebhookCreate
+
+// ReplayWebhookJSONRequestBody defines body for ReplayWebhook for application/json ContentType.
+type ReplayWebhookJSONRequestBody = WebhookReplay
+
+// RotateWebhookSecretJSONRequestBody defines body for RotateWebhookSecret for application/json ContentType.
+type RotateWebhookSecretJSONRequestBody = WebhookSecretRotate
 
 // CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
 type CreateProjectJSONRequestBody = ProjectCreate
@@ -4147,11 +4893,32 @@ type CopyAppInstanceFilesJSONRequestBody = AppInstanceCopy
 // ExecInAppInstanceJSONRequestBody defines body for ExecInAppInstance for application/json ContentType.
 type ExecInAppInstanceJSONRequestBody = AppInstanceExec
 
+// AddAppInstanceMemberJSONRequestBody defines body for AddAppInstanceMember for application/json ContentType.
+type AddAppInstanceMemberJSONRequestBody = MemberAdd
+
+// ReportAppInstanceMemberJSONRequestBody defines body for ReportAppInstanceMember for application/json ContentType.
+type ReportAppInstanceMemberJSONRequestBody = MemberReport
+
 // ForwardAppInstancePortJSONRequestBody defines body for ForwardAppInstancePort for application/json ContentType.
 type ForwardAppInstancePortJSONRequestBody = AppInstancePortForward
 
 // RollbackAppInstanceJSONRequestBody defines body for RollbackAppInstance for application/json ContentType.
 type RollbackAppInstanceJSONRequestBody = AppInstanceRollback
+
+// ClaimAppInstanceTaskJSONRequestBody defines body for ClaimAppInstanceTask for application/json ContentType.
+type ClaimAppInstanceTaskJSONRequestBody = TaskClaim
+
+// CompleteAppInstanceTaskJSONRequestBody defines body for CompleteAppInstanceTask for application/json ContentType.
+type CompleteAppInstanceTaskJSONRequestBody = TaskAttempt
+
+// FailAppInstanceTaskJSONRequestBody defines body for FailAppInstanceTask for application/json ContentType.
+type FailAppInstanceTaskJSONRequestBody = TaskFail
+
+// HeartbeatAppInstanceTaskJSONRequestBody defines body for HeartbeatAppInstanceTask for application/json ContentType.
+type HeartbeatAppInstanceTaskJSONRequestBody = TaskAttempt
+
+// ProgressAppInstanceTaskJSONRequestBody defines body for ProgressAppInstanceTask for application/json ContentType.
+type ProgressAppInstanceTaskJSONRequestBody = TaskProgress
 
 // UpgradeAppInstanceJSONRequestBody defines body for UpgradeAppInstance for application/json ContentType.
 type UpgradeAppInstanceJSONRequestBody = AppInstanceUpgrade
@@ -4164,6 +4931,12 @@ type PutPackageIndexJSONRequestBody = PackageIndexPut
 
 // PutProjectRolesJSONRequestBody defines body for PutProjectRoles for application/json ContentType.
 type PutProjectRolesJSONRequestBody = ProjectRolesPut
+
+// CreateSecretJSONRequestBody defines body for CreateSecret for application/json ContentType.
+type CreateSecretJSONRequestBody = SecretCreate
+
+// RotateSecretJSONRequestBody defines body for RotateSecret for application/json ContentType.
+type RotateSecretJSONRequestBody = SecretRotate
 
 // CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
 type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
@@ -4281,9 +5054,27 @@ type ServerInterface interface {
 	// ExplainAccess Why a permission is held, or why not
 	// (POST /auth/explain)
 	ExplainAccess(c *gin.Context)
+	// AcceptInvitation Become a user by an invitation, and log in
+	// (POST /auth/invitations/accept)
+	AcceptInvitation(c *gin.Context)
+	// Login Log in with an e-mail address and a password
+	// (POST /auth/login)
+	Login(c *gin.Context)
+	// Logout End the session that the presented token belongs to
+	// (POST /auth/logout)
+	Logout(c *gin.Context)
+	// RefreshSession Exchange the refresh token of a session for new tokens
+	// (POST /auth/refresh)
+	RefreshSession(c *gin.Context)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(c *gin.Context)
+	// ListSessions The caller's sessions
+	// (GET /auth/sessions)
+	ListSessions(c *gin.Context, params ListSessionsParams)
+	// RevokeSession End one of the caller's sessions; its tokens end at once
+	// (DELETE /auth/sessions/{session_id})
+	RevokeSession(c *gin.Context, sessionID ID)
 	// Whoami Who the presented token stands for
 	// (GET /auth/whoami)
 	Whoami(c *gin.Context)
@@ -4326,6 +5117,15 @@ type ServerInterface interface {
 	// ReleaseAppSlug Give back an app slug under which nothing was published (admins of the org)
 	// (DELETE /orgs/{org_id}/app-slugs/{app_slug})
 	ReleaseAppSlug(c *gin.Context, orgID OrgID, appSlug AppSlug)
+	// ListInvitations Open invitations into the org (its admins)
+	// (GET /orgs/{org_id}/invitations)
+	ListInvitations(c *gin.Context, orgID OrgID, params ListInvitationsParams)
+	// CreateInvitation Invite an e-mail address into the org (its admins); the token is in this answer only
+	// (POST /orgs/{org_id}/invitations)
+	CreateInvitation(c *gin.Context, orgID OrgID)
+	// RevokeInvitation Take an open invitation back (admins of the org)
+	// (DELETE /orgs/{org_id}/invitations/{invitation_id})
+	RevokeInvitation(c *gin.Context, orgID OrgID, invitationID ID)
 	// GetOrgQuota What the org may hold, and what it holds (its admins)
 	// (GET /orgs/{org_id}/quota)
 	GetOrgQuota(c *gin.Context, orgID OrgID)
@@ -4350,6 +5150,30 @@ type ServerInterface interface {
 	// RemoveOrgUser Remove a user from the org (its admins); roles and tokens end at once
 	// (DELETE /orgs/{org_id}/users/{user_id})
 	RemoveOrgUser(c *gin.Context, orgID OrgID, userID UserID)
+	// ListWebhooks Webhooks of the org
+	// (GET /orgs/{org_id}/webhooks)
+	ListWebhooks(c *gin.Context, orgID OrgID, params ListWebhooksParams)
+	// CreateWebhook Have events of the org sent to a URL; the secret that signs them is in this answer only
+	// (POST /orgs/{org_id}/webhooks)
+	CreateWebhook(c *gin.Context, orgID OrgID)
+	// DeleteWebhook Remove a webhook with its dead letters
+	// (DELETE /orgs/{org_id}/webhooks/{webhook_id})
+	DeleteWebhook(c *gin.Context, orgID OrgID, webhookID WebhookID)
+	// GetWebhook One webhook, with how its deliveries go
+	// (GET /orgs/{org_id}/webhooks/{webhook_id})
+	GetWebhook(c *gin.Context, orgID OrgID, webhookID WebhookID)
+	// ListWebhookDeadLetters Events that the webhook's URL did not take
+	// (GET /orgs/{org_id}/webhooks/{webhook_id}/dead-letters)
+	ListWebhookDeadLetters(c *gin.Context, orgID OrgID, webhookID WebhookID, params ListWebhookDeadLettersParams)
+	// EnableWebhook Let a disabled webhook go on where it stopped
+	// (POST /orgs/{org_id}/webhooks/{webhook_id}/enable)
+	EnableWebhook(c *gin.Context, orgID OrgID, webhookID WebhookID)
+	// ReplayWebhook Send dead letters once more
+	// (POST /orgs/{org_id}/webhooks/{webhook_id}/replay)
+	ReplayWebhook(c *gin.Context, orgID OrgID, webhookID WebhookID)
+	// RotateWebhookSecret Give a webhook a new secret; both sign until the overlap ends
+	// (POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret)
+	RotateWebhookSecret(c *gin.Context, orgID OrgID, webhookID WebhookID)
 	// ListProjects Projects the caller may see
 	// (GET /projects)
 	ListProjects(c *gin.Context, params ListProjectsParams)
@@ -4407,6 +5231,18 @@ type ServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params GetAppInstanceLogsParams)
+	// AddAppInstanceMember Add a member to an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members)
+	AddAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// RecoverAppInstanceMember Bring a member back that failed or is degraded
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover)
+	RecoverAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID)
+	// RemoveAppInstanceMember Take a member out of an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove)
+	RemoveAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID)
+	// ReportAppInstanceMember Say how a member does, as its external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report)
+	ReportAppInstanceMember(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID)
 	// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward)
 	ForwardAppInstancePort(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -4419,6 +5255,24 @@ type ServerInterface interface {
 	// StopAppInstance End the containers; allocation, revision and ports stay
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
 	StopAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/tasks)
+	ListAppInstanceTasks(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params ListAppInstanceTasksParams)
+	// ClaimAppInstanceTask Take a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim)
+	ClaimAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// CompleteAppInstanceTask End a task with success
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete)
+	CompleteAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// FailAppInstanceTask End a task with a failure
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail)
+	FailAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// HeartbeatAppInstanceTask Extend the lease of a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat)
+	HeartbeatAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
+	// ProgressAppInstanceTask Report the phase that begins
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress)
+	ProgressAppInstanceTask(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID)
 	// UpgradeAppInstance Upgrade the instance in place to another version
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -4458,6 +5312,21 @@ type ServerInterface interface {
 	// PutProjectRoles Set the roles that a user of the org holds in this project only (admins of the project)
 	// (PUT /projects/{project_id}/roles/{user_id})
 	PutProjectRoles(c *gin.Context, projectID ProjectID, userID UserID)
+	// ListSecrets Secrets of the project
+	// (GET /projects/{project_id}/secrets)
+	ListSecrets(c *gin.Context, projectID ProjectID, params ListSecretsParams)
+	// CreateSecret Store a secret that app instances of the project may refer to
+	// (POST /projects/{project_id}/secrets)
+	CreateSecret(c *gin.Context, projectID ProjectID)
+	// GetSecret One secret, without its value
+	// (GET /projects/{project_id}/secrets/{secret_id})
+	GetSecret(c *gin.Context, projectID ProjectID, secretID SecretID, params GetSecretParams)
+	// RevokeSecret Destroy the value of a secret
+	// (POST /projects/{project_id}/secrets/{secret_id}/revoke)
+	RevokeSecret(c *gin.Context, projectID ProjectID, secretID SecretID)
+	// RotateSecret Give a secret another value
+	// (POST /projects/{project_id}/secrets/{secret_id}/rotate)
+	RotateSecret(c *gin.Context, projectID ProjectID, secretID SecretID)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(c *gin.Context, projectID ProjectID, params ListServiceAccountsParams)
@@ -5471,6 +6340,58 @@ func (siw *ServerInterfaceWrapper) ExplainAccess(c *gin.Context) {
 	siw.Handler.ExplainAccess(c)
 }
 
+// AcceptInvitation operation middleware
+func (siw *ServerInterfaceWrapper) AcceptInvitation(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.AcceptInvitation(c)
+}
+
+// Login operation middleware
+func (siw *ServerInterfaceWrapper) Login(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.Login(c)
+}
+
+// Logout operation middleware
+func (siw *ServerInterfaceWrapper) Logout(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.Logout(c)
+}
+
+// RefreshSession operation middleware
+func (siw *ServerInterfaceWrapper) RefreshSession(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RefreshSession(c)
+}
+
 // MintServiceAccountToken operation middleware
 func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
 
@@ -5482,6 +6403,66 @@ func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
 	}
 
 	siw.Handler.MintServiceAccountToken(c)
+}
+
+// ListSessions operation middleware
+func (siw *ServerInterfaceWrapper) ListSessions(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListSessionsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListSessions(c, params)
+}
+
+// RevokeSession operation middleware
+func (siw *ServerInterfaceWrapper) RevokeSession(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "session_id" -------------
+	var sessionID ID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "session_id", c.Param("session_id"), &sessionID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter session_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeSession(c, sessionID)
 }
 
 // Whoami operation middleware
@@ -6047,6 +7028,109 @@ func (siw *ServerInterfaceWrapper) ReleaseAppSlug(c *gin.Context) {
 	siw.Handler.ReleaseAppSlug(c, orgID, appSlug)
 }
 
+// ListInvitations operation middleware
+func (siw *ServerInterfaceWrapper) ListInvitations(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListInvitationsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListInvitations(c, orgID, params)
+}
+
+// CreateInvitation operation middleware
+func (siw *ServerInterfaceWrapper) CreateInvitation(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateInvitation(c, orgID)
+}
+
+// RevokeInvitation operation middleware
+func (siw *ServerInterfaceWrapper) RevokeInvitation(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "invitation_id" -------------
+	var invitationID ID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "invitation_id", c.Param("invitation_id"), &invitationID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter invitation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeInvitation(c, orgID, invitationID)
+}
+
 // GetOrgQuota operation middleware
 func (siw *ServerInterfaceWrapper) GetOrgQuota(c *gin.Context) {
 
@@ -6319,6 +7403,298 @@ func (siw *ServerInterfaceWrapper) RemoveOrgUser(c *gin.Context) {
 	}
 
 	siw.Handler.RemoveOrgUser(c, orgID, userID)
+}
+
+// ListWebhooks operation middleware
+func (siw *ServerInterfaceWrapper) ListWebhooks(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListWebhooksParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListWebhooks(c, orgID, params)
+}
+
+// CreateWebhook operation middleware
+func (siw *ServerInterfaceWrapper) CreateWebhook(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateWebhook(c, orgID)
+}
+
+// DeleteWebhook operation middleware
+func (siw *ServerInterfaceWrapper) DeleteWebhook(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookID WebhookID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DeleteWebhook(c, orgID, webhookID)
+}
+
+// GetWebhook operation middleware
+func (siw *ServerInterfaceWrapper) GetWebhook(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookID WebhookID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetWebhook(c, orgID, webhookID)
+}
+
+// ListWebhookDeadLetters operation middleware
+func (siw *ServerInterfaceWrapper) ListWebhookDeadLetters(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookID WebhookID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListWebhookDeadLettersParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListWebhookDeadLetters(c, orgID, webhookID, params)
+}
+
+// EnableWebhook operation middleware
+func (siw *ServerInterfaceWrapper) EnableWebhook(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookID WebhookID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.EnableWebhook(c, orgID, webhookID)
+}
+
+// ReplayWebhook operation middleware
+func (siw *ServerInterfaceWrapper) ReplayWebhook(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookID WebhookID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ReplayWebhook(c, orgID, webhookID)
+}
+
+// RotateWebhookSecret operation middleware
+func (siw *ServerInterfaceWrapper) RotateWebhookSecret(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "org_id" -------------
+	var orgID OrgID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "org_id", c.Param("org_id"), &orgID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter org_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "webhook_id" -------------
+	var webhookID WebhookID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "webhook_id", c.Param("webhook_id"), &webhookID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter webhook_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RotateWebhookSecret(c, orgID, webhookID)
 }
 
 // ListProjects operation middleware
@@ -7072,6 +8448,169 @@ func (siw *ServerInterfaceWrapper) GetAppInstanceLogs(c *gin.Context) {
 	siw.Handler.GetAppInstanceLogs(c, projectID, appInstanceID, params)
 }
 
+// AddAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) AddAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.AddAppInstanceMember(c, projectID, appInstanceID)
+}
+
+// RecoverAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) RecoverAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "member_id" -------------
+	var memberID MemberID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "member_id", c.Param("member_id"), &memberID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter member_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RecoverAppInstanceMember(c, projectID, appInstanceID, memberID)
+}
+
+// RemoveAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) RemoveAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "member_id" -------------
+	var memberID MemberID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "member_id", c.Param("member_id"), &memberID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter member_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RemoveAppInstanceMember(c, projectID, appInstanceID, memberID)
+}
+
+// ReportAppInstanceMember operation middleware
+func (siw *ServerInterfaceWrapper) ReportAppInstanceMember(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "member_id" -------------
+	var memberID MemberID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "member_id", c.Param("member_id"), &memberID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter member_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ReportAppInstanceMember(c, projectID, appInstanceID, memberID)
+}
+
 // ForwardAppInstancePort operation middleware
 func (siw *ServerInterfaceWrapper) ForwardAppInstancePort(c *gin.Context) {
 
@@ -7206,6 +8745,290 @@ func (siw *ServerInterfaceWrapper) StopAppInstance(c *gin.Context) {
 	}
 
 	siw.Handler.StopAppInstance(c, projectID, appInstanceID)
+}
+
+// ListAppInstanceTasks operation middleware
+func (siw *ServerInterfaceWrapper) ListAppInstanceTasks(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAppInstanceTasksParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "state" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "state", c.Request.URL.Query(), &params.State, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter state: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAppInstanceTasks(c, projectID, appInstanceID, params)
+}
+
+// ClaimAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) ClaimAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ClaimAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// CompleteAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) CompleteAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CompleteAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// FailAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) FailAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FailAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// HeartbeatAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) HeartbeatAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.HeartbeatAppInstanceTask(c, projectID, appInstanceID, taskID)
+}
+
+// ProgressAppInstanceTask operation middleware
+func (siw *ServerInterfaceWrapper) ProgressAppInstanceTask(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "task_id" -------------
+	var taskID TaskID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "task_id", c.Param("task_id"), &taskID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter task_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ProgressAppInstanceTask(c, projectID, appInstanceID, taskID)
 }
 
 // UpgradeAppInstance operation middleware
@@ -7788,6 +9611,196 @@ func (siw *ServerInterfaceWrapper) PutProjectRoles(c *gin.Context) {
 	}
 
 	siw.Handler.PutProjectRoles(c, projectID, userID)
+}
+
+// ListSecrets operation middleware
+func (siw *ServerInterfaceWrapper) ListSecrets(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListSecretsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListSecrets(c, projectID, params)
+}
+
+// CreateSecret operation middleware
+func (siw *ServerInterfaceWrapper) CreateSecret(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateSecret(c, projectID)
+}
+
+// GetSecret operation middleware
+func (siw *ServerInterfaceWrapper) GetSecret(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "secret_id" -------------
+	var secretID SecretID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "secret_id", c.Param("secret_id"), &secretID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter secret_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetSecretParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetSecret(c, projectID, secretID, params)
+}
+
+// RevokeSecret operation middleware
+func (siw *ServerInterfaceWrapper) RevokeSecret(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "secret_id" -------------
+	var secretID SecretID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "secret_id", c.Param("secret_id"), &secretID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter secret_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeSecret(c, projectID, secretID)
+}
+
+// RotateSecret operation middleware
+func (siw *ServerInterfaceWrapper) RotateSecret(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "secret_id" -------------
+	var secretID SecretID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "secret_id", c.Param("secret_id"), &secretID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter secret_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RotateSecret(c, projectID, secretID)
 }
 
 // ListServiceAccounts operation middleware
@@ -8714,7 +10727,13 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/audit", wrapper.ListAudit)
 	router.GET(options.BaseURL+"/audit/export", wrapper.ExportAudit)
 	router.POST(options.BaseURL+"/auth/explain", wrapper.ExplainAccess)
+	router.POST(options.BaseURL+"/auth/invitations/accept", wrapper.AcceptInvitation)
+	router.POST(options.BaseURL+"/auth/login", wrapper.Login)
+	router.POST(options.BaseURL+"/auth/logout", wrapper.Logout)
+	router.POST(options.BaseURL+"/auth/refresh", wrapper.RefreshSession)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
+	router.GET(options.BaseURL+"/auth/sessions", wrapper.ListSessions)
+	router.DELETE(options.BaseURL+"/auth/sessions/:session_id", wrapper.RevokeSession)
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
 	router.GET(options.BaseURL+"/billing/usage", wrapper.ListUsage)
@@ -8729,6 +10748,9 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/orgs", wrapper.CreateOrg)
 	router.GET(options.BaseURL+"/orgs/:org_id/app-slugs", wrapper.ListAppSlugs)
 	router.DELETE(options.BaseURL+"/orgs/:org_id/app-slugs/:app_slug", wrapper.ReleaseAppSlug)
+	router.GET(options.BaseURL+"/orgs/:org_id/invitations", wrapper.ListInvitations)
+	router.POST(options.BaseURL+"/orgs/:org_id/invitations", wrapper.CreateInvitation)
+	router.DELETE(options.BaseURL+"/orgs/:org_id/invitations/:invitation_id", wrapper.RevokeInvitation)
 	router.GET(options.BaseURL+"/orgs/:org_id/quota", wrapper.GetOrgQuota)
 	router.GET(options.BaseURL+"/orgs/:org_id/roles", wrapper.ListCustomRoles)
 	router.POST(options.BaseURL+"/orgs/:org_id/roles", wrapper.CreateCustomRole)
@@ -8737,6 +10759,14 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PUT(options.BaseURL+"/orgs/:org_id/roles/:role_id", wrapper.PutCustomRole)
 	router.GET(options.BaseURL+"/orgs/:org_id/users", wrapper.ListOrgUsers)
 	router.DELETE(options.BaseURL+"/orgs/:org_id/users/:user_id", wrapper.RemoveOrgUser)
+	router.GET(options.BaseURL+"/orgs/:org_id/webhooks", wrapper.ListWebhooks)
+	router.POST(options.BaseURL+"/orgs/:org_id/webhooks", wrapper.CreateWebhook)
+	router.DELETE(options.BaseURL+"/orgs/:org_id/webhooks/:webhook_id", wrapper.DeleteWebhook)
+	router.GET(options.BaseURL+"/orgs/:org_id/webhooks/:webhook_id", wrapper.GetWebhook)
+	router.GET(options.BaseURL+"/orgs/:org_id/webhooks/:webhook_id/dead-letters", wrapper.ListWebhookDeadLetters)
+	router.POST(options.BaseURL+"/orgs/:org_id/webhooks/:webhook_id/enable", wrapper.EnableWebhook)
+	router.POST(options.BaseURL+"/orgs/:org_id/webhooks/:webhook_id/replay", wrapper.ReplayWebhook)
+	router.POST(options.BaseURL+"/orgs/:org_id/webhooks/:webhook_id/rotate-secret", wrapper.RotateWebhookSecret)
 	router.GET(options.BaseURL+"/projects", wrapper.ListProjects)
 	router.POST(options.BaseURL+"/projects", wrapper.CreateProject)
 	router.GET(options.BaseURL+"/projects/:project_id", wrapper.GetProject)
@@ -8756,10 +10786,20 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/exec", wrapper.ExecInAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/logs", wrapper.GetAppInstanceLogs)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members", wrapper.AddAppInstanceMember)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members/:member_id/recover", wrapper.RecoverAppInstanceMember)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members/:member_id/remove", wrapper.RemoveAppInstanceMember)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/members/:member_id/report", wrapper.ReportAppInstanceMember)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/port-forward", wrapper.ForwardAppInstancePort)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/rollback", wrapper.RollbackAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/start", wrapper.StartAppInstance)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/stop", wrapper.StopAppInstance)
+	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks", wrapper.ListAppInstanceTasks)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/claim", wrapper.ClaimAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/complete", wrapper.CompleteAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/fail", wrapper.FailAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/heartbeat", wrapper.HeartbeatAppInstanceTask)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/tasks/:task_id/progress", wrapper.ProgressAppInstanceTask)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/upgrade", wrapper.UpgradeAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/estimate", wrapper.EstimateCost)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/:app_slug/versions/:version/targets", wrapper.ListTargets)
@@ -8773,6 +10813,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.PUT(options.BaseURL+"/projects/:project_id/package-index", wrapper.PutPackageIndex)
 	router.GET(options.BaseURL+"/projects/:project_id/roles", wrapper.ListProjectRoles)
 	router.PUT(options.BaseURL+"/projects/:project_id/roles/:user_id", wrapper.PutProjectRoles)
+	router.GET(options.BaseURL+"/projects/:project_id/secrets", wrapper.ListSecrets)
+	router.POST(options.BaseURL+"/projects/:project_id/secrets", wrapper.CreateSecret)
+	router.GET(options.BaseURL+"/projects/:project_id/secrets/:secret_id", wrapper.GetSecret)
+	router.POST(options.BaseURL+"/projects/:project_id/secrets/:secret_id/revoke", wrapper.RevokeSecret)
+	router.POST(options.BaseURL+"/projects/:project_id/secrets/:secret_id/rotate", wrapper.RotateSecret)
 	router.GET(options.BaseURL+"/projects/:project_id/service-accounts", wrapper.ListServiceAccounts)
 	router.POST(options.BaseURL+"/projects/:project_id/service-accounts", wrapper.CreateServiceAccount)
 	router.DELETE(options.BaseURL+"/projects/:project_id/service-accounts/:service_account_id", wrapper.DeleteServiceAccount)
@@ -10086,6 +12131,155 @@ func (response ExplainAccessdefaultApplicationProblemPlusJSONResponse) VisitExpl
 	return err
 }
 
+type AcceptInvitationRequestObject struct {
+	Body *AcceptInvitationJSONRequestBody
+}
+
+type AcceptInvitationResponseObject interface {
+	VisitAcceptInvitationResponse(w http.ResponseWriter) error
+}
+
+type AcceptInvitation201JSONResponse SessionTokens
+
+func (response AcceptInvitation201JSONResponse) VisitAcceptInvitationResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AcceptInvitationdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response AcceptInvitationdefaultApplicationProblemPlusJSONResponse) VisitAcceptInvitationResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type LoginRequestObject struct {
+	Body *LoginJSONRequestBody
+}
+
+type LoginResponseObject interface {
+	VisitLoginResponse(w http.ResponseWriter) error
+}
+
+type Login200JSONResponse SessionTokens
+
+func (response Login200JSONResponse) VisitLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type LogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response LogindefaultApplicationProblemPlusJSONResponse) VisitLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type LogoutRequestObject struct {
+}
+
+type LogoutResponseObject interface {
+	VisitLogoutResponse(w http.ResponseWriter) error
+}
+
+type Logout204Response struct {
+}
+
+func (response Logout204Response) VisitLogoutResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type LogoutdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response LogoutdefaultApplicationProblemPlusJSONResponse) VisitLogoutResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RefreshSessionRequestObject struct {
+	Body *RefreshSessionJSONRequestBody
+}
+
+type RefreshSessionResponseObject interface {
+	VisitRefreshSessionResponse(w http.ResponseWriter) error
+}
+
+type RefreshSession200JSONResponse SessionTokens
+
+func (response RefreshSession200JSONResponse) VisitRefreshSessionResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RefreshSessiondefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RefreshSessiondefaultApplicationProblemPlusJSONResponse) VisitRefreshSessionResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type MintServiceAccountTokenRequestObject struct {
 	Body *MintServiceAccountTokenJSONRequestBody
 }
@@ -10114,6 +12308,78 @@ type MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse) VisitMintServiceAccountTokenResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSessionsRequestObject struct {
+	Params ListSessionsParams
+}
+
+type ListSessionsResponseObject interface {
+	VisitListSessionsResponse(w http.ResponseWriter) error
+}
+
+type ListSessions200JSONResponse SessionList
+
+func (response ListSessions200JSONResponse) VisitListSessionsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSessionsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListSessionsdefaultApplicationProblemPlusJSONResponse) VisitListSessionsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeSessionRequestObject struct {
+	SessionID ID `json:"session_id"`
+}
+
+type RevokeSessionResponseObject interface {
+	VisitRevokeSessionResponse(w http.ResponseWriter) error
+}
+
+type RevokeSession204Response struct {
+}
+
+func (response RevokeSession204Response) VisitRevokeSessionResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type RevokeSessiondefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeSessiondefaultApplicationProblemPlusJSONResponse) VisitRevokeSessionResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -10699,6 +12965,120 @@ func (response ReleaseAppSlugdefaultApplicationProblemPlusJSONResponse) VisitRel
 	return err
 }
 
+type ListInvitationsRequestObject struct {
+	OrgID  OrgID `json:"org_id"`
+	Params ListInvitationsParams
+}
+
+type ListInvitationsResponseObject interface {
+	VisitListInvitationsResponse(w http.ResponseWriter) error
+}
+
+type ListInvitations200JSONResponse InvitationList
+
+func (response ListInvitations200JSONResponse) VisitListInvitationsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListInvitationsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListInvitationsdefaultApplicationProblemPlusJSONResponse) VisitListInvitationsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateInvitationRequestObject struct {
+	OrgID OrgID `json:"org_id"`
+	Body  *CreateInvitationJSONRequestBody
+}
+
+type CreateInvitationResponseObject interface {
+	VisitCreateInvitationResponse(w http.ResponseWriter) error
+}
+
+type CreateInvitation201JSONResponse Invitation
+
+func (response CreateInvitation201JSONResponse) VisitCreateInvitationResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateInvitationdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateInvitationdefaultApplicationProblemPlusJSONResponse) VisitCreateInvitationResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeInvitationRequestObject struct {
+	OrgID        OrgID `json:"org_id"`
+	InvitationID ID    `json:"invitation_id"`
+}
+
+type RevokeInvitationResponseObject interface {
+	VisitRevokeInvitationResponse(w http.ResponseWriter) error
+}
+
+type RevokeInvitation204Response struct {
+}
+
+func (response RevokeInvitation204Response) VisitRevokeInvitationResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type RevokeInvitationdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeInvitationdefaultApplicationProblemPlusJSONResponse) VisitRevokeInvitationResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type GetOrgQuotaRequestObject struct {
 	OrgID OrgID `json:"org_id"`
 }
@@ -10996,6 +13376,323 @@ type RemoveOrgUserdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RemoveOrgUserdefaultApplicationProblemPlusJSONResponse) VisitRemoveOrgUserResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListWebhooksRequestObject struct {
+	OrgID  OrgID `json:"org_id"`
+	Params ListWebhooksParams
+}
+
+type ListWebhooksResponseObject interface {
+	VisitListWebhooksResponse(w http.ResponseWriter) error
+}
+
+type ListWebhooks200JSONResponse WebhookList
+
+func (response ListWebhooks200JSONResponse) VisitListWebhooksResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListWebhooksdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListWebhooksdefaultApplicationProblemPlusJSONResponse) VisitListWebhooksResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateWebhookRequestObject struct {
+	OrgID OrgID `json:"org_id"`
+	Body  *CreateWebhookJSONRequestBody
+}
+
+type CreateWebhookResponseObject interface {
+	VisitCreateWebhookResponse(w http.ResponseWriter) error
+}
+
+type CreateWebhook201JSONResponse Webhook
+
+func (response CreateWebhook201JSONResponse) VisitCreateWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateWebhookdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateWebhookdefaultApplicationProblemPlusJSONResponse) VisitCreateWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DeleteWebhookRequestObject struct {
+	OrgID     OrgID     `json:"org_id"`
+	WebhookID WebhookID `json:"webhook_id"`
+}
+
+type DeleteWebhookResponseObject interface {
+	VisitDeleteWebhookResponse(w http.ResponseWriter) error
+}
+
+type DeleteWebhook204Response struct {
+}
+
+func (response DeleteWebhook204Response) VisitDeleteWebhookResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DeleteWebhookdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DeleteWebhookdefaultApplicationProblemPlusJSONResponse) VisitDeleteWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetWebhookRequestObject struct {
+	OrgID     OrgID     `json:"org_id"`
+	WebhookID WebhookID `json:"webhook_id"`
+}
+
+type GetWebhookResponseObject interface {
+	VisitGetWebhookResponse(w http.ResponseWriter) error
+}
+
+type GetWebhook200JSONResponse Webhook
+
+func (response GetWebhook200JSONResponse) VisitGetWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetWebhookdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetWebhookdefaultApplicationProblemPlusJSONResponse) VisitGetWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListWebhookDeadLettersRequestObject struct {
+	OrgID     OrgID     `json:"org_id"`
+	WebhookID WebhookID `json:"webhook_id"`
+	Params    ListWebhookDeadLettersParams
+}
+
+type ListWebhookDeadLettersResponseObject interface {
+	VisitListWebhookDeadLettersResponse(w http.ResponseWriter) error
+}
+
+type ListWebhookDeadLetters200JSONResponse WebhookDeadLetterList
+
+func (response ListWebhookDeadLetters200JSONResponse) VisitListWebhookDeadLettersResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListWebhookDeadLettersdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListWebhookDeadLettersdefaultApplicationProblemPlusJSONResponse) VisitListWebhookDeadLettersResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EnableWebhookRequestObject struct {
+	OrgID     OrgID     `json:"org_id"`
+	WebhookID WebhookID `json:"webhook_id"`
+}
+
+type EnableWebhookResponseObject interface {
+	VisitEnableWebhookResponse(w http.ResponseWriter) error
+}
+
+type EnableWebhook200JSONResponse Webhook
+
+func (response EnableWebhook200JSONResponse) VisitEnableWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type EnableWebhookdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response EnableWebhookdefaultApplicationProblemPlusJSONResponse) VisitEnableWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReplayWebhookRequestObject struct {
+	OrgID     OrgID     `json:"org_id"`
+	WebhookID WebhookID `json:"webhook_id"`
+	Body      *ReplayWebhookJSONRequestBody
+}
+
+type ReplayWebhookResponseObject interface {
+	VisitReplayWebhookResponse(w http.ResponseWriter) error
+}
+
+type ReplayWebhook202JSONResponse Webhook
+
+func (response ReplayWebhook202JSONResponse) VisitReplayWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReplayWebhookdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ReplayWebhookdefaultApplicationProblemPlusJSONResponse) VisitReplayWebhookResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateWebhookSecretRequestObject struct {
+	OrgID     OrgID     `json:"org_id"`
+	WebhookID WebhookID `json:"webhook_id"`
+	Body      *RotateWebhookSecretJSONRequestBody
+}
+
+type RotateWebhookSecretResponseObject interface {
+	VisitRotateWebhookSecretResponse(w http.ResponseWriter) error
+}
+
+type RotateWebhookSecret200JSONResponse Webhook
+
+func (response RotateWebhookSecret200JSONResponse) VisitRotateWebhookSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateWebhookSecretdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RotateWebhookSecretdefaultApplicationProblemPlusJSONResponse) VisitRotateWebhookSecretResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -11756,6 +14453,171 @@ func (response GetAppInstanceLogsdefaultApplicationProblemPlusJSONResponse) Visi
 	return err
 }
 
+type AddAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Body          *AddAppInstanceMemberJSONRequestBody
+}
+
+type AddAppInstanceMemberResponseObject interface {
+	VisitAddAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type AddAppInstanceMember202JSONResponse AppInstance
+
+func (response AddAppInstanceMember202JSONResponse) VisitAddAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AddAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response AddAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitAddAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RecoverAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	MemberID      MemberID      `json:"member_id"`
+}
+
+type RecoverAppInstanceMemberResponseObject interface {
+	VisitRecoverAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type RecoverAppInstanceMember202JSONResponse AppInstance
+
+func (response RecoverAppInstanceMember202JSONResponse) VisitRecoverAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RecoverAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RecoverAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitRecoverAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RemoveAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	MemberID      MemberID      `json:"member_id"`
+}
+
+type RemoveAppInstanceMemberResponseObject interface {
+	VisitRemoveAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type RemoveAppInstanceMember202JSONResponse AppInstance
+
+func (response RemoveAppInstanceMember202JSONResponse) VisitRemoveAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(202)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RemoveAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RemoveAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitRemoveAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReportAppInstanceMemberRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	MemberID      MemberID      `json:"member_id"`
+	Body          *ReportAppInstanceMemberJSONRequestBody
+}
+
+type ReportAppInstanceMemberResponseObject interface {
+	VisitReportAppInstanceMemberResponse(w http.ResponseWriter) error
+}
+
+type ReportAppInstanceMember200JSONResponse AppInstance
+
+func (response ReportAppInstanceMember200JSONResponse) VisitReportAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ReportAppInstanceMemberdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ReportAppInstanceMemberdefaultApplicationProblemPlusJSONResponse) VisitReportAppInstanceMemberResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ForwardAppInstancePortRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -11901,6 +14763,257 @@ type StopAppInstancedefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response StopAppInstancedefaultApplicationProblemPlusJSONResponse) VisitStopAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAppInstanceTasksRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Params        ListAppInstanceTasksParams
+}
+
+type ListAppInstanceTasksResponseObject interface {
+	VisitListAppInstanceTasksResponse(w http.ResponseWriter) error
+}
+
+type ListAppInstanceTasks200JSONResponse TaskList
+
+func (response ListAppInstanceTasks200JSONResponse) VisitListAppInstanceTasksResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAppInstanceTasksdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAppInstanceTasksdefaultApplicationProblemPlusJSONResponse) VisitListAppInstanceTasksResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ClaimAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *ClaimAppInstanceTaskJSONRequestBody
+}
+
+type ClaimAppInstanceTaskResponseObject interface {
+	VisitClaimAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type ClaimAppInstanceTask200JSONResponse Task
+
+func (response ClaimAppInstanceTask200JSONResponse) VisitClaimAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ClaimAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ClaimAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitClaimAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CompleteAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *CompleteAppInstanceTaskJSONRequestBody
+}
+
+type CompleteAppInstanceTaskResponseObject interface {
+	VisitCompleteAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type CompleteAppInstanceTask200JSONResponse Task
+
+func (response CompleteAppInstanceTask200JSONResponse) VisitCompleteAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CompleteAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CompleteAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitCompleteAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FailAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *FailAppInstanceTaskJSONRequestBody
+}
+
+type FailAppInstanceTaskResponseObject interface {
+	VisitFailAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type FailAppInstanceTask200JSONResponse Task
+
+func (response FailAppInstanceTask200JSONResponse) VisitFailAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FailAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FailAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitFailAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type HeartbeatAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *HeartbeatAppInstanceTaskJSONRequestBody
+}
+
+type HeartbeatAppInstanceTaskResponseObject interface {
+	VisitHeartbeatAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type HeartbeatAppInstanceTask200JSONResponse Task
+
+func (response HeartbeatAppInstanceTask200JSONResponse) VisitHeartbeatAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type HeartbeatAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response HeartbeatAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitHeartbeatAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ProgressAppInstanceTaskRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	TaskID        TaskID        `json:"task_id"`
+	Body          *ProgressAppInstanceTaskJSONRequestBody
+}
+
+type ProgressAppInstanceTaskResponseObject interface {
+	VisitProgressAppInstanceTaskResponse(w http.ResponseWriter) error
+}
+
+type ProgressAppInstanceTask200JSONResponse Task
+
+func (response ProgressAppInstanceTask200JSONResponse) VisitProgressAppInstanceTaskResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ProgressAppInstanceTaskdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ProgressAppInstanceTaskdefaultApplicationProblemPlusJSONResponse) VisitProgressAppInstanceTaskResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -12415,6 +15528,208 @@ type PutProjectRolesdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response PutProjectRolesdefaultApplicationProblemPlusJSONResponse) VisitPutProjectRolesResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSecretsRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Params    ListSecretsParams
+}
+
+type ListSecretsResponseObject interface {
+	VisitListSecretsResponse(w http.ResponseWriter) error
+}
+
+type ListSecrets200JSONResponse SecretList
+
+func (response ListSecrets200JSONResponse) VisitListSecretsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListSecretsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListSecretsdefaultApplicationProblemPlusJSONResponse) VisitListSecretsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSecretRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Body      *CreateSecretJSONRequestBody
+}
+
+type CreateSecretResponseObject interface {
+	VisitCreateSecretResponse(w http.ResponseWriter) error
+}
+
+type CreateSecret201JSONResponse Secret
+
+func (response CreateSecret201JSONResponse) VisitCreateSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateSecretdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateSecretdefaultApplicationProblemPlusJSONResponse) VisitCreateSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetSecretRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	SecretID  SecretID  `json:"secret_id"`
+	Params    GetSecretParams
+}
+
+type GetSecretResponseObject interface {
+	VisitGetSecretResponse(w http.ResponseWriter) error
+}
+
+type GetSecret200JSONResponse Secret
+
+func (response GetSecret200JSONResponse) VisitGetSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetSecretdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetSecretdefaultApplicationProblemPlusJSONResponse) VisitGetSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeSecretRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	SecretID  SecretID  `json:"secret_id"`
+}
+
+type RevokeSecretResponseObject interface {
+	VisitRevokeSecretResponse(w http.ResponseWriter) error
+}
+
+type RevokeSecret200JSONResponse Secret
+
+func (response RevokeSecret200JSONResponse) VisitRevokeSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeSecretdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeSecretdefaultApplicationProblemPlusJSONResponse) VisitRevokeSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateSecretRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	SecretID  SecretID  `json:"secret_id"`
+	Body      *RotateSecretJSONRequestBody
+}
+
+type RotateSecretResponseObject interface {
+	VisitRotateSecretResponse(w http.ResponseWriter) error
+}
+
+type RotateSecret200JSONResponse Secret
+
+func (response RotateSecret200JSONResponse) VisitRotateSecretResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateSecretdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RotateSecretdefaultApplicationProblemPlusJSONResponse) VisitRotateSecretResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -13543,9 +16858,27 @@ type StrictServerInterface interface {
 	// ExplainAccess Why a permission is held, or why not
 	// (POST /auth/explain)
 	ExplainAccess(ctx context.Context, request ExplainAccessRequestObject) (ExplainAccessResponseObject, error)
+	// AcceptInvitation Become a user by an invitation, and log in
+	// (POST /auth/invitations/accept)
+	AcceptInvitation(ctx context.Context, request AcceptInvitationRequestObject) (AcceptInvitationResponseObject, error)
+	// Login Log in with an e-mail address and a password
+	// (POST /auth/login)
+	Login(ctx context.Context, request LoginRequestObject) (LoginResponseObject, error)
+	// Logout End the session that the presented token belongs to
+	// (POST /auth/logout)
+	Logout(ctx context.Context, request LogoutRequestObject) (LogoutResponseObject, error)
+	// RefreshSession Exchange the refresh token of a session for new tokens
+	// (POST /auth/refresh)
+	RefreshSession(ctx context.Context, request RefreshSessionRequestObject) (RefreshSessionResponseObject, error)
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(ctx context.Context, request MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error)
+	// ListSessions The caller's sessions
+	// (GET /auth/sessions)
+	ListSessions(ctx context.Context, request ListSessionsRequestObject) (ListSessionsResponseObject, error)
+	// RevokeSession End one of the caller's sessions; its tokens end at once
+	// (DELETE /auth/sessions/{session_id})
+	RevokeSession(ctx context.Context, request RevokeSessionRequestObject) (RevokeSessionResponseObject, error)
 	// Whoami Who the presented token stands for
 	// (GET /auth/whoami)
 	Whoami(ctx context.Context, request WhoamiRequestObject) (WhoamiResponseObject, error)
@@ -13588,6 +16921,15 @@ type StrictServerInterface interface {
 	// ReleaseAppSlug Give back an app slug under which nothing was published (admins of the org)
 	// (DELETE /orgs/{org_id}/app-slugs/{app_slug})
 	ReleaseAppSlug(ctx context.Context, request ReleaseAppSlugRequestObject) (ReleaseAppSlugResponseObject, error)
+	// ListInvitations Open invitations into the org (its admins)
+	// (GET /orgs/{org_id}/invitations)
+	ListInvitations(ctx context.Context, request ListInvitationsRequestObject) (ListInvitationsResponseObject, error)
+	// CreateInvitation Invite an e-mail address into the org (its admins); the token is in this answer only
+	// (POST /orgs/{org_id}/invitations)
+	CreateInvitation(ctx context.Context, request CreateInvitationRequestObject) (CreateInvitationResponseObject, error)
+	// RevokeInvitation Take an open invitation back (admins of the org)
+	// (DELETE /orgs/{org_id}/invitations/{invitation_id})
+	RevokeInvitation(ctx context.Context, request RevokeInvitationRequestObject) (RevokeInvitationResponseObject, error)
 	// GetOrgQuota What the org may hold, and what it holds (its admins)
 	// (GET /orgs/{org_id}/quota)
 	GetOrgQuota(ctx context.Context, request GetOrgQuotaRequestObject) (GetOrgQuotaResponseObject, error)
@@ -13612,6 +16954,30 @@ type StrictServerInterface interface {
 	// RemoveOrgUser Remove a user from the org (its admins); roles and tokens end at once
 	// (DELETE /orgs/{org_id}/users/{user_id})
 	RemoveOrgUser(ctx context.Context, request RemoveOrgUserRequestObject) (RemoveOrgUserResponseObject, error)
+	// ListWebhooks Webhooks of the org
+	// (GET /orgs/{org_id}/webhooks)
+	ListWebhooks(ctx context.Context, request ListWebhooksRequestObject) (ListWebhooksResponseObject, error)
+	// CreateWebhook Have events of the org sent to a URL; the secret that signs them is in this answer only
+	// (POST /orgs/{org_id}/webhooks)
+	CreateWebhook(ctx context.Context, request CreateWebhookRequestObject) (CreateWebhookResponseObject, error)
+	// DeleteWebhook Remove a webhook with its dead letters
+	// (DELETE /orgs/{org_id}/webhooks/{webhook_id})
+	DeleteWebhook(ctx context.Context, request DeleteWebhookRequestObject) (DeleteWebhookResponseObject, error)
+	// GetWebhook One webhook, with how its deliveries go
+	// (GET /orgs/{org_id}/webhooks/{webhook_id})
+	GetWebhook(ctx context.Context, request GetWebhookRequestObject) (GetWebhookResponseObject, error)
+	// ListWebhookDeadLetters Events that the webhook's URL did not take
+	// (GET /orgs/{org_id}/webhooks/{webhook_id}/dead-letters)
+	ListWebhookDeadLetters(ctx context.Context, request ListWebhookDeadLettersRequestObject) (ListWebhookDeadLettersResponseObject, error)
+	// EnableWebhook Let a disabled webhook go on where it stopped
+	// (POST /orgs/{org_id}/webhooks/{webhook_id}/enable)
+	EnableWebhook(ctx context.Context, request EnableWebhookRequestObject) (EnableWebhookResponseObject, error)
+	// ReplayWebhook Send dead letters once more
+	// (POST /orgs/{org_id}/webhooks/{webhook_id}/replay)
+	ReplayWebhook(ctx context.Context, request ReplayWebhookRequestObject) (ReplayWebhookResponseObject, error)
+	// RotateWebhookSecret Give a webhook a new secret; both sign until the overlap ends
+	// (POST /orgs/{org_id}/webhooks/{webhook_id}/rotate-secret)
+	RotateWebhookSecret(ctx context.Context, request RotateWebhookSecretRequestObject) (RotateWebhookSecretResponseObject, error)
 	// ListProjects Projects the caller may see
 	// (GET /projects)
 	ListProjects(ctx context.Context, request ListProjectsRequestObject) (ListProjectsResponseObject, error)
@@ -13669,6 +17035,18 @@ type StrictServerInterface interface {
 	// GetAppInstanceLogs What the app wrote to stdout and stderr, straight from the node
 	// (GET /projects/{project_id}/app-instances/{app_instance_id}/logs)
 	GetAppInstanceLogs(ctx context.Context, request GetAppInstanceLogsRequestObject) (GetAppInstanceLogsResponseObject, error)
+	// AddAppInstanceMember Add a member to an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members)
+	AddAppInstanceMember(ctx context.Context, request AddAppInstanceMemberRequestObject) (AddAppInstanceMemberResponseObject, error)
+	// RecoverAppInstanceMember Bring a member back that failed or is degraded
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/recover)
+	RecoverAppInstanceMember(ctx context.Context, request RecoverAppInstanceMemberRequestObject) (RecoverAppInstanceMemberResponseObject, error)
+	// RemoveAppInstanceMember Take a member out of an app of an external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/remove)
+	RemoveAppInstanceMember(ctx context.Context, request RemoveAppInstanceMemberRequestObject) (RemoveAppInstanceMemberResponseObject, error)
+	// ReportAppInstanceMember Say how a member does, as its external worker
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/members/{member_id}/report)
+	ReportAppInstanceMember(ctx context.Context, request ReportAppInstanceMemberRequestObject) (ReportAppInstanceMemberResponseObject, error)
 	// ForwardAppInstancePort One TCP connection to a port of the app, through the hub and the node's own connection
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/port-forward)
 	ForwardAppInstancePort(ctx context.Context, request ForwardAppInstancePortRequestObject) (ForwardAppInstancePortResponseObject, error)
@@ -13681,6 +17059,24 @@ type StrictServerInterface interface {
 	// StopAppInstance End the containers; allocation, revision and ports stay
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/stop)
 	StopAppInstance(ctx context.Context, request StopAppInstanceRequestObject) (StopAppInstanceResponseObject, error)
+	// ListAppInstanceTasks What the external worker of the instance is to do, oldest first
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/tasks)
+	ListAppInstanceTasks(ctx context.Context, request ListAppInstanceTasksRequestObject) (ListAppInstanceTasksResponseObject, error)
+	// ClaimAppInstanceTask Take a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/claim)
+	ClaimAppInstanceTask(ctx context.Context, request ClaimAppInstanceTaskRequestObject) (ClaimAppInstanceTaskResponseObject, error)
+	// CompleteAppInstanceTask End a task with success
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/complete)
+	CompleteAppInstanceTask(ctx context.Context, request CompleteAppInstanceTaskRequestObject) (CompleteAppInstanceTaskResponseObject, error)
+	// FailAppInstanceTask End a task with a failure
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/fail)
+	FailAppInstanceTask(ctx context.Context, request FailAppInstanceTaskRequestObject) (FailAppInstanceTaskResponseObject, error)
+	// HeartbeatAppInstanceTask Extend the lease of a task
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/heartbeat)
+	HeartbeatAppInstanceTask(ctx context.Context, request HeartbeatAppInstanceTaskRequestObject) (HeartbeatAppInstanceTaskResponseObject, error)
+	// ProgressAppInstanceTask Report the phase that begins
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/tasks/{task_id}/progress)
+	ProgressAppInstanceTask(ctx context.Context, request ProgressAppInstanceTaskRequestObject) (ProgressAppInstanceTaskResponseObject, error)
 	// UpgradeAppInstance Upgrade the instance in place to another version
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/upgrade)
 	UpgradeAppInstance(ctx context.Context, request UpgradeAppInstanceRequestObject) (UpgradeAppInstanceResponseObject, error)
@@ -13720,6 +17116,21 @@ type StrictServerInterface interface {
 	// PutProjectRoles Set the roles that a user of the org holds in this project only (admins of the project)
 	// (PUT /projects/{project_id}/roles/{user_id})
 	PutProjectRoles(ctx context.Context, request PutProjectRolesRequestObject) (PutProjectRolesResponseObject, error)
+	// ListSecrets Secrets of the project
+	// (GET /projects/{project_id}/secrets)
+	ListSecrets(ctx context.Context, request ListSecretsRequestObject) (ListSecretsResponseObject, error)
+	// CreateSecret Store a secret that app instances of the project may refer to
+	// (POST /projects/{project_id}/secrets)
+	CreateSecret(ctx context.Context, request CreateSecretRequestObject) (CreateSecretResponseObject, error)
+	// GetSecret One secret, without its value
+	// (GET /projects/{project_id}/secrets/{secret_id})
+	GetSecret(ctx context.Context, request GetSecretRequestObject) (GetSecretResponseObject, error)
+	// RevokeSecret Destroy the value of a secret
+	// (POST /projects/{project_id}/secrets/{secret_id}/revoke)
+	RevokeSecret(ctx context.Context, request RevokeSecretRequestObject) (RevokeSecretResponseObject, error)
+	// RotateSecret Give a secret another value
+	// (POST /projects/{project_id}/secrets/{secret_id}/rotate)
+	RotateSecret(ctx context.Context, request RotateSecretRequestObject) (RotateSecretResponseObject, error)
 	// ListServiceAccounts Service accounts of the project
 	// (GET /projects/{project_id}/service-accounts)
 	ListServiceAccounts(ctx context.Context, request ListServiceAccountsRequestObject) (ListServiceAccountsResponseObject, error)
@@ -14908,6 +18319,156 @@ func (sh *strictHandler) ExplainAccess(ctx *gin.Context) {
 	}
 }
 
+// AcceptInvitation operation middleware
+func (sh *strictHandler) AcceptInvitation(ctx *gin.Context) {
+	var request AcceptInvitationRequestObject
+
+	var body AcceptInvitationJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.AcceptInvitation(ctx, request.(AcceptInvitationRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "AcceptInvitation")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(AcceptInvitationResponseObject); ok {
+		if err := validResponse.VisitAcceptInvitationResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// Login operation middleware
+func (sh *strictHandler) Login(ctx *gin.Context) {
+	var request LoginRequestObject
+
+	var body LoginJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.Login(ctx, request.(LoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "Login")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(LoginResponseObject); ok {
+		if err := validResponse.VisitLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// Logout operation middleware
+func (sh *strictHandler) Logout(ctx *gin.Context) {
+	var request LogoutRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.Logout(ctx, request.(LogoutRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "Logout")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(LogoutResponseObject); ok {
+		if err := validResponse.VisitLogoutResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RefreshSession operation middleware
+func (sh *strictHandler) RefreshSession(ctx *gin.Context) {
+	var request RefreshSessionRequestObject
+
+	var body RefreshSessionJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RefreshSession(ctx, request.(RefreshSessionRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RefreshSession")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RefreshSessionResponseObject); ok {
+		if err := validResponse.VisitRefreshSessionResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // MintServiceAccountToken operation middleware
 func (sh *strictHandler) MintServiceAccountToken(ctx *gin.Context) {
 	var request MintServiceAccountTokenRequestObject
@@ -14943,6 +18504,58 @@ func (sh *strictHandler) MintServiceAccountToken(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(MintServiceAccountTokenResponseObject); ok {
 		if err := validResponse.VisitMintServiceAccountTokenResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListSessions operation middleware
+func (sh *strictHandler) ListSessions(ctx *gin.Context, params ListSessionsParams) {
+	var request ListSessionsRequestObject
+
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListSessions(ctx, request.(ListSessionsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListSessions")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListSessionsResponseObject); ok {
+		if err := validResponse.VisitListSessionsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeSession operation middleware
+func (sh *strictHandler) RevokeSession(ctx *gin.Context, sessionID ID) {
+	var request RevokeSessionRequestObject
+
+	request.SessionID = sessionID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeSession(ctx, request.(RevokeSessionRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeSession")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeSessionResponseObject); ok {
+		if err := validResponse.VisitRevokeSessionResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -15358,6 +18971,104 @@ func (sh *strictHandler) ReleaseAppSlug(ctx *gin.Context, orgID OrgID, appSlug A
 	}
 }
 
+// ListInvitations operation middleware
+func (sh *strictHandler) ListInvitations(ctx *gin.Context, orgID OrgID, params ListInvitationsParams) {
+	var request ListInvitationsRequestObject
+
+	request.OrgID = orgID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListInvitations(ctx, request.(ListInvitationsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListInvitations")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListInvitationsResponseObject); ok {
+		if err := validResponse.VisitListInvitationsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateInvitation operation middleware
+func (sh *strictHandler) CreateInvitation(ctx *gin.Context, orgID OrgID) {
+	var request CreateInvitationRequestObject
+
+	request.OrgID = orgID
+
+	var body CreateInvitationJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateInvitation(ctx, request.(CreateInvitationRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateInvitation")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateInvitationResponseObject); ok {
+		if err := validResponse.VisitCreateInvitationResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeInvitation operation middleware
+func (sh *strictHandler) RevokeInvitation(ctx *gin.Context, orgID OrgID, invitationID ID) {
+	var request RevokeInvitationRequestObject
+
+	request.OrgID = orgID
+	request.InvitationID = invitationID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeInvitation(ctx, request.(RevokeInvitationRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeInvitation")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeInvitationResponseObject); ok {
+		if err := validResponse.VisitRevokeInvitationResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // GetOrgQuota operation middleware
 func (sh *strictHandler) GetOrgQuota(ctx *gin.Context, orgID OrgID) {
 	var request GetOrgQuotaRequestObject
@@ -15601,6 +19312,282 @@ func (sh *strictHandler) RemoveOrgUser(ctx *gin.Context, orgID OrgID, userID Use
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(RemoveOrgUserResponseObject); ok {
 		if err := validResponse.VisitRemoveOrgUserResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListWebhooks operation middleware
+func (sh *strictHandler) ListWebhooks(ctx *gin.Context, orgID OrgID, params ListWebhooksParams) {
+	var request ListWebhooksRequestObject
+
+	request.OrgID = orgID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListWebhooks(ctx, request.(ListWebhooksRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListWebhooks")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListWebhooksResponseObject); ok {
+		if err := validResponse.VisitListWebhooksResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateWebhook operation middleware
+func (sh *strictHandler) CreateWebhook(ctx *gin.Context, orgID OrgID) {
+	var request CreateWebhookRequestObject
+
+	request.OrgID = orgID
+
+	var body CreateWebhookJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateWebhook(ctx, request.(CreateWebhookRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateWebhook")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateWebhookResponseObject); ok {
+		if err := validResponse.VisitCreateWebhookResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DeleteWebhook operation middleware
+func (sh *strictHandler) DeleteWebhook(ctx *gin.Context, orgID OrgID, webhookID WebhookID) {
+	var request DeleteWebhookRequestObject
+
+	request.OrgID = orgID
+	request.WebhookID = webhookID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DeleteWebhook(ctx, request.(DeleteWebhookRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DeleteWebhook")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DeleteWebhookResponseObject); ok {
+		if err := validResponse.VisitDeleteWebhookResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetWebhook operation middleware
+func (sh *strictHandler) GetWebhook(ctx *gin.Context, orgID OrgID, webhookID WebhookID) {
+	var request GetWebhookRequestObject
+
+	request.OrgID = orgID
+	request.WebhookID = webhookID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetWebhook(ctx, request.(GetWebhookRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetWebhook")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetWebhookResponseObject); ok {
+		if err := validResponse.VisitGetWebhookResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListWebhookDeadLetters operation middleware
+func (sh *strictHandler) ListWebhookDeadLetters(ctx *gin.Context, orgID OrgID, webhookID WebhookID, params ListWebhookDeadLettersParams) {
+	var request ListWebhookDeadLettersRequestObject
+
+	request.OrgID = orgID
+	request.WebhookID = webhookID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListWebhookDeadLetters(ctx, request.(ListWebhookDeadLettersRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListWebhookDeadLetters")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListWebhookDeadLettersResponseObject); ok {
+		if err := validResponse.VisitListWebhookDeadLettersResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// EnableWebhook operation middleware
+func (sh *strictHandler) EnableWebhook(ctx *gin.Context, orgID OrgID, webhookID WebhookID) {
+	var request EnableWebhookRequestObject
+
+	request.OrgID = orgID
+	request.WebhookID = webhookID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.EnableWebhook(ctx, request.(EnableWebhookRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "EnableWebhook")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(EnableWebhookResponseObject); ok {
+		if err := validResponse.VisitEnableWebhookResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ReplayWebhook operation middleware
+func (sh *strictHandler) ReplayWebhook(ctx *gin.Context, orgID OrgID, webhookID WebhookID) {
+	var request ReplayWebhookRequestObject
+
+	request.OrgID = orgID
+	request.WebhookID = webhookID
+
+	var body ReplayWebhookJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ReplayWebhook(ctx, request.(ReplayWebhookRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ReplayWebhook")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ReplayWebhookResponseObject); ok {
+		if err := validResponse.VisitReplayWebhookResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RotateWebhookSecret operation middleware
+func (sh *strictHandler) RotateWebhookSecret(ctx *gin.Context, orgID OrgID, webhookID WebhookID) {
+	var request RotateWebhookSecretRequestObject
+
+	request.OrgID = orgID
+	request.WebhookID = webhookID
+
+	var body RotateWebhookSecretJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RotateWebhookSecret(ctx, request.(RotateWebhookSecretRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RotateWebhookSecret")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RotateWebhookSecretResponseObject); ok {
+		if err := validResponse.VisitRotateWebhookSecretResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -16260,6 +20247,153 @@ func (sh *strictHandler) GetAppInstanceLogs(ctx *gin.Context, projectID ProjectI
 	}
 }
 
+// AddAppInstanceMember operation middleware
+func (sh *strictHandler) AddAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request AddAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	var body AddAppInstanceMemberJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.AddAppInstanceMember(ctx, request.(AddAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "AddAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(AddAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitAddAppInstanceMemberResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RecoverAppInstanceMember operation middleware
+func (sh *strictHandler) RecoverAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) {
+	var request RecoverAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.MemberID = memberID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RecoverAppInstanceMember(ctx, request.(RecoverAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RecoverAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RecoverAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitRecoverAppInstanceMemberResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RemoveAppInstanceMember operation middleware
+func (sh *strictHandler) RemoveAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) {
+	var request RemoveAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.MemberID = memberID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RemoveAppInstanceMember(ctx, request.(RemoveAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RemoveAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RemoveAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitRemoveAppInstanceMemberResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ReportAppInstanceMember operation middleware
+func (sh *strictHandler) ReportAppInstanceMember(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, memberID MemberID) {
+	var request ReportAppInstanceMemberRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.MemberID = memberID
+
+	var body ReportAppInstanceMemberJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ReportAppInstanceMember(ctx, request.(ReportAppInstanceMemberRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ReportAppInstanceMember")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ReportAppInstanceMemberResponseObject); ok {
+		if err := validResponse.VisitReportAppInstanceMemberResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // ForwardAppInstancePort operation middleware
 func (sh *strictHandler) ForwardAppInstancePort(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
 	var request ForwardAppInstancePortRequestObject
@@ -16400,6 +20534,264 @@ func (sh *strictHandler) StopAppInstance(ctx *gin.Context, projectID ProjectID, 
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(StopAppInstanceResponseObject); ok {
 		if err := validResponse.VisitStopAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListAppInstanceTasks operation middleware
+func (sh *strictHandler) ListAppInstanceTasks(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params ListAppInstanceTasksParams) {
+	var request ListAppInstanceTasksRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAppInstanceTasks(ctx, request.(ListAppInstanceTasksRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAppInstanceTasks")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAppInstanceTasksResponseObject); ok {
+		if err := validResponse.VisitListAppInstanceTasksResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ClaimAppInstanceTask operation middleware
+func (sh *strictHandler) ClaimAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request ClaimAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body ClaimAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ClaimAppInstanceTask(ctx, request.(ClaimAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ClaimAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ClaimAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitClaimAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CompleteAppInstanceTask operation middleware
+func (sh *strictHandler) CompleteAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request CompleteAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body CompleteAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CompleteAppInstanceTask(ctx, request.(CompleteAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CompleteAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CompleteAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitCompleteAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FailAppInstanceTask operation middleware
+func (sh *strictHandler) FailAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request FailAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body FailAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FailAppInstanceTask(ctx, request.(FailAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FailAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FailAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitFailAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// HeartbeatAppInstanceTask operation middleware
+func (sh *strictHandler) HeartbeatAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request HeartbeatAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body HeartbeatAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.HeartbeatAppInstanceTask(ctx, request.(HeartbeatAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "HeartbeatAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(HeartbeatAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitHeartbeatAppInstanceTaskResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ProgressAppInstanceTask operation middleware
+func (sh *strictHandler) ProgressAppInstanceTask(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, taskID TaskID) {
+	var request ProgressAppInstanceTaskRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.TaskID = taskID
+
+	var body ProgressAppInstanceTaskJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ProgressAppInstanceTask(ctx, request.(ProgressAppInstanceTaskRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ProgressAppInstanceTask")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ProgressAppInstanceTaskResponseObject); ok {
+		if err := validResponse.VisitProgressAppInstanceTaskResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -16825,6 +21217,177 @@ func (sh *strictHandler) PutProjectRoles(ctx *gin.Context, projectID ProjectID, 
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(PutProjectRolesResponseObject); ok {
 		if err := validResponse.VisitPutProjectRolesResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListSecrets operation middleware
+func (sh *strictHandler) ListSecrets(ctx *gin.Context, projectID ProjectID, params ListSecretsParams) {
+	var request ListSecretsRequestObject
+
+	request.ProjectID = projectID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListSecrets(ctx, request.(ListSecretsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListSecrets")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListSecretsResponseObject); ok {
+		if err := validResponse.VisitListSecretsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateSecret operation middleware
+func (sh *strictHandler) CreateSecret(ctx *gin.Context, projectID ProjectID) {
+	var request CreateSecretRequestObject
+
+	request.ProjectID = projectID
+
+	var body CreateSecretJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateSecret(ctx, request.(CreateSecretRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateSecret")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateSecretResponseObject); ok {
+		if err := validResponse.VisitCreateSecretResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetSecret operation middleware
+func (sh *strictHandler) GetSecret(ctx *gin.Context, projectID ProjectID, secretID SecretID, params GetSecretParams) {
+	var request GetSecretRequestObject
+
+	request.ProjectID = projectID
+	request.SecretID = secretID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetSecret(ctx, request.(GetSecretRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetSecret")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetSecretResponseObject); ok {
+		if err := validResponse.VisitGetSecretResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeSecret operation middleware
+func (sh *strictHandler) RevokeSecret(ctx *gin.Context, projectID ProjectID, secretID SecretID) {
+	var request RevokeSecretRequestObject
+
+	request.ProjectID = projectID
+	request.SecretID = secretID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeSecret(ctx, request.(RevokeSecretRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeSecret")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeSecretResponseObject); ok {
+		if err := validResponse.VisitRevokeSecretResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RotateSecret operation middleware
+func (sh *strictHandler) RotateSecret(ctx *gin.Context, projectID ProjectID, secretID SecretID) {
+	var request RotateSecretRequestObject
+
+	request.ProjectID = projectID
+	request.SecretID = secretID
+
+	var body RotateSecretJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RotateSecret(ctx, request.(RotateSecretRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RotateSecret")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RotateSecretResponseObject); ok {
+		if err := validResponse.VisitRotateSecretResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -1,9 +1,11 @@
 package httpapi
 
 import (
+	"encoding/json"
 	"fmt"
 	"math"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -31,6 +33,12 @@ const (
 	prefixBurst        = 1000
 	anonymousPerSecond = 500
 	anonymousBurst     = 2000
+
+	// People mistype a few times; who guesses passwords gets 60 attempts an hour for an account, and 360 from an address.
+	loginsPerSecond        = 1.0 / 60
+	loginsBurst            = 10
+	addressLoginsPerSecond = 1.0 / 10
+	addressLoginsBurst     = 30
 
 	// A node asks for a certificate a few times a day, and for each image a few requests for each of its layers.
 	nodePerSecond  = 50
@@ -125,6 +133,8 @@ type budgets struct {
 	address, prefix, anonymous *budget
 	caller, org, api           *budget
 	node, nodes                *budget
+	// Attempts to log in.
+	logins, addressLogins *budget
 	// What the registry's transfers move.
 	callerBytes, orgBytes, nodeBytes *budget
 	// What failing requests write to the audit trail.
@@ -144,6 +154,8 @@ func newBudgets(conf Config) *budgets {
 	}
 	b.address = newBudget("address", visitorsPerSecond, visitorsBurst, b.anonymous)
 	b.prefix = newBudget("prefix", prefixPerSecond, prefixBurst, b.anonymous)
+	b.logins = newBudget("logins", loginsPerSecond, loginsBurst, b.anonymous)
+	b.addressLogins = newBudget("address_logins", addressLoginsPerSecond, addressLoginsBurst, b.anonymous)
 	b.caller = newBudget("caller", perSecond, burst, b.api)
 	b.org = newBudget("org", orgShare*perSecond, orgShare*burst, b.api)
 	b.node = newBudget("node", nodePerSecond, nodeBurst, b.nodes)
@@ -159,6 +171,14 @@ func newBudgets(conf Config) *budgets {
 func (b *budgets) ofVisitor(ip string) []charge {
 	address, prefix := prefixes(ip)
 	return []charge{{b.address, address}, {b.prefix, prefix}, {b.anonymous, ""}}
+}
+
+// ofLogin is charged for an attempt to log in; body has the account's e-mail address.
+func (b *budgets) ofLogin(body []byte, ip string) []charge {
+	var login Login
+	_ = json.Unmarshal(body, &login) // it follows the contract
+	address, _ := prefixes(ip)
+	return []charge{{b.logins, strings.ToLower(login.Email)}, {b.addressLogins, address}}
 }
 
 func (b *budgets) ofNode(name string) []charge {

@@ -24,6 +24,8 @@ type call struct {
 	again   func(ctx context.Context) (iam.Principal, error)
 	bodyMAC []byte
 	at      time.Time
+	// refused is the login that was refused; nil for all other requests.
+	refused *command.LoginRefusedError
 	// failure is the code of the fault that ended it; empty when all went well.
 	failure fault.Code
 }

@@ -40,12 +40,20 @@ type operation struct {
 	bodyOptional bool
 	maxBodyBytes int64
 	params       []parameter
+	// resource is the kind that it reads or changes; empty for none. versioned: its answer has the version.
+	resource  string
+	versioned bool
 }
 
 func (o *operation) route() string { return o.method + " " + o.template }
 
 // mutates reports whether a success changes something.
 func (o *operation) mutates() bool { return o.method != http.MethodGet && o.method != http.MethodHead }
+
+// takes reports whether the operation has a parameter.
+func (o *operation) takes(name string) bool {
+	return slices.ContainsFunc(o.params, func(p parameter) bool { return p.name == name })
+}
 
 type parameter struct {
 	name string
@@ -123,6 +131,10 @@ func newOperation(compiler *jsonschema.Compiler, method, path string, op *openap
 	o := &operation{
 		id: op.OperationID, method: method, template: path, maxBodyBytes: defaultMaxBodyBytes,
 		open: op.Security != nil && len(*op.Security) == 0,
+	}
+	var err error
+	if o.resource, o.versioned, err = resourceOf(method, path, op); err != nil {
+		return nil, err
 	}
 	here := "/paths/" + escapePointer(path) + "/" + strings.ToLower(method)
 	for i, ref := range op.Parameters {

@@ -28,8 +28,12 @@ func (s *Server) StreamEvents(ctx context.Context, r StreamEventsRequestObject) 
 	// The contract's check has refused what is no position.
 	from := cmp.Or(q.LastEventID, q.After)
 	after, _ := strconv.ParseInt(from, 10, 64)
+	var types []string
+	if q.Type != "" {
+		types = []string{q.Type}
+	}
 	reader, err := s.Queries.Events(ctx, principalOf(ctx), query.EventFilter{
-		ProjectID: q.ProjectID, Subject: q.Subject, Type: q.Type, After: after,
+		ProjectID: q.ProjectID, Subject: q.Subject, Types: types, After: after,
 		FromNow: from == "" && (q.Begin == StreamEventsParamsBeginNow || q.Begin == "" && q.Follow),
 	})
 	if err != nil {

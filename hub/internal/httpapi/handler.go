@@ -58,8 +58,10 @@ type api struct {
 	// unrecorded counts the failures without an audit row since the last row.
 	unrecorded atomic.Int64
 	leftOut    metric.Int64Counter
-	tracer     trace.Tracer
-	duration   metric.Float64Histogram
+	// versions may be nil: then only answers that have a version have an ETag.
+	versions versions
+	tracer   trace.Tracer
+	duration metric.Float64Histogram
 }
 
 // NewHandler serves the operations of the contract below /api/v1, and the registry below /v2/.
@@ -94,6 +96,7 @@ func NewHandler(s StrictServerInterface, conf Config) (http.Handler, error) {
 		metric.WithDescription("Time from the request's header to the end of the answer."))
 	a.leftOut, _ = meter.Int64Counter("gpuaas.audit.unrecorded", metric.WithDescription("Denied or failed requests "+
 		"without an audit row of their own, because a budget of rows was used up."))
+	a.versions, _ = s.(versions)
 	engine := a.engine(s)
 	if conf.Registry == nil {
 		return engine, nil
@@ -126,7 +129,7 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 	}))
 	e.NoMethod(a.charged(a.methodNotAllowed))
 
-	strict := NewStrictHandlerWithOptions(s, nil, StrictGinServerOptions{
+	strict := NewStrictHandlerWithOptions(s, []StrictMiddlewareFunc{a.conditional}, StrictGinServerOptions{
 		RequestErrorHandlerFunc: func(c *gin.Context, err error) {
 			a.fail(c, fault.New(fault.Malformed, codeInvalidRequest, "The body is not what the contract asks for.",
 				err).WithField("",

@@ -354,7 +354,7 @@ func memberView(i instance.Instance, m instance.Member) Member {
 		StatusReason: StatusReason(m.Reason.Text()),
 		Detail:       m.Detail, OwnerRefusal: m.OwnerRefusal, Restarts: int32(m.Restarts), ExitCode: int32(m.ExitCode),
 		ConfigCurrent: i.HasConfig(m),
-		StartedAt:     m.StartedAt, ReadyAt: m.ReadyAt, Services: servicesView(m.Services),
+		StartedAt:     m.StartedAt, ReadyAt: m.ReadyAt, HeartbeatAt: m.HeartbeatAt, Services: servicesView(m.Services),
 	}
 }
 

@@ -33,6 +33,12 @@ func samples() map[string]string {
 	return map[string]string{
 		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID +
 			`","private_key_pem":"pem","assertion":"jwt"}`,
+		"login":          `{"email":"a@b","password":"p","code":"123456"}`,
+		"refreshSession": `{"refresh_token":"t"}`,
+		"acceptInvitation": `{"token":"t","display_name":"A","password":"0123456789ab","totp":{"secret":"` +
+			`ABCDEFGHIJKLMNOPQRSTUVWXYZ","code":"123456"}}`,
+		"createInvitation": `{"email":"a@b","roles":["org_member"],"custom_roles":["` + someID +
+			`"],"expires_in_seconds":60}`,
 		"explainAccess": `{"permission":"apps.instance.read","org_id":"` + someID + `","project_id":"` + someID +
 			`","principal":{"type":"user","id":"` + someID + `"}}`,
 		"createOrg":            `{"slug":"acme","display_name":"Acme"}`,
@@ -60,6 +66,8 @@ func samples() map[string]string {
 			`","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,` +
 			`"memory_mib":64}`,
 		"createVolume":         `{"name":"v","size_mib":64,"allocation_id":"` + someID + `"}`,
+		"createSecret":         `{"name":"token","value":"v"}`,
+		"rotateSecret":         `{"value":"v"}`,
 		"restoreVolume":        `{"snapshot_id":"` + someID + `"}`,
 		"resizeVolume":         `{"size_mib":64}`,
 		"createVolumeSnapshot": `{"description":"d"}`,
@@ -71,8 +79,15 @@ func samples() map[string]string {
 		"upgradeAppInstance": `{"target_version":"2","resources":{"accelerators":0},"parameters":{"x":1},` +
 			`"ports":[{"name":"http","host_port":30000}],"volumes":[{"name":"data","size_mib":64}],` +
 			`"environment":{"requirements":["a"]},"config":{}}`,
-		"rollbackAppInstance": `{"target_version":"1"}`,
-		"changeAppInstance":   `{"display_name":"d","config":{}}`,
+		"rollbackAppInstance":      `{"target_version":"1"}`,
+		"changeAppInstance":        `{"display_name":"d","config":{}}`,
+		"addAppInstanceMember":     `{"allocation_id":"` + someID + `","role":"worker"}`,
+		"reportAppInstanceMember":  `{"status":"failed","reason":"internal","detail":"d"}`,
+		"claimAppInstanceTask":     `{"worker":"w","lease_seconds":60}`,
+		"heartbeatAppInstanceTask": `{"attempt":1}`,
+		"progressAppInstanceTask":  `{"attempt":1,"phase":"a","detail":"d"}`,
+		"completeAppInstanceTask":  `{"attempt":1}`,
+		"failAppInstanceTask":      `{"attempt":1,"reason":"internal","detail":"d"}`,
 		"execInAppInstance": `{"command":["a","b"],"terminal":true,"rows":24,"columns":80,"service":"main",` +
 			`"member_id":"` + someID + `"}`,
 		"copyAppInstanceFiles":   `{"path":"/a","into":true,"service":"main","member_id":"` + someID + `"}`,
@@ -82,11 +97,15 @@ func samples() map[string]string {
 			`"accelerator_model":"H200","cpu_cores":9,"memory_mib":9216}`,
 		"createPrice": `{"meter":"session_seconds","app_slug":"a","sku":"s","currency":"EUR","price":"1",` +
 			`"per":"hour","host_share_percent":50,"from":"2026-01-01T00:00:00Z"}`,
-		"banNode":           `{"reason":"r"}`,
-		"removeNode":        `{"lost":true,"reason":"r"}`,
-		"createJoinToken":   `{"description":"d","expires_in_seconds":60}`,
-		"registerPublisher": `{"delegation":` + envelope + `}`,
-		"enrollNode":        `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
+		"createWebhook": `{"url":"https://hooks.example/x","description":"d","types":["apps.instance"],"project_id":"` +
+			someID + `"}`,
+		"rotateWebhookSecret": `{"overlap_seconds":60}`,
+		"replayWebhook":       `{"event_id":"` + someID + `"}`,
+		"banNode":             `{"reason":"r"}`,
+		"removeNode":          `{"lost":true,"reason":"r"}`,
+		"createJoinToken":     `{"description":"d","expires_in_seconds":60}`,
+		"registerPublisher":   `{"delegation":` + envelope + `}`,
+		"enrollNode":          `{"join_token":"0123456789abcdef","csr_pem":"pem","hostname":"node-1"}`,
 		"renewNode": `{"node_id":"` + someID +
 			`","csr_pem":"pem","issued_at":"2026-01-01T00:00:00Z","signature":"YQ=="}`,
 	}

@@ -109,7 +109,7 @@ app:
   slug: demo
   display_name: Demo
   runtime_backend: launchable_oci
-  supported_modes: {operating_modes: [tenant_dedicated, platform_managed], control_plane_scopes: [project, tenant]}
+  supported_modes: {operating_modes: [tenant_dedicated, platform_managed], control_plane_scopes: [project, platform]}
 version:
   version: ${version}
   runtime_profile:

@@ -10,10 +10,14 @@ const (
 	codeCredentialsInvalid fault.Code = "credentials_invalid"
 	// codeForbidden: the caller lacks the permission.
 	codeForbidden fault.Code = "forbidden"
+	// codeInvitationInvalid: the invitation was accepted or revoked, or its time is over.
+	codeInvitationInvalid fault.Code = "invitation_invalid"
 	// codeLastPlatformAdmin: the last platform admin cannot be removed.
 	codeLastPlatformAdmin fault.Code = "last_platform_admin"
 	// codeLimitReached: the org or project holds as many as it may.
 	codeLimitReached fault.Code = "limit_reached"
+	// codeLoginRefused: the e-mail address, the password or the one-time code is not right.
+	codeLoginRefused fault.Code = "login_refused"
 	// codeNoPlatformAdmin: no platform admin exists yet.
 	codeNoPlatformAdmin fault.Code = "no_platform_admin"
 	// codePrivateKeyUnreadable: the private key cannot be read.
@@ -22,7 +26,9 @@ const (
 	codeRoleInUse fault.Code = "role_in_use"
 	// codeServiceAccountDisabled: the service account is disabled.
 	codeServiceAccountDisabled fault.Code = "service_account_disabled"
-	// codeTokenKeySealed: the key of access tokens cannot be opened with the hub's key file.
+	// codeSessionEnded: the refresh token does not count.
+	codeSessionEnded fault.Code = "session_ended"
+	// codeTokenKeySealed: the key of access tokens, or of one-time codes, cannot be opened with the hub's key file.
 	codeTokenKeySealed fault.Code = "token_key_sealed"
 	// codeUnauthenticated: the request carries no valid token.
 	codeUnauthenticated fault.Code = "unauthenticated"

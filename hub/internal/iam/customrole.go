@@ -100,7 +100,7 @@ func SetCustomRole(ctx context.Context, tx db.Tx, by Principal, before, r Custom
 	return r, err
 }
 
-// DeleteCustomRole removes a role that nobody holds.
+// DeleteCustomRole removes a role that nobody holds, and the invitations that name it.
 func DeleteCustomRole(ctx context.Context, tx db.Tx, r CustomRole) error {
 	users, err := db.Value[int](ctx, tx,
 		`SELECT count(DISTINCT user_id) FROM role_bindings WHERE custom_role_id = $1`, r.ID)
@@ -110,6 +110,10 @@ func DeleteCustomRole(ctx context.Context, tx db.Tx, r CustomRole) error {
 	if users > 0 {
 		return fault.New(fault.Conflict, codeRoleInUse, fmt.Sprintf("%d users hold this role; take it from them first.",
 			users), nil).Permanent()
+	}
+	if _, err := tx.Exec(ctx,
+		`DELETE FROM invitations WHERE org_id = $1 AND $2::TEXT = ANY(roles)`, r.OrgID, r.ID); err != nil {
+		return err
 	}
 	_, err = tx.Exec(ctx, `DELETE FROM custom_roles WHERE id = $1`, r.ID)
 	return err

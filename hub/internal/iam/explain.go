@@ -65,11 +65,17 @@ func Explain(p Principal, permission Permission, orgID, projectID string) (Expla
 	return out, nil
 }
 
+const (
+	selectAccount = `SELECT ` + serviceAccountColumns + `
+		FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`
+	selectPrincipal = `SELECT ` + userPrincipalColumns + `
+		FROM users u ` + userBindings + ` LEFT JOIN user_tokens t ON FALSE WHERE u.id = $1`
+)
+
 // PrincipalOf finds another principal for p, who must be allowed to read the roles that it holds.
 func PrincipalOf(ctx context.Context, tx db.Tx, p Principal, of principal.Actor) (Principal, error) {
 	if of.Type == principal.ServiceAccount {
-		sa, err := selectByID[ServiceAccount](ctx, tx, `SELECT `+serviceAccountColumns+
-			` FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`, of.ID)
+		sa, err := selectByID[ServiceAccount](ctx, tx, selectAccount, of.ID)
 		if err != nil {
 			return Principal{}, err
 		}
@@ -79,7 +85,19 @@ func PrincipalOf(ctx context.Context, tx db.Tx, p Principal, of principal.Actor)
 	if err != nil {
 		return Principal{}, err
 	}
-	return selectUserPrincipal(ctx, tx, `
-		SELECT `+userPrincipalColumns+`
-		FROM users u `+userBindings+` WHERE u.id = $1`, u.ID)
+	return selectUserPrincipal(ctx, tx, selectPrincipal, u.ID)
+}
+
+// CurrentPrincipal finds a user or service account as it is now, for what the hub does in its name while it makes no
+// request.
+func CurrentPrincipal(ctx context.Context, tx db.Tx, of principal.Actor) (Principal, error) {
+	if of.Type == principal.ServiceAccount {
+		sa, err := selectByID[ServiceAccount](ctx, tx, selectAccount, of.ID)
+		return sa.principal(), err
+	}
+	p, err := selectUserPrincipal(ctx, tx, selectPrincipal+` AND u.removed_at IS NULL`, of.ID)
+	if err == nil && p.ID == "" {
+		err = ErrNotFound()
+	}
+	return p, err
 }

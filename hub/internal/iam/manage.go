@@ -127,6 +127,9 @@ func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, 
 		if _, err := revokeTokens(ctx, tx, u.ID, now); err != nil {
 			return u, err
 		}
+		if _, err := tx.Exec(ctx, `DELETE FROM user_passwords WHERE user_id = $1`, u.ID); err != nil {
+			return u, err
+		}
 		if _, err := tx.Exec(ctx, `UPDATE users SET removed_at = $2 WHERE id = $1`, u.ID, now); err != nil {
 			return u, err
 		}
@@ -188,7 +191,8 @@ func RevokeUserToken(ctx context.Context, tx db.Tx, userID, tokenID string, now 
 		return ErrNotFound()
 	}
 	revoked, err := affects(tx.Exec(ctx, `
-		UPDATE user_tokens SET revoked_at = $3 WHERE id = $2 AND user_id = $1 AND revoked_at IS NULL AND expires_at > $3`,
+		UPDATE user_tokens SET revoked_at = $3
+		WHERE id = $2 AND user_id = $1 AND revoked_at IS NULL AND expires_at > $3 AND session_id IS NULL`,
 		userID, tokenID, now))
 	if err == nil && !revoked {
 		err = ErrNotFound()
@@ -196,7 +200,7 @@ func RevokeUserToken(ctx context.Context, tx db.Tx, userID, tokenID string, now 
 	return err
 }
 
-// RevokeUserTokens ends every token of the user and returns how many there were.
+// RevokeUserTokens ends every token and session of the user and returns how many there were.
 func RevokeUserTokens(ctx context.Context, tx db.Tx, u User, now time.Time) (User, int64, error) {
 	revoked, err := revokeTokens(ctx, tx, u.ID, now)
 	if err != nil || revoked == 0 {

@@ -18,6 +18,10 @@ const (
 	InstanceExec     Permission = "apps.instance.exec"
 	// InstanceConnect reaches the ports of a running app.
 	InstanceConnect Permission = "apps.instance.connect"
+	// InstanceMembers adds, removes and recovers members of an app that an external worker operates.
+	InstanceMembers Permission = "apps.instance.members"
+	// InstanceWork is to work off the tasks of an app as its external worker.
+	InstanceWork Permission = "apps.instance.work"
 
 	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies, revokes, retires.
 	ArtifactRead    Permission = "apps.artifact.read"
@@ -27,6 +31,10 @@ const (
 	// EnvironmentManage is to set a project's package index and to remove environments.
 	EnvironmentRead   Permission = "apps.environment.read"
 	EnvironmentManage Permission = "apps.environment.manage"
+
+	// SecretManage issues, rotates and revokes secrets of a project. Nothing lets anybody read one.
+	SecretRead   Permission = "apps.secret.read"
+	SecretManage Permission = "apps.secret.manage"
 
 	EntitlementRead  Permission = "apps.entitlement.read"
 	EntitlementWrite Permission = "apps.entitlement.write"
@@ -70,6 +78,8 @@ const (
 	RoleWrite           Permission = "iam.role.write"
 	ServiceAccountRead  Permission = "iam.service_account.read"
 	ServiceAccountWrite Permission = "iam.service_account.write"
+	WebhookRead         Permission = "iam.webhook.read"
+	WebhookWrite        Permission = "iam.webhook.write"
 
 	NodeRead       Permission = "fleet.node.read"
 	NodeWrite      Permission = "fleet.node.write"
@@ -122,12 +132,13 @@ func Permissions() []Permission {
 	return []Permission{
 		ArtifactManage, ArtifactPublish, ArtifactRead, CatalogManage, CatalogRead, EntitlementRead,
 		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
-		InstanceDelete, InstanceExec, InstanceLogs, InstanceRead, InstanceRollback, InstanceStart,
-		InstanceStop, InstanceUpgrade, AuditExport, AuditRead, CreditGrant, LedgerRead, PriceRead, PriceWrite,
+		InstanceDelete, InstanceExec, InstanceLogs, InstanceMembers, InstanceRead, InstanceRollback, InstanceStart,
+		InstanceStop, InstanceUpgrade, InstanceWork, SecretManage, SecretRead, AuditExport, AuditRead,
+		CreditGrant, LedgerRead, PriceRead, PriceWrite,
 		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
 		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite, OrgCreate, OrgRead,
 		ProjectCreate, ProjectRead, QuotaRead, QuotaWrite, RoleRead, RoleWrite, ServiceAccountRead,
-		ServiceAccountWrite, UserManage, UserRead, UserWrite,
+		ServiceAccountWrite, UserManage, UserRead, UserWrite, WebhookRead, WebhookWrite,
 	}
 }

@@ -34,7 +34,7 @@ type Decision struct {
 // resource of the platform (catalogue, nodes, prices); projectID empty means one of the org as a whole. A policy that
 // cannot be evaluated is an error, and nothing is allowed then.
 func Decide(p Principal, permission Permission, orgID, projectID string) (Decision, error) {
-	return policies().decide(p, permission, orgID, projectID)
+	return policies().decide(p, permission, orgID, projectID, "")
 }
 
 // Know is the action of the policy that says whether a principal may know that a resource exists. It is no permission
@@ -98,7 +98,10 @@ func (s policySet) All() iter.Seq2[cedar.PolicyID, *cedar.Policy] {
 	}
 }
 
-func (s policySet) decide(p Principal, permission Permission, orgID, projectID string) (Decision, error) {
+// decide knows the operating mode where what is asked is done to one app instance.
+func (s policySet) decide(p Principal, permission Permission, orgID, projectID, operatingMode string) (Decision,
+	error,
+) {
 	kind := principalType(p.Type)
 	if p.ID == "" || kind == "" {
 		return Decision{}, nil
@@ -122,6 +125,7 @@ func (s policySet) decide(p Principal, permission Permission, orgID, projectID s
 		Principal: subject.UID,
 		Action:    cedar.NewEntityUID(actionType, cedar.String(permission)),
 		Resource:  object.UID,
+		Context:   cedar.NewRecord(cedar.RecordMap{"operating_mode": cedar.String(operatingMode)}),
 	})
 	var errs []error
 	for _, e := range why.Errors {

@@ -9,6 +9,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // TestPoliciesAnswerAsTheTable compares Authorize with the table of roles that it had before there were policies, for
@@ -86,6 +87,21 @@ func TestADecisionNamesItsRules(t *testing.T) {
 	require.Equal(t, []string{"platform_admin"}, rules(admin, NodeWrite, "", ""))
 }
 
+func TestWhatThePlatformManagesIsOperatedByPlatformAdminsAlone(t *testing.T) {
+	owner := Principal{Type: principal.User, ID: "u", OrgID: "acme", Bindings: []Binding{{Role: OrgAdmin}}}
+	admin := Principal{Type: principal.User, ID: "a", PlatformAdmin: true}
+	for permission, refused := range map[Permission]bool{
+		InstanceStop: true, InstanceStart: true, InstanceUpgrade: true, InstanceRollback: true, InstanceExec: true,
+		InstanceLogs: true, InstanceRead: false, InstanceConnect: false, InstanceDelete: false,
+	} {
+		err := AuthorizeOperation(owner, permission, "acme", "p1", "platform_managed")
+		require.Equal(t, refused, fault.Is(err, fault.Forbidden), permission)
+		require.Equal(t, refused, err != nil, permission)
+		require.NoError(t, AuthorizeOperation(owner, permission, "acme", "p1", "tenant_dedicated"), permission)
+		require.NoError(t, AuthorizeOperation(admin, permission, "acme", "p1", "platform_managed"), permission)
+	}
+}
+
 func TestADisabledPrincipalMayNothing(t *testing.T) {
 	for _, p := range principals() {
 		p.Disabled = true
@@ -103,7 +119,7 @@ func TestAPolicyThatCannotBeEvaluatedDenies(t *testing.T) {
 		set, err := parsePolicies(slices.Concat(policyDocument,
 			[]byte(`@id("broken") `+effect+` (principal, action, resource) when { principal.missing };`)))
 		require.NoError(t, err)
-		d, err := set.decide(Principal{Type: principal.User, ID: "a", PlatformAdmin: true}, NodeRead, "", "")
+		d, err := set.decide(Principal{Type: principal.User, ID: "a", PlatformAdmin: true}, NodeRead, "", "", "")
 		require.ErrorContains(t, err, "evaluate policy broken")
 		require.False(t, d.Allowed)
 	}
@@ -119,12 +135,14 @@ func TestThePoliciesAreComplete(t *testing.T) {
 		require.NotEmpty(t, p.Description, p.ID)
 		ids = append(ids, p.ID)
 	}
-	require.Equal(t, []string{"platform_admin", "tenant_boundary", "disabled", "known", "custom_role"}, ids[:5])
+	require.Equal(t, []string{
+		"platform_admin", "tenant_boundary", "disabled", "platform_managed", "known", "custom_role",
+	}, ids[:6])
 	var names []string
 	for _, r := range roles() {
 		names = append(names, string(r))
 	}
-	require.Equal(t, names, ids[5:])
+	require.Equal(t, names, ids[6:])
 	known := append(Permissions(), Know)
 	for _, action := range regexp.MustCompile(`Action::"([^"]*)"`).FindAllStringSubmatch(string(policyDocument), -1) {
 		require.Contains(t, known, action[1])
@@ -210,11 +228,12 @@ func byTable(p Principal, permission Permission, orgID, projectID string) error 
 func table(r Role) []Permission {
 	viewer := []Permission{
 		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, EnvironmentRead, CatalogRead, AllocationRead, VolumeRead,
-		SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
+		SecretRead, SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
 	}
 	operator := slices.Concat(viewer, []Permission{
 		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
-		InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, VolumeCreate, VolumeSnapshot, VolumeRestore,
+		InstanceWork, InstanceMembers, InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, SecretManage,
+		VolumeCreate, VolumeSnapshot, VolumeRestore,
 		VolumeDelete,
 	})
 	projectAdmin := slices.Concat(operator, []Permission{
@@ -224,6 +243,7 @@ func table(r Role) []Permission {
 	held := map[Role][]Permission{
 		OrgAdmin: slices.Concat(projectAdmin, []Permission{
 			ProjectCreate, UserRead, UserManage, QuotaRead, LedgerRead, WalletRead, AuditRead, AuditExport,
+			WebhookRead, WebhookWrite,
 		}),
 		OrgMember:    slices.Concat(operator, []Permission{AllocationCreate, AllocationRelease, LedgerRead, WalletRead}),
 		OrgBilling:   slices.Concat(viewer, []Permission{QuotaRead, LedgerRead, WalletRead}),

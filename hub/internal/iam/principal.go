@@ -24,6 +24,8 @@ type Principal struct {
 	PlatformAdmin bool
 	// Disabled is a user or service account that may do nothing. It cannot authenticate; explanations show it.
 	Disabled bool
+	// SessionID is the login that the user's token belongs to; empty for a personal token.
+	SessionID string
 	// Bindings are the roles held in OrgID, sorted by role and then by project, the org-wide one first.
 	Bindings []Binding
 }
@@ -64,6 +66,17 @@ func Authorize(p Principal, permission Permission, orgID, projectID string) erro
 	default:
 		return ErrNotFound()
 	}
+}
+
+// AuthorizeOperation reports as Forbidden that p may do something to app instances of a project, but not to one that is
+// operated in that mode. It comes after Authorize.
+func AuthorizeOperation(p Principal, permission Permission, orgID, projectID, operatingMode string) error {
+	decision, err := policies().decide(p, permission, orgID, projectID, operatingMode)
+	if err != nil || decision.Allowed {
+		return err
+	}
+	return fault.New(fault.Forbidden, codeForbidden, "You may not do this: the platform manages the app instance.",
+		nil).Permanent()
 }
 
 // reach is where a principal holds a permission, for the WHERE clause of a listing.

@@ -115,7 +115,8 @@ func Usage(ctx context.Context, tx db.Tx, orgID string, now time.Time) (Limits, 
 		SELECT (SELECT count(*) FROM service_accounts WHERE org_id = $1 AND deleted_at IS NULL),
 		       (SELECT count(*) FROM users WHERE org_id = $1 AND removed_at IS NULL),
 		       (SELECT count(*) FROM user_tokens t JOIN users u ON u.id = t.user_id
-		        WHERE u.org_id = $1 AND u.removed_at IS NULL AND t.expires_at > $2 AND t.revoked_at IS NULL)`, orgID, now).
+		        WHERE u.org_id = $1 AND u.removed_at IS NULL AND t.expires_at > $2 AND t.revoked_at IS NULL
+		        AND t.session_id IS NULL)`, orgID, now).
 		Scan(&accounts, &users, &tokens)
 	return Limits{QuotaServiceAccounts: accounts, QuotaUsers: users, QuotaUserTokens: tokens}, err
 }

@@ -72,10 +72,16 @@ func updateUser(ctx context.Context, tx db.Tx, u User, now time.Time) (User, err
 	return u, err
 }
 
+// revokeTokens ends the user's tokens and sessions, and returns how many there were.
 func revokeTokens(ctx context.Context, tx db.Tx, userID string, now time.Time) (int64, error) {
-	tag, err := tx.Exec(ctx,
+	sessions, err := tx.Exec(ctx,
+		`UPDATE sessions SET revoked_at = $2 WHERE user_id = $1 AND revoked_at IS NULL AND expires_at > $2`, userID, now)
+	if err != nil {
+		return 0, err
+	}
+	tokens, err := tx.Exec(ctx,
 		`UPDATE user_tokens SET revoked_at = $2 WHERE user_id = $1 AND revoked_at IS NULL AND expires_at > $2`, userID, now)
-	return tag.RowsAffected(), err
+	return sessions.RowsAffected() + tokens.RowsAffected(), err
 }
 
 // orgWide is the scope of a role held in every project of the org.

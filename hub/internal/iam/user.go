@@ -51,9 +51,9 @@ type UserToken struct {
 
 // CreateUser makes a user. A user of an org without a role is a member.
 func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
-	u.Email = strings.ToLower(u.Email)
-	if len(u.Email) > maxEmail || !regexp.MustCompile(`^[^@\s]+@[^@\s]+$`).MatchString(u.Email) {
-		return User{}, invalid().WithField("/email", "is no e-mail address")
+	var err error
+	if u.Email, err = checkEmail(u.Email); err != nil {
+		return User{}, err
 	}
 	if n := len([]rune(u.DisplayName)); n == 0 || n > maxName {
 		return User{}, invalid().WithHint("/display_name", "is empty or too long", "1 to 128 characters")
@@ -74,11 +74,10 @@ func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
 	if u.OrgID != "" && len(u.Roles) == 0 {
 		u.Roles = []Role{OrgMember}
 	}
-	roles, err := checkRoles(u.Roles, Role.ForUser, orgRoles)
-	if err != nil {
+	if u.Roles, err = checkRoles(u.Roles, Role.ForUser, orgRoles); err != nil {
 		return User{}, err
 	}
-	u.Roles, u.ResourceVersion = roles, 1
+	u.ResourceVersion = 1
 	if u.OrgID != "" {
 		if err := CheckQuota(ctx, tx, u.OrgID, QuotaUsers, u.CreatedAt); err != nil {
 			return User{}, err
@@ -95,6 +94,15 @@ func CreateUser(ctx context.Context, tx db.Tx, u User) (User, error) {
 		return User{}, taken("user", "/email")
 	}
 	return u, insertBindings(ctx, tx, u.ID, u.Roles, "", u.CreatedAt)
+}
+
+// checkEmail returns an e-mail address as the rows have it.
+func checkEmail(email string) (string, error) {
+	email = strings.ToLower(email)
+	if len(email) > maxEmail || !regexp.MustCompile(`^[^@\s]+@[^@\s]+$`).MatchString(email) {
+		return "", invalid().WithField("/email", "is no e-mail address")
+	}
+	return email, nil
 }
 
 // GetUser finds a user.
@@ -114,10 +122,12 @@ func ListUsers(ctx context.Context, tx db.Tx, orgID string, page db.Page) ([]Use
 }
 
 // NewUserToken makes a token's text. It is given out once; the database keeps its SHA-256.
-func NewUserToken() string {
+func NewUserToken() string { return userTokenPrefix + randomText() }
+
+func randomText() string {
 	b := make([]byte, userTokenBytes)
 	_, _ = rand.Read(b) // never fails; it ends the program
-	return userTokenPrefix + base64.RawURLEncoding.EncodeToString(b)
+	return base64.RawURLEncoding.EncodeToString(b)
 }
 
 // CreateUserToken records a token made by NewUserToken.
@@ -127,7 +137,8 @@ func CreateUserToken(ctx context.Context, tx db.Tx, t UserToken, text string) er
 		return invalid().WithHint("/expires_in_seconds", "is out of range", "60 to 31536000")
 	}
 	if err := below(ctx, tx, maxLiveTokensPerUser, "tokens of this user",
-		`SELECT count(*) FROM user_tokens WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL`, t.UserID,
+		`SELECT count(*) FROM user_tokens
+		WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL AND session_id IS NULL`, t.UserID,
 		t.CreatedAt); err != nil {
 		return err
 	}
@@ -141,12 +152,14 @@ func CreateUserToken(ctx context.Context, tx db.Tx, t UserToken, text string) er
 func ListUserTokens(ctx context.Context, tx db.Tx, userID string, now time.Time, page db.Page) ([]UserToken, error) {
 	return selectPage[UserToken](ctx, tx, page, `
 		SELECT id, user_id, description, expires_at, created_at FROM user_tokens
-		WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL AND ($3::UUID IS NULL OR id > $3::UUID)
+		WHERE user_id = $1 AND expires_at > $2 AND revoked_at IS NULL AND session_id IS NULL
+		AND ($3::UUID IS NULL OR id > $3::UUID)
 		ORDER BY id LIMIT $4`, userID, now)
 }
 
+// userPrincipalColumns of users u, with userBindings and the token t that the user presents.
 const userPrincipalColumns = `u.id, u.name, COALESCE(u.org_id::TEXT, ''), u.platform_admin, u.disabled_at IS NOT NULL,
-	COALESCE(b.role, ''), COALESCE(b.scope, ''), c.permissions`
+	COALESCE(b.role, ''), COALESCE(b.scope, ''), c.permissions, COALESCE(t.session_id::TEXT, '')`
 
 // userBindings joins what userPrincipalColumns names beside the user.
 const userBindings = `LEFT JOIN role_bindings b ON b.user_id = u.id LEFT JOIN custom_roles c ON c.id = b.custom_role_id`
@@ -167,7 +180,9 @@ func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time
 // selectUserPrincipal reads the rows of one user, one for each role; without a row the ID is empty.
 func selectUserPrincipal(ctx context.Context, tx db.Tx, sql string, args ...any) (Principal, error) {
 	p, b := Principal{Type: principal.User}, Binding{}
-	into := []any{&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &p.Disabled, &b.Role, &b.ProjectID, &b.Permissions}
+	into := []any{
+		&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &p.Disabled, &b.Role, &b.ProjectID, &b.Permissions, &p.SessionID,
+	}
 	err := db.ForEach(ctx, tx, into, func() {
 		if b.ProjectID == orgWide {
 			b.ProjectID = ""

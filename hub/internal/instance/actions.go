@@ -68,6 +68,9 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, n Ne
 		}
 	}
 	for _, m := range i.Members {
+		if m.External {
+			continue
+		}
 		if err := saveMemberRevision(ctx, tx, m.ID, i.Revision, n.Services[m.ID]); err != nil {
 			return Change{}, err
 		}
@@ -207,7 +210,7 @@ func begin(ctx context.Context, tx db.Tx, i Instance, req Request, kind string, 
 	}
 	i.Operation = Operation{Kind: kind, By: req.By, CorrelationID: req.CorrelationID}
 	for _, m := range i.Members {
-		if m.Unreachable {
+		if m.Unreachable && !m.External {
 			// An unreachable node shows at once.
 			next.Reason = protocol.WorkloadStatus_NODE_UNREACHABLE
 		}

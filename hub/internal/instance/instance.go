@@ -5,6 +5,7 @@ package instance
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"fmt"
@@ -99,6 +100,8 @@ type Member struct {
 	AllocationID string
 	NodeID       string
 	Role         string
+	// External: an external worker operates the member, and not the agent of its node.
+	External bool
 	lifecycle.Member
 	// OwnerRefusal is the signed word of the node's owner (protocol.OwnerRefusal in its envelope), where that is the
 	// reason.
@@ -113,6 +116,8 @@ type Member struct {
 	StartedAt time.Time
 	ReadyAt   time.Time
 	ExitedAt  time.Time
+	// HeartbeatAt is when an external worker last reported the member.
+	HeartbeatAt time.Time
 	// RemovedAt is set with Gone.
 	RemovedAt time.Time
 }
@@ -138,9 +143,24 @@ func (i Instance) History() lifecycle.History { return i.history(0) }
 func (i Instance) memberStates() []lifecycle.MemberState {
 	states := make([]lifecycle.MemberState, 0, len(i.Members))
 	for _, m := range i.Members {
-		states = append(states, m.State(i.Revision))
+		if m.External {
+			states = append(states, lifecycle.MemberState{Status: m.Status, Reason: m.Reason, Gone: m.Gone, Lost: m.Lost()})
+		} else {
+			states = append(states, m.State(i.Revision))
+		}
 	}
 	return states
+}
+
+// External reports whether an external worker operates the instance.
+func (i Instance) External() bool { return manifest.IsExternal(i.Modes.RuntimeBackend) }
+
+// advance applies the lifecycle to the instance's members.
+func (i Instance) advance(l lifecycle.Lifecycle) (lifecycle.Lifecycle, []lifecycle.Step) {
+	if i.External() {
+		return lifecycle.AdvanceExternal(l, i.memberStates())
+	}
+	return lifecycle.Advance(l, i.memberStates())
 }
 
 // Change is the result of a transaction on an instance. The caller records one event for each step, numbered from
@@ -205,16 +225,19 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 	i.CreatedAt, i.UpdatedAt, i.Members = now, now, slices.Clone(i.Members)
 	for n := range i.Members {
 		m := &i.Members[n]
-		m.InstanceID, m.Role, m.Status = i.ID, RoleNode, protocol.WorkloadStatus_PENDING
+		m.InstanceID, m.Role, m.Status = i.ID, cmp.Or(m.Role, RoleNode), protocol.WorkloadStatus_PENDING
 		if err := insertMember(ctx, tx, *m, now); err != nil {
 			return Change{}, err
+		}
+		if m.External {
+			continue
 		}
 		if err := saveMemberRevision(ctx, tx, m.ID, i.Revision, first.Services[m.ID]); err != nil {
 			return Change{}, err
 		}
 	}
 	// Before any report, this can only add the reason for a delay.
-	i.Lifecycle, _ = lifecycle.Advance(i.Lifecycle, i.memberStates())
+	i.Lifecycle, _ = i.advance(i.Lifecycle)
 	if err := insertInstance(ctx, tx, i); err != nil {
 		return Change{}, err
 	}
@@ -307,7 +330,7 @@ func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, req Request,
 	}
 	i.Operation = Operation{Kind: operationDecommission, By: req.By, CorrelationID: req.CorrelationID}
 	// An unreachable node shows at once.
-	after, more := lifecycle.Advance(next, i.memberStates())
+	after, more := i.advance(next)
 	return saveSteps(ctx, tx, i, after, append([]lifecycle.Step{step}, more...), now)
 }
 

@@ -87,6 +87,9 @@ func (r Report) apply(ctx context.Context, tx db.Tx, members []placedMember, now
 		removed = map[string][]Removal{}
 	)
 	for _, m := range members {
+		if m.External {
+			continue
+		}
 		next, removal := m.applyStatus(statuses[m.ID], r, now)
 		if !m.differsFrom(next) {
 			if m.stopping && next.Status == protocol.WorkloadStatus_STOPPED {
@@ -178,7 +181,7 @@ func recomputeAll(ctx context.Context, tx db.Tx, instanceIDs []string, removed m
 // recompute applies the lifecycle to one instance. After a rollback by the node, the fallback is the desired revision,
 // and the lifecycle is applied again under that.
 func recompute(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change, error) {
-	next, steps := lifecycle.Advance(i.Lifecycle, i.memberStates())
+	next, steps := i.advance(i.Lifecycle)
 	c, err := saveSteps(ctx, tx, i, next, steps, now)
 	if err == nil && c.Instance.ResourceVersion == i.ResourceVersion {
 		// A client that watches the instance sees its members, too.

@@ -21,6 +21,7 @@ func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last tim
 	for _, statement := range []string{
 		`DELETE FROM instance_operations WHERE instance_id = ANY($1::UUID[]) AND EXISTS (SELECT 1 FROM instance_operations l
 			WHERE l.instance_id = instance_operations.instance_id AND l.id > instance_operations.id)`,
+		`DELETE FROM instance_tasks WHERE instance_id = ANY($1::UUID[])`,
 		`DELETE FROM member_revisions WHERE member_id IN (SELECT m.id FROM instance_members m
 			WHERE m.instance_id = ANY($1::UUID[]))`,
 		`DELETE FROM instance_revisions WHERE instance_id = ANY($1::UUID[])

@@ -146,9 +146,9 @@ func markReady(ctx context.Context, tx db.Tx, instanceID string, revision int64,
 func insertMember(ctx context.Context, tx db.Tx, m Member, now time.Time) error {
 	return tx.Queue(ctx,
 		`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
-			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8) ON CONFLICT (id) DO NOTHING`,
-		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, m.Status.Text(), m.Unreachable, now)
+			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at, external)
+		VALUES ($1, $2, $3, $4, $5, $6, '', '', 0, $7, '[]', 0, 0, $8, $8, $9) ON CONFLICT (id) DO NOTHING`,
+		m.ID, m.InstanceID, m.AllocationID, m.NodeID, m.Role, m.Status.Text(), m.Unreachable, now, m.External)
 }
 
 func saveMemberRevision(ctx context.Context, tx db.Tx, memberID string, revision int64,
@@ -204,17 +204,18 @@ func updateMember(ctx context.Context, tx db.Tx, m Member, removal *Removal, now
 			endpoints = $7, restarts = $8, exit_code = $9, started_at = $10, ready_at = $11, exited_at = $12,
 			removal_proof = $13, removed_at = $14, updated_at = $15, fallback_from_revision = $16,
 			observed_incarnation = $17, owner_refusal = $18, failing_since = $19, failure_confirmed = $20,
-			config_sha256 = $21, services = $22 WHERE id = $1`,
+			config_sha256 = $21, services = $22, heartbeat_at = $23 WHERE id = $1`,
 		m.ID, m.Status.Text(), m.Reason.Text(), m.Detail, m.ObservedRevision, m.Unreachable,
 		endpoints, m.Restarts, m.ExitCode, zeronull.Timestamptz(m.StartedAt), zeronull.Timestamptz(m.ReadyAt),
 		zeronull.Timestamptz(m.ExitedAt), proof, zeronull.Timestamptz(m.RemovedAt), now, m.FallbackFrom,
 		m.ObservedIncarnation, m.OwnerRefusal, zeronull.Timestamptz(m.FailingSince), m.FailureConfirmed, m.ConfigSHA256,
-		services)
+		services, zeronull.Timestamptz(m.HeartbeatAt))
 }
 
 func updateReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) ([]string, error) {
 	return db.CollectColumn[string](tx.Query(ctx, `UPDATE instance_members SET unreachable = $2, updated_at = $3
-		WHERE node_id = $1 AND removed_at IS NULL AND unreachable <> $2 RETURNING instance_id`, nodeID, !reachable, now))
+		WHERE node_id = $1 AND removed_at IS NULL AND NOT external AND unreachable <> $2 RETURNING instance_id`,
+		nodeID, !reachable, now))
 }
 
 // newestReport is the newest report of a node; zero before the first. The row stays locked.
@@ -262,7 +263,8 @@ const memberColumns = `m.id, m.instance_id, m.allocation_id, m.node_id, m.role, 
 	m.observed_revision,
 	m.unreachable, m.endpoints, m.restarts, m.exit_code, m.started_at, m.ready_at, m.exited_at, m.removed_at,
 	m.fallback_from_revision,
-	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed, m.config_sha256, m.services`
+	m.observed_incarnation, m.owner_refusal, m.failing_since, m.failure_confirmed, m.config_sha256, m.services,
+	m.external, m.heartbeat_at`
 
 // scanMember reads memberColumns and the columns that the query selects after them.
 func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
@@ -275,7 +277,8 @@ func scanMember(row pgx.CollectableRow, m *Member, more ...any) error {
 		&m.ObservedRevision, &m.Unreachable, &endpoints, &m.Restarts, &m.ExitCode,
 		(*zeronull.Timestamptz)(&m.StartedAt), (*zeronull.Timestamptz)(&m.ReadyAt), (*zeronull.Timestamptz)(&m.ExitedAt),
 		(*zeronull.Timestamptz)(&m.RemovedAt), &m.FallbackFrom, &m.ObservedIncarnation, &m.OwnerRefusal,
-		(*zeronull.Timestamptz)(&m.FailingSince), &m.FailureConfirmed, &m.ConfigSHA256, &services,
+		(*zeronull.Timestamptz)(&m.FailingSince), &m.FailureConfirmed, &m.ConfigSHA256, &services, &m.External,
+		(*zeronull.Timestamptz)(&m.HeartbeatAt),
 	}, more...)
 	if err := row.Scan(into...); err != nil {
 		return err

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/webhook"
 )
 
 // Default retentions.
@@ -49,7 +50,7 @@ type Retention struct {
 	// History counts from when an instance was decommissioned, from when an operation or revision of a living one was
 	// superseded, and from when a backup was taken.
 	History time.Duration
-	// Credentials counts from when a join token, user token or publish intent ended.
+	// Credentials counts from when a join token, user token, session, invitation or publish intent ended.
 	Credentials time.Duration
 	// Segments is the dispute window: it counts from when a usage segment was posted.
 	Segments time.Duration
@@ -82,6 +83,7 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 	before, r := func(d time.Duration) time.Time { return now.Add(-d) }, c.Retention
 	return errors.Join(
 		deleteOld(ctx, c, "events", event.DeleteOldEvents, before(r.Events), rows),
+		deleteOld(ctx, c, "dead letters", webhook.DeleteOldDeadLetters, before(r.Events), rows),
 		deleteOld(ctx, c, "audit", event.DeleteOldAudit, before(r.Audit), rows),
 		deleteOld(ctx, c, "leases", ledger.DeleteOldLeases, before(r.Leases), rows),
 		deleteOld(ctx, c, "suspense", ledger.DeleteOldSuspense, before(r.Suspense), rows),
@@ -92,6 +94,8 @@ func (c *DeleteOld) Do(ctx context.Context, now time.Time) error {
 		deleteOld(ctx, c, "operations", instance.DeleteOldOperations, before(r.History), rows),
 		deleteOld(ctx, c, "join tokens", fleet.DeleteOldTokens, before(r.Credentials), rows),
 		deleteOld(ctx, c, "user tokens", iam.DeleteOldTokens, before(r.Credentials), rows),
+		deleteOld(ctx, c, "sessions", iam.DeleteOldSessions, before(r.Credentials), rows),
+		deleteOld(ctx, c, "invitations", iam.DeleteOldInvitations, before(r.Credentials), rows),
 		deleteOld(ctx, c, "publish intents", artifact.DeleteOldIntents, before(r.Credentials), rows),
 		deleteOld(ctx, c, "usage segments", ledger.DeleteOldArchive, before(r.Segments), rows),
 	)

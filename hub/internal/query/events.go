@@ -2,6 +2,7 @@ package query
 
 import (
 	"context"
+	"slices"
 	"strings"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
@@ -14,8 +15,10 @@ import (
 
 // EventFilter says which of the events that a caller may see are read.
 type EventFilter struct {
-	// ProjectID, Subject and Type are empty for all; a Type stands for the types that begin with it, too.
-	ProjectID, Subject, Type string
+	// OrgID, ProjectID and Subject are empty for all; with an OrgID, events of no org are left out.
+	OrgID, ProjectID, Subject string
+	// Types are empty for all; each stands for the types that begin with it, too.
+	Types []string
 	// After is the position of the last event that the caller has. FromNow begins with the next event instead.
 	After   int64
 	FromNow bool
@@ -83,12 +86,15 @@ func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-ch
 	}
 	for _, e := range read {
 		r.after = e.Pos
-		if r.wants(e.Event) && r.maySee(e.Event) {
+		if r.wants(e.Event) && r.MaySee(e.Event) {
 			events = append(events, e)
 		}
 	}
 	return events, changed, v.Closed, nil
 }
+
+// Position is that of the last event that Read has read, whether the caller may see it or not.
+func (r *EventReader) Position() int64 { return r.after }
 
 // lastOf is the position up to which the events have been read; without any that is all below the floor.
 func lastOf(read []event.Numbered, floor int64) int64 {
@@ -100,20 +106,27 @@ func lastOf(read []event.Numbered, floor int64) int64 {
 
 // stored reads from the database what the tail lacks.
 func (r *EventReader) stored(ctx context.Context) ([]event.Numbered, error) {
-	orgID := r.caller.OrgID
-	if r.caller.PlatformAdmin {
-		orgID = ""
+	orgID := r.filter.OrgID
+	if orgID == "" && !r.caller.PlatformAdmin {
+		orgID = r.caller.OrgID
 	}
 	return event.After(ctx, r.service.DB, r.after, orgID, r.filter.ProjectID)
 }
 
 func (r *EventReader) wants(e event.Event) bool {
 	f := r.filter
-	return (f.ProjectID == "" || f.ProjectID == e.ProjectID) && (f.Subject == "" || f.Subject == e.Subject) &&
-		(f.Type == "" || f.Type == e.Type || strings.HasPrefix(e.Type, strings.TrimSuffix(f.Type, ".")+"."))
+	return (f.OrgID == "" || f.OrgID == e.OrgID) && (f.ProjectID == "" || f.ProjectID == e.ProjectID) &&
+		(f.Subject == "" || f.Subject == e.Subject) && f.wantsType(e.Type)
 }
 
-func (r *EventReader) maySee(e event.Event) bool {
+func (f EventFilter) wantsType(t string) bool {
+	return len(f.Types) == 0 || slices.ContainsFunc(f.Types, func(want string) bool {
+		return want == t || strings.HasPrefix(t, strings.TrimSuffix(want, ".")+".")
+	})
+}
+
+// MaySee reports whether the caller may see an event.
+func (r *EventReader) MaySee(e event.Event) bool {
 	s := eventScope{permissionOfEvent(e.Type), e.OrgID, e.ProjectID}
 	may, known := r.may[s]
 	if !known {
@@ -133,6 +146,7 @@ func permissionOfEvent(t string) iam.Permission {
 		{"apps.entitlement.", iam.EntitlementRead},
 		{"apps.environment.", iam.EnvironmentRead},
 		{"apps.package_index.", iam.EnvironmentRead},
+		{"apps.secret.", iam.SecretRead},
 		{"apps.publisher.", iam.PublisherRead},
 		{"apps.slug.", iam.ArtifactRead},
 		{"capacity.allocation.", iam.AllocationRead},
@@ -141,10 +155,13 @@ func permissionOfEvent(t string) iam.Permission {
 		{"capacity.sku.", iam.SKURead},
 		{"iam.user.", iam.UserRead},
 		{"iam.user_token.", iam.UserRead},
+		{"iam.session.", iam.UserRead},
+		{"iam.invitation.", iam.UserRead},
 		{"iam.org.", iam.OrgRead},
 		{"iam.project.", iam.ProjectRead},
 		{"iam.role.", iam.RoleRead},
 		{"iam.service_account.", iam.ServiceAccountRead},
+		{"iam.webhook.", iam.WebhookRead},
 		{"billing.credit.", iam.LedgerRead},
 		{"billing.price.", iam.PriceRead},
 		{"fleet.join_token.", iam.JoinTokenRead},

@@ -110,3 +110,19 @@ func (s *Service) CustomRoles(ctx context.Context, p iam.Principal, orgID string
 func (s *Service) CustomRole(ctx context.Context, p iam.Principal, orgID, id string) (iam.CustomRole, error) {
 	return read(ctx, s, access.CustomRole(p, iam.RoleRead, orgID, id), itself)
 }
+
+// Sessions lists the caller's sessions that count.
+func (s *Service) Sessions(ctx context.Context, p iam.Principal, now time.Time, page db.Page) ([]iam.Session, error) {
+	return read(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) ([]iam.Session, error) {
+		return iam.ListSessions(ctx, tx, p.ID, now, page)
+	})
+}
+
+// Invitations lists the open invitations of an org.
+func (s *Service) Invitations(ctx context.Context, p iam.Principal, orgID string, now time.Time,
+	page db.Page,
+) ([]iam.Invitation, error) {
+	return read(ctx, s, access.Org(p, iam.UserRead, orgID), func(tx db.Tx, org iam.Org) ([]iam.Invitation, error) {
+		return iam.ListInvitations(ctx, tx, org.ID, now, page)
+	})
+}

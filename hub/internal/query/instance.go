@@ -132,6 +132,10 @@ func instanceIn(p iam.Principal, permission iam.Permission, projectID, id string
 		if err != nil {
 			return instance.Instance{}, err
 		}
-		return instance.Get(ctx, tx, project.ID, id)
+		i, err := instance.Get(ctx, tx, project.ID, id)
+		if err != nil {
+			return instance.Instance{}, err
+		}
+		return i, iam.AuthorizeOperation(p, permission, i.OrgID, i.ProjectID, i.Modes.OperatingMode)
 	}
 }

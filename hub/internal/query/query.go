@@ -9,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/etag"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -61,3 +62,8 @@ func listIn[G, T any](ctx context.Context, s *Service, check access.Check[G],
 
 // itself is for reads that return what the check has read.
 func itself[T any](_ db.Tx, granted T) (T, error) { return granted, nil }
+
+// ETag reads the ETag of a resource, empty for none, for a caller whose access is checked before it gets to know it.
+func (s *Service) ETag(ctx context.Context, r etag.Resource) (string, error) {
+	return db.Query(ctx, s.DB, func(tx db.Tx) (string, error) { return etag.Of(ctx, tx, r) })
+}

@@ -1,5 +1,6 @@
 // Package secret seals what the hub must store and give out again (signing keys, answers that hold a secret once), so
-// that the database or a backup alone opens nothing. It does not decide who may read a secret.
+// that the database or a backup alone opens nothing. It owns the secrets of projects, and what of them is sealed to
+// nodes. It does not decide who may read a secret.
 package secret
 
 import (

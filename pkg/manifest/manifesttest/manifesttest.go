@@ -49,3 +49,28 @@ version:
   parameters: {type: object, additionalProperties: false, properties: {greeting: {type: string}}}
 `)
 }
+
+// External returns the manifest of version 1.0.0 of an app that an external worker operates: a controller, and up to
+// three workers.
+func External(slug string) string {
+	return strings.ReplaceAll(`
+schema: gpuaas.app/v1
+app: {slug: SLUG, display_name: A small cluster, runtime_backend: slurm}
+version:
+  version: 1.0.0
+  runtime_profile: {kind: slurm}
+  external_worker_contract:
+    delivery: polling
+    components: [{role: controller, min: 1, max: 1}, {role: worker, min: 0, max: 3}]
+    tasks:
+      - {kind: deploy, phases: [install, start]}
+      - {kind: upgrade, phases: []}
+      - {kind: rollback, phases: []}
+      - {kind: stop, phases: []}
+      - {kind: member_add, phases: [join]}
+      - {kind: member_remove, phases: [drain, leave]}
+      - {kind: member_recover, phases: []}
+      - {kind: decommission, phases: []}
+  parameters: {type: object, additionalProperties: false, properties: {partition: {type: string}}}
+`, "SLUG", slug)
+}

@@ -102,6 +102,9 @@ func (s *Server) configure() error {
 		"log_parameter_max_length":       "0",
 		"restart_after_crash":            "on",
 		"default_transaction_deferrable": "off",
+		// As many locks as a command's reads need: fewer become locks of pages and tables, which conflict with all others.
+		"max_pred_locks_per_transaction": "1024",
+		"max_pred_locks_per_page":        "64",
 	}
 	maps.Copy(settings, s.conf.Settings)
 	var conf strings.Builder

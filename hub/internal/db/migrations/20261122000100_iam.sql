@@ -82,9 +82,55 @@ CREATE INDEX IF NOT EXISTS role_bindings_by_scope ON role_bindings (scope, user_
 CREATE INDEX IF NOT EXISTS role_bindings_by_custom_role ON role_bindings (custom_role_id)
   WHERE custom_role_id IS NOT NULL;
 
+-- What people log in with at the hub itself.
+CREATE TABLE IF NOT EXISTS user_passwords (
+  user_id UUID PRIMARY KEY REFERENCES users (id),
+  -- PHC string of Argon2id.
+  password_hash TEXT NOT NULL,
+  -- Sealed with the hub's key-encryption key; NULL without one-time codes.
+  sealed_totp_secret BYTEA,
+  -- Time step of the newest code that was used: it and older ones do not count again.
+  totp_step INT8 NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL
+);
+
+-- Logins. Of the refresh tokens the SHA-256 is kept: of the part that they share, and of the newest one as a whole.
+CREATE TABLE IF NOT EXISTS sessions (
+  id UUID PRIMARY KEY,
+  user_id UUID NOT NULL REFERENCES users (id),
+  family_hash BYTEA NOT NULL UNIQUE,
+  refresh_hash BYTEA NOT NULL,
+  user_agent TEXT NOT NULL,
+  source_address TEXT NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  refreshed_at TIMESTAMPTZ NOT NULL,
+  expires_at TIMESTAMPTZ NOT NULL,
+  revoked_at TIMESTAMPTZ
+);
+
+CREATE INDEX IF NOT EXISTS sessions_user ON sessions (user_id, id);
+
+CREATE TABLE IF NOT EXISTS invitations (
+  id UUID PRIMARY KEY,
+  org_id UUID NOT NULL REFERENCES orgs (id),
+  email TEXT NOT NULL,
+  -- Names of roles and ids of custom ones, to be held in the whole org.
+  roles TEXT[] NOT NULL,
+  hash BYTEA NOT NULL UNIQUE,
+  invited_by UUID NOT NULL REFERENCES users (id),
+  created_at TIMESTAMPTZ NOT NULL,
+  expires_at TIMESTAMPTZ NOT NULL,
+  -- Accepted or revoked.
+  ended_at TIMESTAMPTZ
+);
+
+CREATE INDEX IF NOT EXISTS invitations_by_org ON invitations (org_id, id) WHERE ended_at IS NULL;
+
 CREATE TABLE IF NOT EXISTS user_tokens (
   id UUID PRIMARY KEY,
   user_id UUID NOT NULL REFERENCES users (id),
+  -- Of an access token; NULL for a personal token.
+  session_id UUID REFERENCES sessions (id),
   hash BYTEA NOT NULL UNIQUE,
   description TEXT NOT NULL,
   expires_at TIMESTAMPTZ NOT NULL,
@@ -93,6 +139,7 @@ CREATE TABLE IF NOT EXISTS user_tokens (
 );
 
 CREATE INDEX IF NOT EXISTS user_tokens_user ON user_tokens (user_id);
+CREATE INDEX IF NOT EXISTS user_tokens_session ON user_tokens (session_id) WHERE session_id IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS service_accounts (
   id UUID PRIMARY KEY,

@@ -76,6 +76,10 @@ CREATE TABLE IF NOT EXISTS instance_members (
   allocation_id UUID NOT NULL,
   node_id UUID NOT NULL,
   role TEXT NOT NULL,
+  -- An external worker operates the member, and not the agent of its node.
+  external BOOL NOT NULL DEFAULT false,
+  -- When the worker last reported the member.
+  heartbeat_at TIMESTAMPTZ,
   status TEXT NOT NULL,
   status_reason TEXT NOT NULL,
   detail TEXT NOT NULL,
@@ -143,6 +147,38 @@ CREATE INDEX IF NOT EXISTS instance_operations_by_instance ON instance_operation
 -- Superseded operations (instance.DeleteOldOperations).
 CREATE INDEX IF NOT EXISTS instance_operations_superseded ON instance_operations (superseded_at)
   WHERE superseded_at IS NOT NULL;
+
+-- What an external worker is to do for an instance, one after the other in the order of the ids.
+CREATE TABLE IF NOT EXISTS instance_tasks (
+  id UUID PRIMARY KEY,
+  instance_id UUID NOT NULL,
+  -- NULL for a task that concerns all members.
+  member_id UUID,
+  kind TEXT NOT NULL,
+  revision INT8 NOT NULL,
+  phases JSONB NOT NULL,
+  phase TEXT NOT NULL DEFAULT '',
+  detail TEXT NOT NULL DEFAULT '',
+  state TEXT NOT NULL,
+  status_reason TEXT NOT NULL DEFAULT '',
+  -- The fencing token: grows with each claim by another worker.
+  attempt INT8 NOT NULL DEFAULT 0,
+  worker TEXT NOT NULL DEFAULT '',
+  held_by_type TEXT NOT NULL DEFAULT '',
+  held_by_id TEXT NOT NULL DEFAULT '',
+  lease_ms INT8 NOT NULL DEFAULT 0,
+  lease_expires_at TIMESTAMPTZ,
+  not_before TIMESTAMPTZ,
+  cancel_requested BOOL NOT NULL DEFAULT false,
+  requested_by_type TEXT NOT NULL,
+  requested_by_id TEXT NOT NULL,
+  correlation_id TEXT NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  ended_at TIMESTAMPTZ
+);
+
+CREATE INDEX IF NOT EXISTS instance_tasks_by_instance ON instance_tasks (instance_id, id);
 
 CREATE TABLE IF NOT EXISTS instance_reports (
   node_id UUID PRIMARY KEY,

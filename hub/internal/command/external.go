@@ -1,0 +1,131 @@
+package command
+
+import (
+	"context"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
+)
+
+// createExternal deploys an app that an external worker operates: its members get whole allocations, and the worker a
+// task. Only the allocations are billed.
+func (s *Service) createExternal(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in CreateInstanceInput,
+	version resolvedVersion,
+) (instance.Instance, error) {
+	contract := version.Version.Manifest.Version.ExternalWorkerContract
+	if err := refuseChoice(in.Resources); err != nil {
+		return instance.Instance{}, err
+	}
+	candidates, err := capacity.CandidatesFor(ctx, tx, project.ID, in.AllocationIDs)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	roles := contract.Roles(len(candidates))
+	if roles == nil {
+		return instance.Instance{}, fault.New(fault.Unprocessable, codeMembersOutOfBounds, "The version allows another "+
+			"number of members; its external_worker_contract says how many of each component.", nil).
+			WithField("/placement_intent/allocation_ids", "names too few or too many").Permanent()
+	}
+	if _, err := checkNodes(ctx, tx, m, candidates, manifest.Choice{}); err != nil {
+		return instance.Instance{}, err
+	}
+	i := newInstance(db.NewID(), m, project, in, version, placement{})
+	i.Members = nil
+	for n, candidate := range candidates {
+		member, err := reserveWhole(ctx, tx, candidate, roles[n], m.Now)
+		if err != nil {
+			return instance.Instance{}, err
+		}
+		i.Members = append(i.Members, member)
+	}
+	c, err := instance.Create(ctx, tx, i, newRevision(version, manifest.Choice{}), db.NewID(), m.Now)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	return s.addTask(ctx, tx, m, iam.InstanceCreate, c, contract.Task(manifest.TaskDeploy), "")
+}
+
+// refuseChoice refuses what only containers have.
+func refuseChoice(c manifest.Choice) error {
+	if c.Accelerators != nil || c.CPUMillis > 0 || c.MemoryMiB > 0 || c.DiskMiB > 0 || c.ShmMiB > 0 ||
+		c.AcceleratorModel != "" || c.AcceleratorSharing != "" || len(c.Ports)+len(c.Volumes)+len(c.Environment) > 0 {
+		return fault.New(fault.Unprocessable, manifest.CodeResourcesInvalid, "A member of this app has its whole "+
+			"allocation; resources, ports, volumes and environment belong to apps that nodes run.", nil).
+			WithField("/resources", "must be absent").Permanent()
+	}
+	return nil
+}
+
+// reserveWhole gives a new member all of an allocation.
+func reserveWhole(ctx context.Context, tx db.Tx, at capacity.Candidate, role string, now time.Time,
+) (instance.Member, error) {
+	choice, err := at.Whole()
+	if err != nil {
+		return instance.Member{}, err
+	}
+	m := instance.Member{ID: db.NewID(), AllocationID: at.ID, NodeID: at.NodeID, Role: role, External: true}
+	return m, capacity.Reserve(ctx, tx, capacity.Reservation{
+		MemberID: m.ID, AllocationID: m.AllocationID, NodeID: m.NodeID, Choice: choice,
+	}, now)
+}
+
+// addTask adds a task for what has changed, and records both.
+func (s *Service) addTask(ctx context.Context, tx db.Tx, m Meta, action string, c instance.Change,
+	kind *manifest.TaskKind, memberID string,
+) (instance.Instance, error) {
+	req := instance.Request{By: m.Principal.Actor(), CorrelationID: m.CorrelationID}
+	t, err := instance.AddTask(ctx, tx, c, kind, memberID, req, m.Now)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	return t.Instance, change.CompleteTask(ctx, tx, m.by(), action, t)
+}
+
+// actExternal turns an action that has begun into a task. An end cancels all other tasks, and needs none where no
+// worker has begun with the instance.
+func (s *Service) actExternal(ctx context.Context, tx db.Tx, m Meta, permission iam.Permission, c instance.Change,
+) (instance.Instance, error) {
+	if permission == iam.InstanceDelete {
+		touched, err := instance.CancelTasks(ctx, tx, c.Instance.ID, m.Now)
+		if err != nil {
+			return instance.Instance{}, err
+		}
+		if !touched {
+			if c, err = instance.EndUntouched(ctx, tx, c, m.Now); err != nil {
+				return instance.Instance{}, err
+			}
+			return c.Instance, change.CompleteInstance(ctx, tx, m.by(), string(permission), c)
+		}
+	}
+	contract, err := contractOf(ctx, tx, c.Instance)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	return s.addTask(ctx, tx, m, string(permission), c, contract.Task(c.Instance.Operation.Kind), "")
+}
+
+// contractOf is what hub and worker agree on for the version that the instance has.
+func contractOf(ctx context.Context, tx db.Tx, i instance.Instance) (manifest.WorkerContract, error) {
+	v, err := catalog.GetVersion(ctx, tx, i.AppSlug, i.Version)
+	if err != nil || v.Manifest.Version.ExternalWorkerContract == nil {
+		return manifest.WorkerContract{}, err
+	}
+	return *v.Manifest.Version.ExternalWorkerContract, nil
+}
+
+// upgradeExternal is upgrade for an app that an external worker operates.
+func (s *Service) upgradeExternal(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, r instance.Request,
+	next resolvedVersion, chosen manifest.Choice,
+) (instance.Change, error) {
+	if err := refuseChoice(chosen); err != nil {
+		return instance.Change{}, err
+	}
+	return instance.RequestUpgrade(ctx, tx, i, r, newRevision(next, manifest.Choice{}), nil, m.Now)
+}

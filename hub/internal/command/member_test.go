@@ -1,0 +1,106 @@
+package command_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+func (w *world) addMember(i instance.Instance, allocationID, key string) (instance.Instance, error) {
+	return w.Commands().AddMember(w.T.Context(), w.Meta(key), w.Project.ID, i.ID, allocationID, "")
+}
+
+func TestAMemberComesAndGoesByTasksOfItsOwn(t *testing.T) {
+	w := newWorld(t)
+	i := w.runningCluster(1)
+	a := w.Allocation()
+	i, err := w.addMember(i, a.ID, "add")
+	require.NoError(t, err)
+	added := i.Members[1]
+	require.Equal(t, "worker", added.Role)
+	require.Equal(t, protocol.WorkloadStatus_PENDING, added.Status)
+	_, err = w.addMember(i, a.ID, "again")
+	require.EqualValues(t, "insufficient_capacity", fault.As(err).Code, "the allocation is the member's")
+	task := w.next(i, "member_add")
+	require.Equal(t, added.ID, task.MemberID)
+	require.Equal(t, lifecycle.HealthHealthy, w.Get(i.ID).Lifecycle.Health, "a member that comes harms nothing")
+	w.finish(task)
+	require.Equal(t, protocol.WorkloadStatus_READY, w.Get(i.ID).Members[1].Status)
+
+	s := w.Commands()
+	_, err = s.RemoveMember(t.Context(), w.Meta("controller"), w.Project.ID, i.ID, i.Members[0].ID)
+	require.EqualValues(t, "member_bounds", fault.As(err).Code, "%v", err)
+	i, err = s.RemoveMember(t.Context(), w.Meta("remove"), w.Project.ID, i.ID, added.ID)
+	require.NoError(t, err)
+	require.Equal(t, protocol.WorkloadStatus_STOPPING, i.Members[1].Status)
+	_, err = s.RecoverMember(t.Context(), w.Meta("recover"), w.Project.ID, i.ID, added.ID)
+	require.EqualValues(t, "member_busy", fault.As(err).Code, "%v", err)
+	w.finish(w.next(i, "member_remove"))
+	i = w.Get(i.ID)
+	require.True(t, i.Members[1].Gone)
+	require.Equal(t, lifecycle.Lifecycle{Status: lifecycle.Running, Health: lifecycle.HealthHealthy}, i.Lifecycle)
+	released, err := s.ReleaseAllocation(t.Context(), w.Meta("release"), w.Project.ID, a.ID)
+	require.NoError(t, err)
+	require.Equal(t, capacity.Released, released.Status)
+}
+
+func TestSomeFailedMembersDegradeAnInstanceUntilTheyRecover(t *testing.T) {
+	w := newWorld(t)
+	i := w.runningCluster(2)
+	s := w.Commands()
+	report := func(m instance.Member, status protocol.WorkloadStatus_Status, reason string) (instance.Instance, error) {
+		return s.ReportMember(t.Context(), w.Meta(""), w.Project.ID, i.ID,
+			instance.MemberReport{MemberID: m.ID, Status: status}, reason)
+	}
+	_, err := report(i.Members[1], protocol.WorkloadStatus_FAILED, "")
+	require.EqualValues(t, "reason_unknown", fault.As(err).Code)
+	failed, err := report(i.Members[1], protocol.WorkloadStatus_FAILED, "device_fault")
+	require.NoError(t, err)
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Running, Health: lifecycle.HealthDegraded, Reason: protocol.WorkloadStatus_DEVICE_FAULT,
+	}, failed.Lifecycle)
+	require.Equal(t, w.Now, w.Get(i.ID).Members[1].HeartbeatAt.UTC())
+	events := len(w.EventTypes(i.ID))
+	again, err := report(i.Members[1], protocol.WorkloadStatus_FAILED, "device_fault")
+	require.NoError(t, err)
+	require.Equal(t, failed.ResourceVersion, again.ResourceVersion)
+	require.Len(t, w.EventTypes(i.ID), events, "a heartbeat is no event")
+	all, err := report(i.Members[0], protocol.WorkloadStatus_FAILED, "node_unreachable")
+	require.NoError(t, err)
+	require.Equal(t, lifecycle.HealthUnhealthy, all.Lifecycle.Health)
+	_, err = report(i.Members[0], protocol.WorkloadStatus_READY, "")
+	require.NoError(t, err)
+
+	_, err = s.RecoverMember(t.Context(), w.Meta("healthy"), w.Project.ID, i.ID, i.Members[0].ID)
+	require.EqualValues(t, "member_busy", fault.As(err).Code)
+	_, err = s.RecoverMember(t.Context(), w.Meta("recover"), w.Project.ID, i.ID, i.Members[1].ID)
+	require.NoError(t, err)
+	w.finish(w.next(i, "member_recover"))
+	require.Equal(t, lifecycle.HealthHealthy, w.Get(i.ID).Lifecycle.Health)
+
+	_, err = s.StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	_, err = w.addMember(i, w.Allocation().ID, "add")
+	require.EqualValues(t, "instance_stopping", fault.As(err).Code, "%v", err)
+}
+
+func TestAMemberThatCannotJoinSaysWhy(t *testing.T) {
+	w := newWorld(t)
+	i := w.runningCluster(1)
+	i, err := w.addMember(i, w.Allocation().ID, "add")
+	require.NoError(t, err)
+	task := w.next(i, "member_add")
+	_, err = w.Commands().FailTask(t.Context(), w.Meta(""), w.ref(task), task.Attempt, "node_unreachable", "no route")
+	require.NoError(t, err)
+	i = w.Get(i.ID)
+	require.Equal(t, protocol.WorkloadStatus_FAILED, i.Members[1].Status)
+	require.Equal(t, "no route", i.Members[1].Detail)
+	require.Equal(t, lifecycle.HealthDegraded, i.Lifecycle.Health)
+	require.Equal(t, lifecycle.Running, i.Lifecycle.Status)
+}

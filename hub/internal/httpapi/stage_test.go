@@ -1,0 +1,172 @@
+package httpapi
+
+import (
+	"context"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
+)
+
+// stage is a theater with one of each resource that a request can name, in the org acme, and another org beside it.
+type stage struct {
+	*theater
+	// ids are the values of the parameters of paths.
+	ids map[string]string
+	// strange are some of the other org's.
+	strange map[string]string
+	// boss is a token of acme's admin, stranger of the other org's.
+	boss, stranger string
+}
+
+func newStage(t *testing.T) *stage {
+	t.Helper()
+	s := &stage{theater: &theater{house: newHouse(t)}}
+	orgID, projectID, boss := s.tenant(t, "acme")
+	strangeOrg, strangeProject, stranger := s.tenant(t, "other")
+	s.stranger = stranger
+	s.boss = boss
+	project := "/projects/" + projectID
+	user := s.must(t, s.admin, "POST", "/admin/users", "user", `{"org_id":"`+orgID+
+		`","email":"a@acme.example","display_name":"A","roles":["org_member"]}`, 201).text("id")
+	token := s.must(t, s.admin, "POST", "/admin/users/"+user+"/tokens", "token", `{}`, 201).text("id")
+	s.must(t, boss, "PUT", project+"/roles/"+user, "", `{"roles":["viewer"]}`, 200)
+	account := s.must(t, boss, "POST", project+"/service-accounts", "account", `{"name":"CI","slug":"ci"}`, 201).text("id")
+	role := s.must(t, boss, "POST", "/orgs/"+orgID+"/roles", "role",
+		`{"slug":"reader","display_name":"R","permissions":["apps.instance.read"]}`, 201).text("id")
+	s.open(t)
+	allocation := s.must(t, boss, "POST", project+"/allocations", "allocation", sliceBody, 201).text("id")
+	volume := s.must(t, boss, "POST", project+"/volumes", "volume", `{"name":"v","size_mib":64}`, 201).text("id")
+	s.ids = map[string]string{
+		"org_id": orgID, "project_id": projectID, "user_id": user, "token_id": token, "service_account_id": account,
+		"role_id": role, "allocation_id": allocation, "volume_id": volume, "snapshot_id": db.NewID(), "node_id": s.node,
+		"app_instance_id": s.instance(t, orgID, projectID, allocation).ID, "app_slug": "demo", "version": "1.0.0",
+		"sku": "cpu-1", "digest": hex64,
+	}
+	s.insert(t)
+	theirs := s.must(t, stranger, "POST", "/projects/"+strangeProject+"/allocations", "theirs", sliceBody, 201).text("id")
+	s.strange = map[string]string{
+		"org_id": strangeOrg, "project_id": strangeProject, "allocation_id": theirs,
+		"volume_id": s.must(t, stranger, "POST", "/projects/"+strangeProject+"/volumes", "theirs",
+			`{"name":"v","size_mib":64}`, 201).text("id"),
+	}
+	s.serve(t)
+	return s
+}
+
+// insert writes the rows that a node or a signed document would bring.
+func (s *stage) insert(t *testing.T) {
+	t.Helper()
+	now := s.clock()
+	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		for _, row := range []struct {
+			sql  string
+			args []any
+		}{
+			{
+				`INSERT INTO apps (slug, org_id, display_name, description, category, runtime_backend, resource_version,
+				created_at, updated_at) VALUES ('demo', $1, 'D', '', '', 'launchable_oci', 1, $2, $2)`,
+				[]any{s.ids["org_id"], now},
+			},
+			{`INSERT INTO app_versions (app_slug, version, id, status, manifest, manifest_envelope, manifest_sha256,
+				publisher_key_id, resource_version, created_at, updated_at)
+				VALUES ('demo', '1.0.0', $1, 'draft', '{}', '', '', 'k', 1, $2, $2)`, []any{db.NewID(), now}},
+			{
+				`INSERT INTO entitlements (project_id, app_slug, org_id, enabled, policy_overrides, resource_version,
+				updated_at, updated_by) VALUES ($1, 'demo', $2, true, '{}', 1, $3, $4)`,
+				[]any{s.ids["project_id"], s.ids["org_id"], now, s.ids["user_id"]},
+			},
+			{`INSERT INTO package_indexes (project_id, url, username, own_ca, sealed_url, updated_at)
+				VALUES ($1, 'https://packages.example', '', false, '', $2)`, []any{s.ids["project_id"], now}},
+			{`INSERT INTO environments (node_id, project_id, digest, description, description_sha256)
+				VALUES ($1, $2, $3, '{}', '\x01')`, []any{s.ids["node_id"], s.ids["project_id"], s.ids["digest"]}},
+			{
+				`INSERT INTO volume_snapshots (id, volume_id, description, size_bytes, status, correlation_id, resource_version,
+				created_at, updated_at) VALUES ($1, $2, '', 0, 'ready', 'c', 1, $3, $3)`,
+				[]any{s.ids["snapshot_id"], s.ids["volume_id"], now},
+			},
+		} {
+			if _, err := tx.Exec(ctx, row.sql, row.args...); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// serve has every operation, those that seal their answers too.
+func (s *stage) serve(t *testing.T) {
+	t.Helper()
+	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
+	require.NoError(t, err)
+	api := serverOn(s.d, secret.NewSealer(kek), nil)
+	api.NodeStreams = s
+	s.direct, err = NewHandler(api, Config{
+		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
+		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+	})
+	require.NoError(t, err)
+	s.Handler = conforms(t, s.direct)
+}
+
+var pathParameter = regexp.MustCompile(`\{([a-z_]+)\}`)
+
+// path fills the parameters of an operation's path.
+func (s *stage) path(t *testing.T, op *operation) string {
+	t.Helper()
+	return pathParameter.ReplaceAllStringFunc(op.template, func(name string) string {
+		value := s.ids[strings.Trim(name, "{}")]
+		require.NotEmpty(t, value, "newStage has no %s for %s", name, op.id)
+		return value
+	})
+}
+
+// send sends a good request of an operation with further headers.
+func (s *stage) send(t *testing.T, token string, op *operation, header http.Header) answer {
+	t.Helper()
+	text := strings.NewReplacer(`"org_id":"`+someID, `"org_id":"`+s.ids["org_id"],
+		`"project_id":"`+someID, `"project_id":"`+s.ids["project_id"],
+		`"custom_roles":["`+someID, `"custom_roles":["`+s.ids["role_id"],
+		`,"ca_pem":"pem"`, "").Replace(samples()[op.id])
+	r := httptest.NewRequest(op.method, basePath+s.path(t, op), strings.NewReader(text))
+	r.Header = header.Clone()
+	if token != "" {
+		r.Header.Set("Authorization", "Bearer "+token)
+	}
+	r.Header.Set("X-Idempotency-Key", db.NewID())
+	if text != "" {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	out := answer{status: w.Code, header: w.Header(), raw: w.Body.String()}
+	if strings.HasSuffix(out.header.Get("Content-Type"), "json") && out.raw != "" {
+		require.NoError(t, json.Unmarshal([]byte(out.raw), &out.body), op.id)
+	}
+	return out
+}
+
+// askIf is ask without a body, for the version of If-Match.
+func (s *stage) askIf(t *testing.T, token, method, path, key, ifMatch string) answer {
+	t.Helper()
+	r := httptest.NewRequest(method, basePath+path, http.NoBody)
+	r.Header.Set("Authorization", "Bearer "+token)
+	r.Header.Set("X-Idempotency-Key", key)
+	r.Header.Set(ifMatchHeader, ifMatch)
+	w := httptest.NewRecorder()
+	s.ServeHTTP(w, r)
+	out := answer{status: w.Code, header: w.Header(), raw: w.Body.String()}
+	if strings.HasSuffix(out.header.Get("Content-Type"), "json") {
+		require.NoError(t, json.Unmarshal([]byte(out.raw), &out.body))
+	}
+	return out
+}

@@ -1,0 +1,184 @@
+package cli
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+// refreshAhead is how long before its end an access token is replaced, so that it never ends under way.
+const refreshAhead = time.Minute
+
+// login has the tokens of a session.
+type login struct {
+	SessionID    string    `yaml:"session_id"`
+	AccessToken  string    `yaml:"access_token"`
+	ExpiresAt    time.Time `yaml:"expires_at"`
+	RefreshToken string    `yaml:"refresh_token"`
+}
+
+func newLogin(t client.SessionTokens) *login {
+	return &login{
+		SessionID:    t.SessionID,
+		AccessToken:  t.AccessToken,
+		ExpiresAt:    t.ExpiresAt,
+		RefreshToken: t.RefreshToken,
+	}
+}
+
+// loginCredential gives the access token of a context and replaces it in the store when its end is near.
+type loginCredential struct {
+	path, context string
+	conf          client.Config
+
+	mu sync.Mutex
+}
+
+// Bearer returns a token that is good for a while.
+func (c *loginCredential) Bearer(ctx context.Context) (string, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if _, kept, err := c.load(); err != nil || time.Until(kept.ExpiresAt) > refreshAhead {
+		return kept.AccessToken, err
+	}
+	// A refresh token counts once: of two commands at a time, the second finds what the first one got.
+	lock, err := os.OpenFile(c.path+".lock", os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return "", err
+	}
+	defer func() { _ = lock.Close() }()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX); err != nil {
+		return "", fmt.Errorf("lock %s: %w", lock.Name(), err)
+	}
+	s, kept, err := c.load()
+	if err != nil || time.Until(kept.ExpiresAt) > refreshAhead {
+		return kept.AccessToken, err
+	}
+	hub, err := client.Open(c.conf)
+	if err != nil {
+		return "", err
+	}
+	defer hub.Close()
+	t, err := client.Read[client.SessionTokens](hub.RefreshSession(ctx, client.SessionRefresh{
+		RefreshToken: kept.RefreshToken,
+	}))
+	if err != nil {
+		if _, refused := errors.AsType[*client.Problem](err); refused {
+			return "", &client.CredentialError{Cause: err}
+		}
+		return "", err
+	}
+	of := s.Contexts[c.context]
+	of.Login = newLogin(t)
+	s.Contexts[c.context] = of
+	return t.AccessToken, s.save(c.path)
+}
+
+func (c *loginCredential) load() (store, login, error) {
+	s, err := loadStore(c.path)
+	if err != nil {
+		return s, login{}, err
+	}
+	kept := s.Contexts[c.context].Login
+	if kept == nil {
+		return s, login{}, &client.CredentialError{Cause: errors.New("the context has no login any more; log in again")}
+	}
+	return s, *kept, nil
+}
+
+// askSecrets asks for each secret on the terminal; without one they are lines of stdin, and missing ones are empty.
+func (a *app) askSecrets(prompts ...string) ([]string, error) {
+	out, lines := make([]string, len(prompts)), bufio.NewScanner(a.env.Stdin)
+	for i, prompt := range prompts {
+		if a.env.ReadSecret != nil {
+			var err error
+			if out[i], err = a.env.ReadSecret(prompt); err != nil {
+				return nil, usage(err)
+			}
+		} else if lines.Scan() {
+			out[i] = lines.Text()
+		}
+		out[i] = strings.TrimSpace(out[i])
+	}
+	return out, lines.Err()
+}
+
+// passwordLogin starts a session with a password.
+func (a *app) passwordLogin(ctx context.Context, c *hubContext, email string) error {
+	secrets, err := a.askSecrets("Password: ", "One-time code (empty without one): ")
+	if err != nil {
+		return err
+	}
+	return a.startSession(c, func(hub *client.Hub) (*http.Response, error) {
+		return hub.Login(ctx, client.Login{Email: email, Password: secrets[0], Code: secrets[1]})
+	})
+}
+
+// startSession keeps the tokens that ask gets without a credential.
+func (a *app) startSession(c *hubContext, ask func(hub *client.Hub) (*http.Response, error)) error {
+	hub, err := client.Open(client.Config{URL: c.URL, CAPEM: []byte(c.CAPEM), UserAgent: "gpuaas/" + a.env.Version})
+	if err != nil {
+		return usage(err)
+	}
+	defer hub.Close()
+	t, err := client.Read[client.SessionTokens](ask(hub))
+	if err == nil {
+		c.Login = newLogin(t)
+	}
+	return err
+}
+
+func (a *app) logoutCommand() *cobra.Command {
+	c := a.action("logout", "End the session of the current context and forget its tokens", cobra.NoArgs,
+		func(ctx context.Context, s *session, _ []string) error {
+			if s.context.Login == nil {
+				return usage(errors.New("this context is no login with a password; gpuaas context remove NAME forgets it"))
+			}
+			err := closed(s.hub.Logout(ctx, s.editors()...))
+			if _, refused := errors.AsType[*client.CredentialError](err); err != nil && !refused {
+				return err
+			}
+			kept, err := loadStore(a.storePath())
+			if err != nil {
+				return err
+			}
+			of := kept.Contexts[s.context.name]
+			of.Login = nil
+			kept.Contexts[s.context.name] = of
+			return kept.save(a.storePath())
+		})
+	return c
+}
+
+func (a *app) sessionsCommand() *cobra.Command {
+	columns := []column[client.Session]{
+		{"CURRENT", func(s client.Session) string { return map[bool]string{true: "*"}[s.Current] }},
+		{"PROGRAM", func(s client.Session) string { return s.UserAgent }},
+		{"ADDRESS", func(s client.Session) string { return s.SourceAddress }},
+		{"LOGIN", func(s client.Session) string { return stamp(s.CreatedAt) }},
+		{"REFRESHED", func(s client.Session) string { return stamp(s.RefreshedAt) }},
+		{"EXPIRES", func(s client.Session) string { return stamp(s.ExpiresAt) }},
+		{"ID", func(s client.Session) string { return s.ID }},
+	}
+	return group("sessions", "Your logins",
+		listing(a, "list", "Your logins that count", cobra.NoArgs, columns,
+			func(ctx context.Context, s *session, _ []string, cursor string) (*http.Response, error) {
+				return s.hub.ListSessions(ctx, &client.ListSessionsParams{Cursor: cursor, Limit: client.PageSize},
+					s.editors()...)
+			}),
+		a.action("revoke SESSION", "End a login; its tokens end at once", cobra.ExactArgs(1),
+			func(ctx context.Context, s *session, args []string) error {
+				return closed(s.hub.RevokeSession(ctx, args[0], s.editors()...))
+			}))
+}

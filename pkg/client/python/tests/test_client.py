@@ -1,0 +1,143 @@
+"""What the client does at run time, against a server that answers as it is told."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import unittest
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import gpuaas
+
+Answer = tuple[int, dict[str, str], Any]
+
+
+class Hub(ThreadingHTTPServer):
+    """Gives the answers in their order and keeps the requests."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.answers: list[Answer | None] = []
+        self.seen: list[tuple[str, str, dict[str, str], Any]] = []
+        threading.Thread(target=self.serve_forever, args=(0.01,), daemon=True).start()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: Hub
+
+    def answer(self) -> None:
+        body = self.rfile.read(int(self.headers.get("Content-Length", "0")))
+        self.server.seen.append((self.command, self.path, dict(self.headers), json.loads(body) if body else None))
+        given = self.server.answers.pop(0)
+        if given is None:  # a lost connection
+            self.close_connection = True
+            return
+        status, headers, value = given
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        self.send_response(status)
+        for name, text in headers.items():
+            self.send_header(name, text)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_GET = do_POST = do_PUT = do_DELETE = answer
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+def problem(status: int, **headers: str) -> Answer:
+    return status, {name.replace("_", "-"): text for name, text in headers.items()}, {
+        "type": "about:blank", "title": "t", "status": status, "code": "some_code", "detail": "No.",
+        "correlation_id": "c-1", "errors": [{"pointer": "/name", "reason": "is missing"}],
+    }
+
+
+ORG = {"id": "o-1", "slug": "acme", "display_name": "Acme", "created_at": "2026-01-31T12:00:00Z"}
+
+
+class ClientTest(unittest.TestCase):
+    """Each test has a server of its own."""
+
+    def setUp(self) -> None:
+        self.server = Hub()
+        self.addCleanup(self.server.server_close)
+        self.addCleanup(self.server.shutdown)
+        self.slept: list[float] = []
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.hub = self.client("token")
+
+    def client(self, credential: Any) -> gpuaas.Client:
+        return gpuaas.Client(self.url, credential=credential, sleep=self.slept.append)
+
+    def test_a_busy_hub_is_asked_again_with_the_same_key_after_what_it_says(self) -> None:
+        self.server.answers = [problem(429, Retry_After="7"), problem(503, Retry_After="900"), None, (201, {}, ORG)]
+        org = self.hub.create_org(gpuaas.OrgCreate(slug="acme", display_name="Acme"))
+        self.assertEqual("acme", org.slug)
+        self.assertEqual(2026, org.created_at.year)
+        self.assertEqual([7.0, 60.0], self.slept[:2])
+        self.assertEqual(1, len({headers["X-Idempotency-Key"] for _, _, headers, _ in self.server.seen}))
+        self.assertEqual({"slug": "acme", "display_name": "Acme"}, self.server.seen[0][3])
+
+    def test_a_refusal_is_an_exception_and_not_repeated(self) -> None:
+        self.server.answers = [problem(422)]
+        with self.assertRaises(gpuaas.ProblemError) as refused:
+            self.hub.create_org(gpuaas.OrgCreate(slug="acme", display_name="Acme"), idempotency_key="mine")
+        self.assertEqual(("some_code", "c-1"), (refused.exception.problem.code, refused.exception.problem.correlation_id))
+        self.assertIn("/name: is missing", str(refused.exception))
+        self.assertEqual("mine", self.server.seen[0][2]["X-Idempotency-Key"])
+
+    def test_a_hub_that_stays_away_is_unreachable(self) -> None:
+        self.server.answers = [None] * 6
+        with self.assertRaises(gpuaas.UnreachableError):
+            self.hub.get_allocation("p-1", "a-1")
+        self.assertEqual(5, len(self.slept))
+
+    def test_a_list_goes_through_all_pages(self) -> None:
+        self.server.answers = [(200, {}, {"items": [ORG], "next_cursor": "c2"}), (200, {}, {"items": [ORG]})]
+        self.assertEqual(["o-1", "o-1"], [org.id for org in self.hub.list_orgs()])
+        self.assertEqual("/api/v1/orgs?cursor=c2&limit=200", self.server.seen[1][1])
+
+    def test_a_service_account_mints_one_token_and_another_where_it_is_refused(self) -> None:
+        def token(text: str) -> Answer:
+            return 200, {}, {
+                "access_token": text, "token_type": "Bearer", "expires_in": 900, "expires_at": "2026-01-31T12:00:00Z",
+            }
+
+        page: Answer = (200, {}, {"items": [ORG]})
+        self.server.answers = [token("one"), page, page, problem(401), token("two"), page]
+        hub = self.client(gpuaas.ServiceAccountCredential("sa", "key", "pem"))
+        for _ in range(3):
+            list(hub.list_orgs())
+        sent = [headers.get("Authorization") for _, _, headers, _ in self.server.seen]
+        self.assertEqual([None, "Bearer one", "Bearer one", "Bearer one", None, "Bearer two"], sent)
+        self.assertEqual("pem", self.server.seen[0][3]["private_key_pem"])
+
+    def test_a_followed_stream_that_ends_goes_on_after_the_last_event(self) -> None:
+        def event(pos: int) -> bytes:
+            return b"id: x\ndata: " + json.dumps({
+                "id": "e", "source": "s", "specversion": "1.0", "type": "t", "subject": "u", "pos": pos,
+                "time": "2026-01-31T12:00:00Z", "datacontenttype": "application/json", "resourceversion": 1,
+                "data": {"event_id": "e", "correlation_id": "c"},
+            }).encode() + b"\n\n"
+
+        self.server.answers = [(200, {}, event(1) + event(2)), problem(503), (200, {}, event(3)), problem(403)]
+        events = self.hub.events(subject="u")
+        self.assertEqual([1, 2, 3], [next(events).pos for _ in range(3)])
+        self.assertEqual("2", self.server.seen[2][2]["Last-Event-Id"])
+        with self.assertRaises(gpuaas.ProblemError):
+            next(events)
+
+
+if __name__ == "__main__":
+    unittest.main()
