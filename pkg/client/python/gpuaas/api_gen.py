@@ -52,6 +52,8 @@ UserRole = Literal["org_admin", "org_member", "org_billing", "app_publisher"]
 VersionName = str
 VolumeSnapshotStatus = Literal["pending", "ready", "deleting", "deleted"]
 VolumeStatus = Literal["pending", "ready", "resizing", "restoring", "missing", "deleting", "deleted", "node_lost"]
+CustomRoleIds = list["Id"]
+PermissionKeys = list[str]
 PortChoices = list["PortChoice"]
 VolumeChoices = list["VolumeChoice"]
 
@@ -85,6 +87,7 @@ class AccessExplanation:
     reason: Literal["permitted", "role_missing", "other_org", "disabled"]
     roles_with_permission: list[str]
     rules: list[AccessRule]
+    custom_roles: CustomRoleIds | None = None
     org_id: Id | None = None
     project_id: Id | None = None
 
@@ -455,6 +458,47 @@ class CreditGrant:
     currency: Currency
     description: str
     org_id: Id
+
+
+@dataclass(kw_only=True)
+class CustomRole:
+    """CustomRole."""
+
+    created_at: datetime
+    display_name: DisplayName
+    id: Id
+    org_id: Id
+    permissions: PermissionKeys
+    resource_version: int
+    slug: Slug
+    description: Description | None = None
+
+
+@dataclass(kw_only=True)
+class CustomRoleCreate:
+    """CustomRoleCreate."""
+
+    display_name: DisplayName
+    permissions: PermissionKeys
+    slug: Slug
+    description: Description | None = None
+
+
+@dataclass(kw_only=True)
+class CustomRoleList:
+    """CustomRoleList."""
+
+    items: list[CustomRole]
+    next_cursor: str | None = None
+
+
+@dataclass(kw_only=True)
+class CustomRolePut:
+    """CustomRolePut."""
+
+    display_name: DisplayName
+    permissions: PermissionKeys
+    description: Description | None = None
 
 
 @dataclass(kw_only=True)
@@ -1077,6 +1121,7 @@ class ProjectRoles:
     email: str
     roles: list[ProjectRole]
     user_id: Id
+    custom_roles: CustomRoleIds | None = None
 
 
 @dataclass(kw_only=True)
@@ -1092,6 +1137,7 @@ class ProjectRolesPut:
     """ProjectRolesPut."""
 
     roles: list[ProjectRole]
+    custom_roles: list[Id] | None = None
 
 
 @dataclass(kw_only=True)
@@ -1447,6 +1493,7 @@ class User:
     platform_admin: bool
     roles: list[UserRole]
     status: Literal["active", "disabled"]
+    custom_roles: CustomRoleIds | None = None
     org_id: Id | None = None
 
 
@@ -1474,6 +1521,7 @@ class UserRolesPut:
     """UserRolesPut."""
 
     roles: list[UserRole]
+    custom_roles: list[Id] | None = None
     platform_admin: bool | None = None
 
 
@@ -1742,6 +1790,22 @@ class Operations(ABC):
             body=body,
         )
 
+    def create_custom_role(
+        self,
+        org_id: str,
+        body: CustomRoleCreate,
+        *,
+        idempotency_key: str | None = None,
+    ) -> CustomRole:
+        """Make a role of permissions (admins of the org); needs iam.role.write."""
+        return self._call(
+            "POST",
+            f"/orgs/{quote(org_id, safe='')}/roles",
+            CustomRole,
+            headers={"X-Idempotency-Key": idempotency_key},
+            body=body,
+        )
+
     def create_join_token(
         self,
         body: JoinTokenCreate,
@@ -1926,6 +1990,18 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/decommission",
             AppInstance,
             headers={"X-Idempotency-Key": idempotency_key},
+        )
+
+    def delete_custom_role(
+        self,
+        org_id: str,
+        role_id: str,
+    ) -> None:
+        """Remove a role that nobody holds (admins of the org); needs iam.role.write."""
+        return self._call(
+            "DELETE",
+            f"/orgs/{quote(org_id, safe='')}/roles/{quote(role_id, safe='')}",
+            type(None),
         )
 
     def delete_environment(
@@ -2194,6 +2270,18 @@ class Operations(ABC):
         return self._lines(
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/logs",
             query={"member_id": member_id, "service": service, "tail_lines": tail_lines, "since": since, "follow": follow},
+        )
+
+    def get_custom_role(
+        self,
+        org_id: str,
+        role_id: str,
+    ) -> CustomRole:
+        """One role that the org has made; needs iam.role.read."""
+        return self._call(
+            "GET",
+            f"/orgs/{quote(org_id, safe='')}/roles/{quote(role_id, safe='')}",
+            CustomRole,
         )
 
     def get_entitlement(
@@ -2504,6 +2592,17 @@ class Operations(ABC):
             query={"org_id": org_id, "project_id": project_id, "actor_id": actor_id, "action": action, "resource_type": resource_type, "resource_id": resource_id, "correlation_id": correlation_id, "outcome": outcome, "from": from_, "to": to},
         )
 
+    def list_custom_roles(
+        self,
+        org_id: str,
+    ) -> Iterator[CustomRole]:
+        """Roles that the org has made of permissions (its admins); needs iam.role.read."""
+        return self._pages(
+            f"/orgs/{quote(org_id, safe='')}/roles",
+            CustomRoleList,
+            query={},
+        )
+
     def list_entitlements(
         self,
         project_id: str,
@@ -2782,6 +2881,20 @@ class Operations(ABC):
             f"/admin/apps/catalog/{quote(app_slug, safe='')}/versions/{quote(version, safe='')}/publish",
             AppVersion,
             headers={"X-Idempotency-Key": idempotency_key},
+        )
+
+    def put_custom_role(
+        self,
+        org_id: str,
+        role_id: str,
+        body: CustomRolePut,
+    ) -> CustomRole:
+        """Replace name, description and permissions of a role, for all who hold it (admins of the org); needs iam.role.write."""
+        return self._call(
+            "PUT",
+            f"/orgs/{quote(org_id, safe='')}/roles/{quote(role_id, safe='')}",
+            CustomRole,
+            body=body,
         )
 
     def put_entitlement(
