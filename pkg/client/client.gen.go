@@ -477,6 +477,62 @@ type ClientInterface interface {
 	// Corresponds with POST /auth/logout (the `Logout` operationId).
 	Logout(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+	//
+	// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+	// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+	// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+	//
+	// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+	StartBrowserLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishBrowserLoginWithBody Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishBrowserLogin Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLogin(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// StartDeviceLogin Begin a login that is confirmed on another device
+	//
+	// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+	//
+	// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+	StartDeviceLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishDeviceLoginWithBody Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishDeviceLogin Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLogin(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// RefreshSessionWithBody Exchange the refresh token of a session for new tokens
 	//
 	// Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -2288,6 +2344,122 @@ func (c *Client) Login(ctx context.Context, body LoginJSONRequestBody, reqEditor
 // Corresponds with POST /auth/logout (the `Logout` operationId).
 func (c *Client) Logout(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewLogoutRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+//
+// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+//
+// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+func (c *Client) StartBrowserLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStartBrowserLoginRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishBrowserLoginWithBody Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *Client) FinishBrowserLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishBrowserLoginRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishBrowserLogin Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *Client) FinishBrowserLogin(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishBrowserLoginRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// StartDeviceLogin Begin a login that is confirmed on another device
+//
+// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+//
+// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+func (c *Client) StartDeviceLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStartDeviceLoginRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishDeviceLoginWithBody Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *Client) FinishDeviceLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishDeviceLoginRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishDeviceLogin Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *Client) FinishDeviceLogin(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishDeviceLoginRequest(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -6093,6 +6265,140 @@ func NewLogoutRequest(server string) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewStartBrowserLoginRequest constructs an http.Request for the StartBrowserLogin method
+func NewStartBrowserLoginRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/browser")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewFinishBrowserLoginRequest calls the generic FinishBrowserLogin builder with application/json body
+func NewFinishBrowserLoginRequest(server string, body FinishBrowserLoginJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewFinishBrowserLoginRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewFinishBrowserLoginRequestWithBody constructs an http.Request for the FinishBrowserLogin method, with any body, and a specified content type
+func NewFinishBrowserLoginRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/browser/finish")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewStartDeviceLoginRequest constructs an http.Request for the StartDeviceLogin method
+func NewStartDeviceLoginRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/device")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewFinishDeviceLoginRequest calls the generic FinishDeviceLogin builder with application/json body
+func NewFinishDeviceLoginRequest(server string, body FinishDeviceLoginJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewFinishDeviceLoginRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewFinishDeviceLoginRequestWithBody constructs an http.Request for the FinishDeviceLogin method, with any body, and a specified content type
+func NewFinishDeviceLoginRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/device/finish")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -11461,6 +11767,66 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /auth/logout (the `Logout` operationId).
 	LogoutWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*LogoutResponse, error)
 
+	// StartBrowserLoginWithResponse Begin a login in a browser at the hub's identity provider
+	//
+	// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+	// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+	// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+	StartBrowserLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartBrowserLoginResponse, error)
+
+	// FinishBrowserLoginWithBodyWithResponse Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error)
+
+	// FinishBrowserLoginWithResponse Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLoginWithResponse(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error)
+
+	// StartDeviceLoginWithResponse Begin a login that is confirmed on another device
+	//
+	// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+	StartDeviceLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartDeviceLoginResponse, error)
+
+	// FinishDeviceLoginWithBodyWithResponse Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error)
+
+	// FinishDeviceLoginWithResponse Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLoginWithResponse(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error)
+
 	// RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
 	//
 	// Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -14182,6 +14548,198 @@ func (r LogoutResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r LogoutResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type StartBrowserLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *BrowserLogin
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r StartBrowserLoginResponse) GetJSON200() *BrowserLogin {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r StartBrowserLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StartBrowserLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StartBrowserLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StartBrowserLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StartBrowserLoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FinishBrowserLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SessionTokens
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r FinishBrowserLoginResponse) GetJSON200() *SessionTokens {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FinishBrowserLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FinishBrowserLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FinishBrowserLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FinishBrowserLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FinishBrowserLoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type StartDeviceLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *DeviceLogin
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r StartDeviceLoginResponse) GetJSON200() *DeviceLogin {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r StartDeviceLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StartDeviceLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StartDeviceLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StartDeviceLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StartDeviceLoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FinishDeviceLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SessionTokens
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r FinishDeviceLoginResponse) GetJSON200() *SessionTokens {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FinishDeviceLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FinishDeviceLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FinishDeviceLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FinishDeviceLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FinishDeviceLoginResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -19177,6 +19735,102 @@ func (c *ClientWithResponses) LogoutWithResponse(ctx context.Context, reqEditors
 	return ParseLogoutResponse(rsp)
 }
 
+// StartBrowserLoginWithResponse Begin a login in a browser at the hub's identity provider
+//
+// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+func (c *ClientWithResponses) StartBrowserLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartBrowserLoginResponse, error) {
+	rsp, err := c.StartBrowserLogin(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStartBrowserLoginResponse(rsp)
+}
+
+// FinishBrowserLoginWithBodyWithResponse Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *ClientWithResponses) FinishBrowserLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error) {
+	rsp, err := c.FinishBrowserLoginWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishBrowserLoginResponse(rsp)
+}
+
+// FinishBrowserLoginWithResponse Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *ClientWithResponses) FinishBrowserLoginWithResponse(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error) {
+	rsp, err := c.FinishBrowserLogin(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishBrowserLoginResponse(rsp)
+}
+
+// StartDeviceLoginWithResponse Begin a login that is confirmed on another device
+//
+// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+func (c *ClientWithResponses) StartDeviceLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartDeviceLoginResponse, error) {
+	rsp, err := c.StartDeviceLogin(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStartDeviceLoginResponse(rsp)
+}
+
+// FinishDeviceLoginWithBodyWithResponse Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *ClientWithResponses) FinishDeviceLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error) {
+	rsp, err := c.FinishDeviceLoginWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishDeviceLoginResponse(rsp)
+}
+
+// FinishDeviceLoginWithResponse Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *ClientWithResponses) FinishDeviceLoginWithResponse(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error) {
+	rsp, err := c.FinishDeviceLogin(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishDeviceLoginResponse(rsp)
+}
+
 // RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
 //
 // Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -22081,6 +22735,141 @@ func ParseLogoutResponse(rsp *http.Response) (*LogoutResponse, error) {
 
 	switch {
 	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseStartBrowserLoginResponse parses an HTTP response from a StartBrowserLoginWithResponse call
+func ParseStartBrowserLoginResponse(rsp *http.Response) (*StartBrowserLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StartBrowserLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest BrowserLogin
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFinishBrowserLoginResponse parses an HTTP response from a FinishBrowserLoginWithResponse call
+func ParseFinishBrowserLoginResponse(rsp *http.Response) (*FinishBrowserLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FinishBrowserLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SessionTokens
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseStartDeviceLoginResponse parses an HTTP response from a StartDeviceLoginWithResponse call
+func ParseStartDeviceLoginResponse(rsp *http.Response) (*StartDeviceLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StartDeviceLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest DeviceLogin
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFinishDeviceLoginResponse parses an HTTP response from a FinishDeviceLoginWithResponse call
+func ParseFinishDeviceLoginResponse(rsp *http.Response) (*FinishDeviceLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FinishDeviceLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SessionTokens
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case rsp.StatusCode == 202:
 		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:

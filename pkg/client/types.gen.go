@@ -1921,6 +1921,19 @@ type AuditRowList struct {
 	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
 }
 
+// BrowserLogin defines model for BrowserLogin.
+type BrowserLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	State     string    `json:"state"`
+	URL       string    `json:"url"`
+}
+
+// BrowserLoginFinish defines model for BrowserLoginFinish.
+type BrowserLoginFinish struct {
+	Code  string `json:"code"`
+	State string `json:"state"`
+}
+
 // CapacityShape defines model for CapacityShape.
 type CapacityShape string
 
@@ -2017,6 +2030,23 @@ type CustomRolePut struct {
 
 // Description defines model for Description.
 type Description = string
+
+// DeviceLogin defines model for DeviceLogin.
+type DeviceLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+
+	// Handle For POST /auth/oidc/device/finish
+	Handle                  string `json:"handle"`
+	IntervalSeconds         int64  `json:"interval_seconds"`
+	UserCode                string `json:"user_code"`
+	VerificationURI         string `json:"verification_uri"`
+	VerificationURIComplete string `json:"verification_uri_complete,omitempty,omitzero"`
+}
+
+// DeviceLoginFinish defines model for DeviceLoginFinish.
+type DeviceLoginFinish struct {
+	Handle string `json:"handle"`
+}
 
 // Digest defines model for Digest.
 type Digest = string
@@ -4251,6 +4281,12 @@ type AcceptInvitationJSONRequestBody = InvitationAcceptance
 
 // LoginJSONRequestBody defines body for Login for application/json ContentType.
 type LoginJSONRequestBody = Login
+
+// FinishBrowserLoginJSONRequestBody defines body for FinishBrowserLogin for application/json ContentType.
+type FinishBrowserLoginJSONRequestBody = BrowserLoginFinish
+
+// FinishDeviceLoginJSONRequestBody defines body for FinishDeviceLogin for application/json ContentType.
+type FinishDeviceLoginJSONRequestBody = DeviceLoginFinish
 
 // RefreshSessionJSONRequestBody defines body for RefreshSession for application/json ContentType.
 type RefreshSessionJSONRequestBody = SessionRefresh

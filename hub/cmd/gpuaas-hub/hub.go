@@ -289,7 +289,11 @@ func wire(ctx context.Context, b base) (*hub, error) {
 			reload.Wake()
 		})
 	}
-	commands, tail := newCommands(b, registry), event.NewTail(b.db)
+	commands, err := newCommands(b, registry)
+	if err != nil {
+		return nil, err
+	}
+	tail := event.NewTail(b.db)
 	server := &httpapi.Server{
 		Version:  daemon.Version(),
 		Ready:    b.db.Ping,
@@ -314,27 +318,33 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		Now: time.Now, RequestKey: requestKey,
 	})
 	return &hub{
-		base:       b,
-		registry:   registry,
-		dispatcher: dispatcher,
-		nodes: nodes.New(nodes.Config{
-			DB:         b.db,
-			Dispatcher: dispatcher,
-			Keys:       b.keys,
-			Registry:   registry,
-			ReplicaID:  b.process.ID,
-			Started:    time.Now(),
-			Now:        time.Now,
-			Log:        b.log,
-		}),
+		base:           b,
+		registry:       registry,
+		dispatcher:     dispatcher,
+		nodes:          newNodes(b, dispatcher, registry),
 		handler:        handler,
 		reloadDenyList: reload,
 		tail:           tail,
 	}, err
 }
 
-func newCommands(b base, registry *artifact.Registry) *command.Service {
+func newNodes(b base, dispatcher *dispatch.Dispatcher, registry *artifact.Registry) *nodes.Service {
+	return nodes.New(nodes.Config{
+		DB:         b.db,
+		Dispatcher: dispatcher,
+		Keys:       b.keys,
+		Registry:   registry,
+		ReplicaID:  b.process.ID,
+		Started:    time.Now(),
+		Now:        time.Now,
+		Log:        b.log,
+	})
+}
+
+func newCommands(b base, registry *artifact.Registry) (*command.Service, error) {
+	identity, err := b.conf.identity.provider()
 	return &command.Service{
+		Identity:       identity,
 		DB:             b.db,
 		Sealer:         b.sealer,
 		Keys:           b.keys,
@@ -342,7 +352,7 @@ func newCommands(b base, registry *artifact.Registry) *command.Service {
 		Registry:       registry,
 		LeaseDuration:  b.conf.leaseDuration,
 		CertificateTTL: b.conf.certificateLifetime,
-	}
+	}, err
 }
 
 // loops are the periodic passes.

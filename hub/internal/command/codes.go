@@ -8,6 +8,8 @@ const (
 	codeAppSlugInUse fault.Code = "app_slug_in_use"
 	// codeDelegationRefused: the signed delegation does not verify.
 	codeDelegationRefused fault.Code = "delegation_refused"
+	// codeNoIdentityProvider: the hub has no identity provider.
+	codeNoIdentityProvider fault.Code = "no_identity_provider"
 	// codeManifestRefused: the signed manifest does not verify.
 	codeManifestRefused fault.Code = "manifest_refused"
 	// codeMemberLimitExceeded: what a node would hold of the app instance exceeds a limit.

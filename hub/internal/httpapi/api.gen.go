@@ -1932,6 +1932,19 @@ type AuditRowList struct {
 	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
 }
 
+// BrowserLogin defines model for BrowserLogin.
+type BrowserLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	State     string    `json:"state"`
+	URL       string    `json:"url"`
+}
+
+// BrowserLoginFinish defines model for BrowserLoginFinish.
+type BrowserLoginFinish struct {
+	Code  string `json:"code"`
+	State string `json:"state"`
+}
+
 // CapacityShape defines model for CapacityShape.
 type CapacityShape string
 
@@ -2028,6 +2041,23 @@ type CustomRolePut struct {
 
 // Description defines model for Description.
 type Description = string
+
+// DeviceLogin defines model for DeviceLogin.
+type DeviceLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+
+	// Handle For POST /auth/oidc/device/finish
+	Handle                  string `json:"handle"`
+	IntervalSeconds         int64  `json:"interval_seconds"`
+	UserCode                string `json:"user_code"`
+	VerificationURI         string `json:"verification_uri"`
+	VerificationURIComplete string `json:"verification_uri_complete,omitempty,omitzero"`
+}
+
+// DeviceLoginFinish defines model for DeviceLoginFinish.
+type DeviceLoginFinish struct {
+	Handle string `json:"handle"`
+}
 
 // Digest defines model for Digest.
 type Digest = string
@@ -4263,6 +4293,12 @@ type AcceptInvitationJSONRequestBody = InvitationAcceptance
 // LoginJSONRequestBody defines body for Login for application/json ContentType.
 type LoginJSONRequestBody = Login
 
+// FinishBrowserLoginJSONRequestBody defines body for FinishBrowserLogin for application/json ContentType.
+type FinishBrowserLoginJSONRequestBody = BrowserLoginFinish
+
+// FinishDeviceLoginJSONRequestBody defines body for FinishDeviceLogin for application/json ContentType.
+type FinishDeviceLoginJSONRequestBody = DeviceLoginFinish
+
 // RefreshSessionJSONRequestBody defines body for RefreshSession for application/json ContentType.
 type RefreshSessionJSONRequestBody = SessionRefresh
 
@@ -4454,6 +4490,18 @@ type ServerInterface interface {
 	// Logout End the session that the presented token belongs to
 	// (POST /auth/logout)
 	Logout(c *gin.Context)
+	// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+	// (POST /auth/oidc/browser)
+	StartBrowserLogin(c *gin.Context)
+	// FinishBrowserLogin Start a session with what the identity provider sent back
+	// (POST /auth/oidc/browser/finish)
+	FinishBrowserLogin(c *gin.Context)
+	// StartDeviceLogin Begin a login that is confirmed on another device
+	// (POST /auth/oidc/device)
+	StartDeviceLogin(c *gin.Context)
+	// FinishDeviceLogin Start a session once the person has confirmed the login
+	// (POST /auth/oidc/device/finish)
+	FinishDeviceLogin(c *gin.Context)
 	// RefreshSession Exchange the refresh token of a session for new tokens
 	// (POST /auth/refresh)
 	RefreshSession(c *gin.Context)
@@ -5699,6 +5747,58 @@ func (siw *ServerInterfaceWrapper) Logout(c *gin.Context) {
 	}
 
 	siw.Handler.Logout(c)
+}
+
+// StartBrowserLogin operation middleware
+func (siw *ServerInterfaceWrapper) StartBrowserLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StartBrowserLogin(c)
+}
+
+// FinishBrowserLogin operation middleware
+func (siw *ServerInterfaceWrapper) FinishBrowserLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FinishBrowserLogin(c)
+}
+
+// StartDeviceLogin operation middleware
+func (siw *ServerInterfaceWrapper) StartDeviceLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StartDeviceLogin(c)
+}
+
+// FinishDeviceLogin operation middleware
+func (siw *ServerInterfaceWrapper) FinishDeviceLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FinishDeviceLogin(c)
 }
 
 // RefreshSession operation middleware
@@ -9123,6 +9223,10 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/auth/invitations/accept", wrapper.AcceptInvitation)
 	router.POST(options.BaseURL+"/auth/login", wrapper.Login)
 	router.POST(options.BaseURL+"/auth/logout", wrapper.Logout)
+	router.POST(options.BaseURL+"/auth/oidc/browser", wrapper.StartBrowserLogin)
+	router.POST(options.BaseURL+"/auth/oidc/browser/finish", wrapper.FinishBrowserLogin)
+	router.POST(options.BaseURL+"/auth/oidc/device", wrapper.StartDeviceLogin)
+	router.POST(options.BaseURL+"/auth/oidc/device/finish", wrapper.FinishDeviceLogin)
 	router.POST(options.BaseURL+"/auth/refresh", wrapper.RefreshSession)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
 	router.GET(options.BaseURL+"/auth/sessions", wrapper.ListSessions)
@@ -10600,6 +10704,168 @@ type LogoutdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response LogoutdefaultApplicationProblemPlusJSONResponse) VisitLogoutResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartBrowserLoginRequestObject struct {
+}
+
+type StartBrowserLoginResponseObject interface {
+	VisitStartBrowserLoginResponse(w http.ResponseWriter) error
+}
+
+type StartBrowserLogin200JSONResponse BrowserLogin
+
+func (response StartBrowserLogin200JSONResponse) VisitStartBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartBrowserLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StartBrowserLogindefaultApplicationProblemPlusJSONResponse) VisitStartBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishBrowserLoginRequestObject struct {
+	Body *FinishBrowserLoginJSONRequestBody
+}
+
+type FinishBrowserLoginResponseObject interface {
+	VisitFinishBrowserLoginResponse(w http.ResponseWriter) error
+}
+
+type FinishBrowserLogin200JSONResponse SessionTokens
+
+func (response FinishBrowserLogin200JSONResponse) VisitFinishBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishBrowserLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FinishBrowserLogindefaultApplicationProblemPlusJSONResponse) VisitFinishBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartDeviceLoginRequestObject struct {
+}
+
+type StartDeviceLoginResponseObject interface {
+	VisitStartDeviceLoginResponse(w http.ResponseWriter) error
+}
+
+type StartDeviceLogin200JSONResponse DeviceLogin
+
+func (response StartDeviceLogin200JSONResponse) VisitStartDeviceLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartDeviceLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StartDeviceLogindefaultApplicationProblemPlusJSONResponse) VisitStartDeviceLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishDeviceLoginRequestObject struct {
+	Body *FinishDeviceLoginJSONRequestBody
+}
+
+type FinishDeviceLoginResponseObject interface {
+	VisitFinishDeviceLoginResponse(w http.ResponseWriter) error
+}
+
+type FinishDeviceLogin200JSONResponse SessionTokens
+
+func (response FinishDeviceLogin200JSONResponse) VisitFinishDeviceLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishDeviceLogin202Response struct {
+}
+
+func (response FinishDeviceLogin202Response) VisitFinishDeviceLoginResponse(w http.ResponseWriter) error {
+	w.WriteHeader(202)
+	return nil
+}
+
+type FinishDeviceLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FinishDeviceLogindefaultApplicationProblemPlusJSONResponse) VisitFinishDeviceLoginResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -14302,6 +14568,18 @@ type StrictServerInterface interface {
 	// Logout End the session that the presented token belongs to
 	// (POST /auth/logout)
 	Logout(ctx context.Context, request LogoutRequestObject) (LogoutResponseObject, error)
+	// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+	// (POST /auth/oidc/browser)
+	StartBrowserLogin(ctx context.Context, request StartBrowserLoginRequestObject) (StartBrowserLoginResponseObject, error)
+	// FinishBrowserLogin Start a session with what the identity provider sent back
+	// (POST /auth/oidc/browser/finish)
+	FinishBrowserLogin(ctx context.Context, request FinishBrowserLoginRequestObject) (FinishBrowserLoginResponseObject, error)
+	// StartDeviceLogin Begin a login that is confirmed on another device
+	// (POST /auth/oidc/device)
+	StartDeviceLogin(ctx context.Context, request StartDeviceLoginRequestObject) (StartDeviceLoginResponseObject, error)
+	// FinishDeviceLogin Start a session once the person has confirmed the login
+	// (POST /auth/oidc/device/finish)
+	FinishDeviceLogin(ctx context.Context, request FinishDeviceLoginRequestObject) (FinishDeviceLoginResponseObject, error)
 	// RefreshSession Exchange the refresh token of a session for new tokens
 	// (POST /auth/refresh)
 	RefreshSession(ctx context.Context, request RefreshSessionRequestObject) (RefreshSessionResponseObject, error)
@@ -15786,6 +16064,138 @@ func (sh *strictHandler) Logout(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(LogoutResponseObject); ok {
 		if err := validResponse.VisitLogoutResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StartBrowserLogin operation middleware
+func (sh *strictHandler) StartBrowserLogin(ctx *gin.Context) {
+	var request StartBrowserLoginRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StartBrowserLogin(ctx, request.(StartBrowserLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StartBrowserLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StartBrowserLoginResponseObject); ok {
+		if err := validResponse.VisitStartBrowserLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FinishBrowserLogin operation middleware
+func (sh *strictHandler) FinishBrowserLogin(ctx *gin.Context) {
+	var request FinishBrowserLoginRequestObject
+
+	var body FinishBrowserLoginJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FinishBrowserLogin(ctx, request.(FinishBrowserLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FinishBrowserLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FinishBrowserLoginResponseObject); ok {
+		if err := validResponse.VisitFinishBrowserLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StartDeviceLogin operation middleware
+func (sh *strictHandler) StartDeviceLogin(ctx *gin.Context) {
+	var request StartDeviceLoginRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StartDeviceLogin(ctx, request.(StartDeviceLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StartDeviceLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StartDeviceLoginResponseObject); ok {
+		if err := validResponse.VisitStartDeviceLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FinishDeviceLogin operation middleware
+func (sh *strictHandler) FinishDeviceLogin(ctx *gin.Context) {
+	var request FinishDeviceLoginRequestObject
+
+	var body FinishDeviceLoginJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FinishDeviceLogin(ctx, request.(FinishDeviceLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FinishDeviceLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FinishDeviceLoginResponseObject); ok {
+		if err := validResponse.VisitFinishDeviceLoginResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
