@@ -14,6 +14,8 @@ import (
 
 // fakeHub answers as the contract says, for as much as the scripts need.
 type fakeHub struct {
+	// polled says that a device login was asked about once.
+	polled    bool
 	mu        sync.Mutex
 	instances map[string]*client.AppInstance
 	reads     int
@@ -45,7 +47,8 @@ func (h *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	path := strings.TrimPrefix(r.URL.Path, "/api/v1")
 	w.Header().Set("X-Request-ID", r.Header.Get("X-Request-ID"))
 	switch path {
-	case "/auth/service-account/token", "/auth/login", "/auth/refresh", "/auth/invitations/accept":
+	case "/auth/service-account/token", "/auth/login", "/auth/refresh", "/auth/invitations/accept", "/auth/oidc/device",
+		"/auth/oidc/device/finish":
 	default:
 		switch strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer ") {
 		case "good-token", "minted":

@@ -30,6 +30,14 @@ func (h *fakeHub) serveLogins(w http.ResponseWriter, r *http.Request, route stri
 			return true
 		}
 		answer(w, 200, sessionTokens("gpuaas_rt_1", time.Hour))
+	case "POST /auth/oidc/device":
+		answer(w, 200, client.DeviceLogin{Handle: "h", UserCode: "ABCD", VerificationURI: "https://id.example/device"})
+	case "POST /auth/oidc/device/finish":
+		if h.polled = !h.polled; h.polled {
+			w.WriteHeader(http.StatusAccepted)
+			return true
+		}
+		answer(w, 200, sessionTokens("gpuaas_rt_1", time.Hour))
 	case "POST /auth/invitations/accept":
 		answer(w, 201, sessionTokens("gpuaas_rt_1", 0))
 	case "POST /auth/refresh":

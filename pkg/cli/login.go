@@ -47,13 +47,15 @@ func (l *loginFlags) context(a *app) (hubContext, string, error) {
 func (a *app) loginCommand() *cobra.Command {
 	var at loginFlags
 	var tokenFile, accountFile, email string
+	var browser bool
 	c := &cobra.Command{
 		Use:   "login --url https://HOST:PORT",
 		Short: "Check a credential and keep it as a context",
 		Long: `Check a credential with the hub and keep it as a context, which becomes the current one.
 
 With --email, the password is asked for, or is the first line of stdin; a one-time code is the second.
-The login ends after 24 hours without a command, and after 7 days.
+With --browser, the hub's identity provider asks who you are. A login ends after 24 hours without a
+command, and after 7 days.
 
 Otherwise the token comes from --token-file, or from stdin ("-" or a pipe), or is asked for. A program
 logs in with --service-account and the file that "gpuaas sa create --save" wrote; it then mints
@@ -70,8 +72,8 @@ short-lived tokens by itself.`,
 					given++
 				}
 			}
-			if given > 1 {
-				return usage(errors.New("--token-file, --service-account and --email exclude each other"))
+			if given > 1 || given == 1 && browser {
+				return usage(errors.New("--token-file, --service-account, --email and --browser exclude each other"))
 			}
 			fresh, name, err := at.context(a)
 			if err != nil {
@@ -79,9 +81,12 @@ short-lived tokens by itself.`,
 			}
 			ctx, cancel := a.bounded(cmd.Context())
 			defer cancel()
-			if email != "" {
+			switch {
+			case browser:
+				err = a.deviceLogin(ctx, &fresh)
+			case email != "":
 				err = a.passwordLogin(ctx, &fresh, email)
-			} else {
+			default:
 				err = a.readCredential(&fresh, tokenFile, accountFile)
 			}
 			if err != nil {
@@ -95,6 +100,7 @@ short-lived tokens by itself.`,
 	f.StringVar(&tokenFile, "token-file", "", "file with the token; - for stdin")
 	f.StringVar(&accountFile, "service-account", "", "file that gpuaas sa create --save wrote")
 	f.StringVar(&email, "email", "", "your e-mail address, to log in with a password")
+	f.BoolVar(&browser, "browser", false, "log in with the hub's identity provider, in a browser on any device")
 	return c
 }
 

@@ -139,6 +139,32 @@ func (a *app) startSession(c *hubContext, ask func(hub *client.Hub) (*http.Respo
 	return err
 }
 
+// deviceLogin starts a session by the hub's identity provider: the person confirms it in a browser.
+func (a *app) deviceLogin(ctx context.Context, c *hubContext) error {
+	return a.startSession(c, func(hub *client.Hub) (*http.Response, error) {
+		d, err := client.Read[client.DeviceLogin](hub.StartDeviceLogin(ctx))
+		if err != nil {
+			return nil, err
+		}
+		fmt.Fprintf(a.env.Stderr, "Open %s and type the code %s\n",
+			printable(or(d.VerificationURIComplete, d.VerificationURI)), printable(d.UserCode))
+		ticker := time.NewTicker(max(time.Second, time.Duration(d.IntervalSeconds)*time.Second))
+		defer ticker.Stop()
+		for {
+			select {
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			case <-ticker.C:
+			}
+			res, err := hub.FinishDeviceLogin(ctx, client.DeviceLoginFinish{Handle: d.Handle})
+			if err != nil || res.StatusCode != http.StatusAccepted {
+				return res, err
+			}
+			_ = res.Body.Close()
+		}
+	})
+}
+
 func (a *app) logoutCommand() *cobra.Command {
 	c := a.action("logout", "End the session of the current context and forget its tokens", cobra.NoArgs,
 		func(ctx context.Context, s *session, _ []string) error {

@@ -281,8 +281,11 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		Now:           time.Now,
 		Log:           b.log,
 	})
-	reload := reloadOfDenyList(b)
-	commands, tail := newCommands(b, registry), event.NewTail(b.db)
+	reload, tail := reloadOfDenyList(b), event.NewTail(b.db)
+	commands, err := newCommands(b, registry)
+	if err != nil {
+		return nil, err
+	}
 	queries := &query.Service{
 		DB: b.db, Registry: registry, Generations: dispatch.NewestGenerations, ImagePull: b.nodelink.ImagePull,
 		Tail: tail,
@@ -308,19 +311,10 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		Now: time.Now, RequestKey: requestKey,
 	})
 	return &hub{
-		base:       b,
-		registry:   registry,
-		dispatcher: dispatcher,
-		nodes: nodes.New(nodes.Config{
-			DB:         b.db,
-			Dispatcher: dispatcher,
-			Keys:       b.keys,
-			Registry:   registry,
-			ReplicaID:  b.process.ID,
-			Started:    time.Now(),
-			Now:        time.Now,
-			Log:        b.log,
-		}),
+		base:           b,
+		registry:       registry,
+		dispatcher:     dispatcher,
+		nodes:          newNodes(b, dispatcher, registry),
 		handler:        handler,
 		reloadDenyList: reload,
 		tail:           tail,
@@ -353,8 +347,23 @@ func newDeliverer(b base, queries *query.Service) *delivery.Deliverer {
 	}
 }
 
-func newCommands(b base, registry *artifact.Registry) *command.Service {
+func newNodes(b base, dispatcher *dispatch.Dispatcher, registry *artifact.Registry) *nodes.Service {
+	return nodes.New(nodes.Config{
+		DB:         b.db,
+		Dispatcher: dispatcher,
+		Keys:       b.keys,
+		Registry:   registry,
+		ReplicaID:  b.process.ID,
+		Started:    time.Now(),
+		Now:        time.Now,
+		Log:        b.log,
+	})
+}
+
+func newCommands(b base, registry *artifact.Registry) (*command.Service, error) {
+	identity, err := b.conf.identity.provider()
 	return &command.Service{
+		Identity:       identity,
 		DB:             b.db,
 		Sealer:         b.sealer,
 		Keys:           b.keys,
@@ -363,7 +372,7 @@ func newCommands(b base, registry *artifact.Registry) *command.Service {
 		LeaseDuration:  b.conf.leaseDuration,
 		CertificateTTL: b.conf.certificateLifetime,
 		MayDial:        b.conf.webhookAddresses().MayDial,
-	}
+	}, err
 }
 
 // loops are the periodic passes.

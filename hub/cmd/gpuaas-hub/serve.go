@@ -44,6 +44,7 @@ type config struct {
 	retention           periodic.Retention
 	postingInterval     time.Duration
 	webhookNetworks     []string
+	identity            identityConfig
 	metricsListen       string
 	otlpEndpoint        string
 	logLevel            string
@@ -113,6 +114,7 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 		"how often a member's usage is written to the journal, 1s to 24h; it is charged at once")
 	f.StringSliceVar(&c.webhookNetworks, "webhook-allow-network", nil, "network that webhooks may reach although it is "+
 		"not public, like 10.1.0.0/16 (repeatable)")
+	c.identity.add(f)
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
 	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
@@ -144,6 +146,9 @@ func (c config) check() error {
 		return bad("server-certificate-lifetime", "must be between 24h and 2160h")
 	case c.resync < 100*time.Millisecond || c.resync > time.Hour:
 		return bad("resync", "must be between 100ms and 1h")
+	}
+	if err := c.identity.check(); err != nil {
+		return err
 	}
 	if c.postingInterval < periodic.MinPostingInterval || c.postingInterval > periodic.MaxPostingInterval {
 		return bad("posting-interval", "must be between 1s and 24h")

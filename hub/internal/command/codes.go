@@ -10,6 +10,8 @@ const (
 	codeDelegationRefused fault.Code = "delegation_refused"
 	// codeETagStale: the resource has another version than the caller wants to change.
 	codeETagStale fault.Code = "etag_stale"
+	// codeNoIdentityProvider: the hub has no identity provider.
+	codeNoIdentityProvider fault.Code = "no_identity_provider"
 	// codeManifestRefused: the signed manifest does not verify.
 	codeManifestRefused fault.Code = "manifest_refused"
 	// codeMemberLimitExceeded: what a node would hold of the app instance exceeds a limit.

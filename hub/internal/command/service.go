@@ -28,6 +28,8 @@ type Service struct {
 	// Bundle returns the newest trust bundle.
 	Bundle   func() protocol.Bundle
 	Registry *artifact.Registry
+	// Identity is where people log in beside the hub itself; it may be nil.
+	Identity *IdentityProvider
 	// LeaseDuration is the longest lease that a member gets at a start.
 	LeaseDuration time.Duration
 	// CertificateTTL of each node certificate.

@@ -57,6 +57,12 @@ func (h *house) wait(d time.Duration) {
 
 func newHouse(t *testing.T) *house {
 	t.Helper()
+	return newHouseWith(t, nil)
+}
+
+// newHouseWith has an identity provider.
+func newHouseWith(t *testing.T, identity *command.IdentityProvider) *house {
+	t.Helper()
 	h := &house{d: dbtest.New(t), admin: iam.NewUserToken(), now: time.Unix(1_800_000_000, 0).UTC(), log: &safeLog{}}
 	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
 	require.NoError(t, err)
@@ -64,7 +70,9 @@ func newHouse(t *testing.T) *house {
 	made, err := (&command.Service{DB: h.d, Sealer: sealer}).Bootstrap(t.Context(), h.admin, h.now)
 	require.NoError(t, err)
 	require.True(t, made)
-	h.Handler, err = NewHandler(serverOn(h.d, sealer, nil), Config{
+	server := serverOn(h.d, sealer, nil)
+	server.Commands.Identity = identity
+	h.Handler, err = NewHandler(server, Config{
 		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.Service{DB: h.d},
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})

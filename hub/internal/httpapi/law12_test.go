@@ -33,8 +33,10 @@ func samples() map[string]string {
 	return map[string]string{
 		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID +
 			`","private_key_pem":"pem","assertion":"jwt"}`,
-		"login":          `{"email":"a@b","password":"p","code":"123456"}`,
-		"refreshSession": `{"refresh_token":"t"}`,
+		"login":              `{"email":"a@b","password":"p","code":"123456"}`,
+		"finishBrowserLogin": `{"state":"s","code":"c"}`,
+		"finishDeviceLogin":  `{"handle":"h"}`,
+		"refreshSession":     `{"refresh_token":"t"}`,
 		"acceptInvitation": `{"token":"t","display_name":"A","password":"0123456789ab","totp":{"secret":"` +
 			`ABCDEFGHIJKLMNOPQRSTUVWXYZ","code":"123456"}}`,
 		"createInvitation": `{"email":"a@b","roles":["org_member"],"custom_roles":["` + someID +

@@ -121,7 +121,7 @@ func TestAnInvitationGivesNoMoreThanItsMakerHolds(t *testing.T) {
 	h.must(t, "", "POST", "/auth/invitations/accept", "", acceptance(token, ""), 401)
 }
 
-func TestEveryRefusedLoginLooksAlike(t *testing.T) {
+func TestEveryRefusedLoginIsAnsweredAlike(t *testing.T) {
 	h := newHouse(t)
 	orgID, _, boss := h.tenant(t, "acme")
 	h.must(t, "", "POST", "/auth/invitations/accept", "", acceptance(h.invite(t, boss, orgID, "ada@acme.example", ""),

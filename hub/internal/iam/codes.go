@@ -8,8 +8,12 @@ const (
 	codeAlreadyExists fault.Code = "already_exists"
 	// codeCredentialsInvalid: the service account, its key or the assertion is not valid.
 	codeCredentialsInvalid fault.Code = "credentials_invalid"
+	// codeExternalLoginEnded: the login at the identity provider was finished, or took too long.
+	codeExternalLoginEnded fault.Code = "external_login_ended"
 	// codeForbidden: the caller lacks the permission.
 	codeForbidden fault.Code = "forbidden"
+	// codeIdentityUnknown: the person is no user, and no invitation or rule makes it one.
+	codeIdentityUnknown fault.Code = "identity_unknown"
 	// codeInvitationInvalid: the invitation was accepted or revoked, or its time is over.
 	codeInvitationInvalid fault.Code = "invitation_invalid"
 	// codeLastPlatformAdmin: the last platform admin cannot be removed.

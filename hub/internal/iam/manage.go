@@ -130,6 +130,9 @@ func RemoveFromOrg(ctx context.Context, tx db.Tx, u User, now time.Time) (User, 
 		if _, err := tx.Exec(ctx, `DELETE FROM user_passwords WHERE user_id = $1`, u.ID); err != nil {
 			return u, err
 		}
+		if _, err := tx.Exec(ctx, `DELETE FROM user_identities WHERE user_id = $1`, u.ID); err != nil {
+			return u, err
+		}
 		if _, err := tx.Exec(ctx, `UPDATE users SET removed_at = $2 WHERE id = $1`, u.ID, now); err != nil {
 			return u, err
 		}

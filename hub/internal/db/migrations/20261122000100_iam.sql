@@ -94,6 +94,24 @@ CREATE TABLE IF NOT EXISTS user_passwords (
   updated_at TIMESTAMPTZ NOT NULL
 );
 
+-- People as OpenID Connect providers know them.
+CREATE TABLE IF NOT EXISTS user_identities (
+  issuer TEXT NOT NULL,
+  subject TEXT NOT NULL,
+  user_id UUID NOT NULL REFERENCES users (id),
+  created_at TIMESTAMPTZ NOT NULL,
+  PRIMARY KEY (issuer, subject)
+);
+
+CREATE INDEX IF NOT EXISTS user_identities_user ON user_identities (user_id);
+
+-- Logins at an identity provider that are under way; minutes.
+CREATE TABLE IF NOT EXISTS external_logins (
+  handle_hash BYTEA PRIMARY KEY,
+  sealed_secret BYTEA NOT NULL,
+  expires_at TIMESTAMPTZ NOT NULL
+);
+
 -- Logins. Of the refresh tokens the SHA-256 is kept: of the part that they share, and of the newest one as a whole.
 CREATE TABLE IF NOT EXISTS sessions (
   id UUID PRIMARY KEY,
