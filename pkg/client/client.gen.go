@@ -36,6 +36,39 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessCredentialKind.
+const (
+	AccessCredentialKindSSHKey AccessCredentialKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialKind enum.
+func (e AccessCredentialKind) Valid() bool {
+	switch e {
+	case AccessCredentialKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessCredentialStatus.
+const (
+	AccessCredentialStatusActive  AccessCredentialStatus = "active"
+	AccessCredentialStatusRevoked AccessCredentialStatus = "revoked"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialStatus enum.
+func (e AccessCredentialStatus) Valid() bool {
+	switch e {
+	case AccessCredentialStatusActive:
+		return true
+	case AccessCredentialStatusRevoked:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AccessExplanationReason.
 const (
 	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
@@ -1269,6 +1302,21 @@ func (e TokenTokenType) Valid() bool {
 	}
 }
 
+// Defines values for UnwrappedKind.
+const (
+	UnwrappedKindSSHKey UnwrappedKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the UnwrappedKind enum.
+func (e UnwrappedKind) Valid() bool {
+	switch e {
+	case UnwrappedKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for UsageSource.
 const (
 	UsageSourceAllocation UsageSource = "allocation"
@@ -1455,6 +1503,54 @@ type AcceleratorPartition struct {
 
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
+
+// AccessCredential defines model for AccessCredential.
+type AccessCredential struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID                   `json:"id"`
+	Kind AccessCredentialKind `json:"kind"`
+
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey       string                 `json:"public_key"`
+	ResourceVersion int64                  `json:"resource_version"`
+	Status          AccessCredentialStatus `json:"status"`
+	UpdatedAt       time.Time              `json:"updated_at"`
+
+	// Version Grows with each key
+	Version int64 `json:"version"`
+
+	// WrappingToken In the answer that makes a private key only.
+	WrappingToken WrappingToken `json:"wrapping_token,omitempty,omitzero"`
+}
+
+// AccessCredentialKind defines model for AccessCredential.Kind.
+type AccessCredentialKind string
+
+// AccessCredentialStatus defines model for AccessCredential.Status.
+type AccessCredentialStatus string
+
+// AccessCredentialCreate defines model for AccessCredentialCreate.
+type AccessCredentialCreate struct {
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+}
+
+// AccessCredentialList defines model for AccessCredentialList.
+type AccessCredentialList struct {
+	Items      []AccessCredential `json:"items"`
+	NextCursor string             `json:"next_cursor,omitempty,omitzero"`
+}
 
 // AccessExplanation defines model for AccessExplanation.
 type AccessExplanation struct {
@@ -3267,6 +3363,28 @@ type Token struct {
 // TokenTokenType defines model for Token.TokenType.
 type TokenTokenType string
 
+// Unwrap defines model for Unwrap.
+type Unwrap struct {
+	Token string `json:"token,omitempty,omitzero"`
+}
+
+// Unwrapped defines model for Unwrapped.
+type Unwrapped struct {
+	// AccessCredentialID UUIDv7 in lower case.
+	AccessCredentialID ID            `json:"access_credential_id"`
+	Kind               UnwrappedKind `json:"kind"`
+
+	// PrivateKeyPem In the format of OpenSSH
+	PrivateKeyPem string `json:"private_key_pem"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey string `json:"public_key"`
+	Version   int64  `json:"version"`
+}
+
+// UnwrappedKind defines model for Unwrapped.Kind.
+type UnwrappedKind string
+
 // UsageHour defines model for UsageHour.
 type UsageHour struct {
 	// AllocationID UUIDv7 in lower case.
@@ -3619,8 +3737,17 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// WrappingToken In the answer that makes a private key only.
+type WrappingToken struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	Token     string    `json:"token"`
+}
+
 // Accelerators defines model for Accelerators.
 type Accelerators = int32
+
+// AccessCredentialID UUIDv7 in lower case.
+type AccessCredentialID = ID
 
 // After defines model for After.
 type After = int64
@@ -3941,6 +4068,24 @@ type ListProjectsParams struct {
 	OrgID  ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
 }
 
+// ListAccessCredentialsParams defines parameters for ListAccessCredentials.
+type ListAccessCredentialsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// GetAccessCredentialParams defines parameters for GetAccessCredential.
+type GetAccessCredentialParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListAllocationsParams defines parameters for ListAllocations.
 type ListAllocationsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4198,6 +4343,9 @@ type ExplainAccessJSONRequestBody = AccessQuestion
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
 
+// UnwrapJSONRequestBody defines body for Unwrap for application/json ContentType.
+type UnwrapJSONRequestBody = Unwrap
+
 // EnrollNodeJSONRequestBody defines body for EnrollNode for application/json ContentType.
 type EnrollNodeJSONRequestBody = NodeEnroll
 
@@ -4215,6 +4363,9 @@ type PutCustomRoleJSONRequestBody = CustomRolePut
 
 // CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
 type CreateProjectJSONRequestBody = ProjectCreate
+
+// CreateAccessCredentialJSONRequestBody defines body for CreateAccessCredential for application/json ContentType.
+type CreateAccessCredentialJSONRequestBody = AccessCredentialCreate
 
 // CreateAllocationJSONRequestBody defines body for CreateAllocation for application/json ContentType.
 type CreateAllocationJSONRequestBody = AllocationCreate
@@ -4714,6 +4865,26 @@ type ClientInterface interface {
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 	MintServiceAccountToken(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// UnwrapWithBody Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	UnwrapWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// Unwrap Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	Unwrap(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// Whoami Who the presented token stands for
 	//
 	// Corresponds with GET /auth/whoami (the `Whoami` operationId).
@@ -4934,6 +5105,53 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id} (the `GetProject` operationId).
 	GetProject(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListAccessCredentials Access credentials of the project
+	//
+	// Without private keys.
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+	ListAccessCredentials(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateAccessCredentialWithBody Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredentialWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateAccessCredential Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredential(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetAccessCredential One access credential
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+	GetAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeAccessCredential End an access credential
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+	RevokeAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateAccessCredential Replace the key pair of an access credential
+	//
+	// The former key ends at once, and so does a wrapping token that nobody used.
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+	RotateAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListAllocations Allocations of the project
 	//
@@ -6458,6 +6676,46 @@ func (c *Client) MintServiceAccountToken(ctx context.Context, body MintServiceAc
 	return c.Client.Do(req)
 }
 
+// UnwrapWithBody Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *Client) UnwrapWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUnwrapRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// Unwrap Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *Client) Unwrap(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUnwrapRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // Whoami Who the presented token stands for
 //
 // Corresponds with GET /auth/whoami (the `Whoami` operationId).
@@ -6979,6 +7237,113 @@ func (c *Client) CreateProject(ctx context.Context, body CreateProjectJSONReques
 // Corresponds with GET /projects/{project_id} (the `GetProject` operationId).
 func (c *Client) GetProject(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetProjectRequest(c.Server, projectID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListAccessCredentials Access credentials of the project
+//
+// Without private keys.
+//
+// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+func (c *Client) ListAccessCredentials(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAccessCredentialsRequest(c.Server, projectID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateAccessCredentialWithBody Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *Client) CreateAccessCredentialWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateAccessCredentialRequestWithBody(c.Server, projectID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateAccessCredential Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *Client) CreateAccessCredential(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateAccessCredentialRequest(c.Server, projectID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetAccessCredential One access credential
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+func (c *Client) GetAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAccessCredentialRequest(c.Server, projectID, accessCredentialID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeAccessCredential End an access credential
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+func (c *Client) RevokeAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeAccessCredentialRequest(c.Server, projectID, accessCredentialID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateAccessCredential Replace the key pair of an access credential
+//
+// The former key ends at once, and so does a wrapping token that nobody used.
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+func (c *Client) RotateAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateAccessCredentialRequest(c.Server, projectID, accessCredentialID)
 	if err != nil {
 		return nil, err
 	}
@@ -10138,6 +10503,46 @@ func NewMintServiceAccountTokenRequestWithBody(server string, contentType string
 	return req, nil
 }
 
+// NewUnwrapRequest calls the generic Unwrap builder with application/json body
+func NewUnwrapRequest(server string, body UnwrapJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewUnwrapRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewUnwrapRequestWithBody constructs an http.Request for the Unwrap method, with any body, and a specified content type
+func NewUnwrapRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/unwrap")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewWhoamiRequest constructs an http.Request for the Whoami method
 func NewWhoamiRequest(server string) (*http.Request, error) {
 	var err error
@@ -11503,6 +11908,272 @@ func NewGetProjectRequest(server string, projectID ProjectID) (*http.Request, er
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListAccessCredentialsRequest constructs an http.Request for the ListAccessCredentials method
+func NewListAccessCredentialsRequest(server string, projectID ProjectID, params *ListAccessCredentialsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateAccessCredentialRequest calls the generic CreateAccessCredential builder with application/json body
+func NewCreateAccessCredentialRequest(server string, projectID ProjectID, body CreateAccessCredentialJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateAccessCredentialRequestWithBody(server, projectID, "application/json", bodyReader)
+}
+
+// NewCreateAccessCredentialRequestWithBody constructs an http.Request for the CreateAccessCredential method, with any body, and a specified content type
+func NewCreateAccessCredentialRequestWithBody(server string, projectID ProjectID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetAccessCredentialRequest constructs an http.Request for the GetAccessCredential method
+func NewGetAccessCredentialRequest(server string, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "access_credential_id", accessCredentialID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRevokeAccessCredentialRequest constructs an http.Request for the RevokeAccessCredential method
+func NewRevokeAccessCredentialRequest(server string, projectID ProjectID, accessCredentialID AccessCredentialID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "access_credential_id", accessCredentialID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials/%s/revoke", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRotateAccessCredentialRequest constructs an http.Request for the RotateAccessCredential method
+func NewRotateAccessCredentialRequest(server string, projectID ProjectID, accessCredentialID AccessCredentialID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "access_credential_id", accessCredentialID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials/%s/rotate", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -15429,6 +16100,26 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 	MintServiceAccountTokenWithResponse(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*MintServiceAccountTokenResponse, error)
 
+	// UnwrapWithBodyWithResponse Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	UnwrapWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UnwrapResponse, error)
+
+	// UnwrapWithResponse Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	UnwrapWithResponse(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*UnwrapResponse, error)
+
 	// WhoamiWithResponse Who the presented token stands for
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -15687,6 +16378,61 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id} (the `GetProject` operationId).
 	GetProjectWithResponse(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*GetProjectResponse, error)
+
+	// ListAccessCredentialsWithResponse Access credentials of the project
+	//
+	// Without private keys.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+	ListAccessCredentialsWithResponse(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*ListAccessCredentialsResponse, error)
+
+	// CreateAccessCredentialWithBodyWithResponse Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredentialWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error)
+
+	// CreateAccessCredentialWithResponse Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error)
+
+	// GetAccessCredentialWithResponse One access credential
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+	GetAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*GetAccessCredentialResponse, error)
+
+	// RevokeAccessCredentialWithResponse End an access credential
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+	RevokeAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RevokeAccessCredentialResponse, error)
+
+	// RotateAccessCredentialWithResponse Replace the key pair of an access credential
+	//
+	// The former key ends at once, and so does a wrapping token that nobody used.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+	RotateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RotateAccessCredentialResponse, error)
 
 	// ListAllocationsWithResponse Allocations of the project
 	//
@@ -18043,6 +18789,54 @@ func (r MintServiceAccountTokenResponse) ContentType() string {
 	return ""
 }
 
+type UnwrapResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Unwrapped
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r UnwrapResponse) GetJSON200() *Unwrapped {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r UnwrapResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r UnwrapResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r UnwrapResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r UnwrapResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r UnwrapResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type WhoamiResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -19209,6 +20003,246 @@ func (r GetProjectResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetProjectResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListAccessCredentialsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredentialList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAccessCredentialsResponse) GetJSON200() *AccessCredentialList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAccessCredentialsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAccessCredentialsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAccessCredentialsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAccessCredentialsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAccessCredentialsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateAccessCredentialResponse) GetJSON201() *AccessCredential {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateAccessCredentialResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetAccessCredentialResponse) GetJSON200() *AccessCredential {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetAccessCredentialResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RevokeAccessCredentialResponse) GetJSON200() *AccessCredential {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeAccessCredentialResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RotateAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RotateAccessCredentialResponse) GetJSON200() *AccessCredential {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RotateAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RotateAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RotateAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RotateAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RotateAccessCredentialResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -22905,6 +23939,38 @@ func (c *ClientWithResponses) MintServiceAccountTokenWithResponse(ctx context.Co
 	return ParseMintServiceAccountTokenResponse(rsp)
 }
 
+// UnwrapWithBodyWithResponse Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *ClientWithResponses) UnwrapWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UnwrapResponse, error) {
+	rsp, err := c.UnwrapWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUnwrapResponse(rsp)
+}
+
+// UnwrapWithResponse Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *ClientWithResponses) UnwrapWithResponse(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*UnwrapResponse, error) {
+	rsp, err := c.Unwrap(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUnwrapResponse(rsp)
+}
+
 // WhoamiWithResponse Who the presented token stands for
 //
 // Returns a wrapper object for the known response body format(s).
@@ -23348,6 +24414,97 @@ func (c *ClientWithResponses) GetProjectWithResponse(ctx context.Context, projec
 		return nil, err
 	}
 	return ParseGetProjectResponse(rsp)
+}
+
+// ListAccessCredentialsWithResponse Access credentials of the project
+//
+// Without private keys.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+func (c *ClientWithResponses) ListAccessCredentialsWithResponse(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*ListAccessCredentialsResponse, error) {
+	rsp, err := c.ListAccessCredentials(ctx, projectID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAccessCredentialsResponse(rsp)
+}
+
+// CreateAccessCredentialWithBodyWithResponse Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *ClientWithResponses) CreateAccessCredentialWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error) {
+	rsp, err := c.CreateAccessCredentialWithBody(ctx, projectID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateAccessCredentialResponse(rsp)
+}
+
+// CreateAccessCredentialWithResponse Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *ClientWithResponses) CreateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error) {
+	rsp, err := c.CreateAccessCredential(ctx, projectID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateAccessCredentialResponse(rsp)
+}
+
+// GetAccessCredentialWithResponse One access credential
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+func (c *ClientWithResponses) GetAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*GetAccessCredentialResponse, error) {
+	rsp, err := c.GetAccessCredential(ctx, projectID, accessCredentialID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetAccessCredentialResponse(rsp)
+}
+
+// RevokeAccessCredentialWithResponse End an access credential
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+func (c *ClientWithResponses) RevokeAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RevokeAccessCredentialResponse, error) {
+	rsp, err := c.RevokeAccessCredential(ctx, projectID, accessCredentialID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeAccessCredentialResponse(rsp)
+}
+
+// RotateAccessCredentialWithResponse Replace the key pair of an access credential
+//
+// The former key ends at once, and so does a wrapping token that nobody used.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+func (c *ClientWithResponses) RotateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RotateAccessCredentialResponse, error) {
+	rsp, err := c.RotateAccessCredential(ctx, projectID, accessCredentialID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateAccessCredentialResponse(rsp)
 }
 
 // ListAllocationsWithResponse Allocations of the project
@@ -25719,6 +26876,39 @@ func ParseMintServiceAccountTokenResponse(rsp *http.Response) (*MintServiceAccou
 	return response, nil
 }
 
+// ParseUnwrapResponse parses an HTTP response from a UnwrapWithResponse call
+func ParseUnwrapResponse(rsp *http.Response) (*UnwrapResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &UnwrapResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Unwrapped
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseWhoamiResponse parses an HTTP response from a WhoamiWithResponse call
 func ParseWhoamiResponse(rsp *http.Response) (*WhoamiResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -26508,6 +27698,171 @@ func ParseGetProjectResponse(rsp *http.Response) (*GetProjectResponse, error) {
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Project
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListAccessCredentialsResponse parses an HTTP response from a ListAccessCredentialsWithResponse call
+func ParseListAccessCredentialsResponse(rsp *http.Response) (*ListAccessCredentialsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAccessCredentialsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredentialList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateAccessCredentialResponse parses an HTTP response from a CreateAccessCredentialWithResponse call
+func ParseCreateAccessCredentialResponse(rsp *http.Response) (*CreateAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest AccessCredential
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetAccessCredentialResponse parses an HTTP response from a GetAccessCredentialWithResponse call
+func ParseGetAccessCredentialResponse(rsp *http.Response) (*GetAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredential
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeAccessCredentialResponse parses an HTTP response from a RevokeAccessCredentialWithResponse call
+func ParseRevokeAccessCredentialResponse(rsp *http.Response) (*RevokeAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredential
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRotateAccessCredentialResponse parses an HTTP response from a RotateAccessCredentialWithResponse call
+func ParseRotateAccessCredentialResponse(rsp *http.Response) (*RotateAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RotateAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredential
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -35,6 +35,39 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessCredentialKind.
+const (
+	AccessCredentialKindSSHKey AccessCredentialKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialKind enum.
+func (e AccessCredentialKind) Valid() bool {
+	switch e {
+	case AccessCredentialKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessCredentialStatus.
+const (
+	AccessCredentialStatusActive  AccessCredentialStatus = "active"
+	AccessCredentialStatusRevoked AccessCredentialStatus = "revoked"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialStatus enum.
+func (e AccessCredentialStatus) Valid() bool {
+	switch e {
+	case AccessCredentialStatusActive:
+		return true
+	case AccessCredentialStatusRevoked:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AccessExplanationReason.
 const (
 	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
@@ -1268,6 +1301,21 @@ func (e TokenTokenType) Valid() bool {
 	}
 }
 
+// Defines values for UnwrappedKind.
+const (
+	UnwrappedKindSSHKey UnwrappedKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the UnwrappedKind enum.
+func (e UnwrappedKind) Valid() bool {
+	switch e {
+	case UnwrappedKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for UsageSource.
 const (
 	UsageSourceAllocation UsageSource = "allocation"
@@ -1454,6 +1502,54 @@ type AcceleratorPartition struct {
 
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
+
+// AccessCredential defines model for AccessCredential.
+type AccessCredential struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID                   `json:"id"`
+	Kind AccessCredentialKind `json:"kind"`
+
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey       string                 `json:"public_key"`
+	ResourceVersion int64                  `json:"resource_version"`
+	Status          AccessCredentialStatus `json:"status"`
+	UpdatedAt       time.Time              `json:"updated_at"`
+
+	// Version Grows with each key
+	Version int64 `json:"version"`
+
+	// WrappingToken In the answer that makes a private key only.
+	WrappingToken WrappingToken `json:"wrapping_token,omitempty,omitzero"`
+}
+
+// AccessCredentialKind defines model for AccessCredential.Kind.
+type AccessCredentialKind string
+
+// AccessCredentialStatus defines model for AccessCredential.Status.
+type AccessCredentialStatus string
+
+// AccessCredentialCreate defines model for AccessCredentialCreate.
+type AccessCredentialCreate struct {
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+}
+
+// AccessCredentialList defines model for AccessCredentialList.
+type AccessCredentialList struct {
+	Items      []AccessCredential `json:"items"`
+	NextCursor string             `json:"next_cursor,omitempty,omitzero"`
+}
 
 // AccessExplanation defines model for AccessExplanation.
 type AccessExplanation struct {
@@ -3266,6 +3362,28 @@ type Token struct {
 // TokenTokenType defines model for Token.TokenType.
 type TokenTokenType string
 
+// Unwrap defines model for Unwrap.
+type Unwrap struct {
+	Token string `json:"token,omitempty,omitzero"`
+}
+
+// Unwrapped defines model for Unwrapped.
+type Unwrapped struct {
+	// AccessCredentialID UUIDv7 in lower case.
+	AccessCredentialID ID            `json:"access_credential_id"`
+	Kind               UnwrappedKind `json:"kind"`
+
+	// PrivateKeyPem In the format of OpenSSH
+	PrivateKeyPem string `json:"private_key_pem"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey string `json:"public_key"`
+	Version   int64  `json:"version"`
+}
+
+// UnwrappedKind defines model for Unwrapped.Kind.
+type UnwrappedKind string
+
 // UsageHour defines model for UsageHour.
 type UsageHour struct {
 	// AllocationID UUIDv7 in lower case.
@@ -3618,8 +3736,17 @@ type Whoami struct {
 // WhoamiType defines model for Whoami.Type.
 type WhoamiType string
 
+// WrappingToken In the answer that makes a private key only.
+type WrappingToken struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	Token     string    `json:"token"`
+}
+
 // Accelerators defines model for Accelerators.
 type Accelerators = int32
+
+// AccessCredentialID UUIDv7 in lower case.
+type AccessCredentialID = ID
 
 // After defines model for After.
 type After = int64
@@ -3940,6 +4067,24 @@ type ListProjectsParams struct {
 	OrgID  ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
 }
 
+// ListAccessCredentialsParams defines parameters for ListAccessCredentials.
+type ListAccessCredentialsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// GetAccessCredentialParams defines parameters for GetAccessCredential.
+type GetAccessCredentialParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListAllocationsParams defines parameters for ListAllocations.
 type ListAllocationsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4197,6 +4342,9 @@ type ExplainAccessJSONRequestBody = AccessQuestion
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
 
+// UnwrapJSONRequestBody defines body for Unwrap for application/json ContentType.
+type UnwrapJSONRequestBody = Unwrap
+
 // EnrollNodeJSONRequestBody defines body for EnrollNode for application/json ContentType.
 type EnrollNodeJSONRequestBody = NodeEnroll
 
@@ -4214,6 +4362,9 @@ type PutCustomRoleJSONRequestBody = CustomRolePut
 
 // CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
 type CreateProjectJSONRequestBody = ProjectCreate
+
+// CreateAccessCredentialJSONRequestBody defines body for CreateAccessCredential for application/json ContentType.
+type CreateAccessCredentialJSONRequestBody = AccessCredentialCreate
 
 // CreateAllocationJSONRequestBody defines body for CreateAllocation for application/json ContentType.
 type CreateAllocationJSONRequestBody = AllocationCreate
@@ -4379,6 +4530,9 @@ type ServerInterface interface {
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(c *gin.Context)
+	// Unwrap Get what a wrapping token wraps, once
+	// (POST /auth/unwrap)
+	Unwrap(c *gin.Context)
 	// Whoami Who the presented token stands for
 	// (GET /auth/whoami)
 	Whoami(c *gin.Context)
@@ -4454,6 +4608,21 @@ type ServerInterface interface {
 	// GetProject One project
 	// (GET /projects/{project_id})
 	GetProject(c *gin.Context, projectID ProjectID)
+	// ListAccessCredentials Access credentials of the project
+	// (GET /projects/{project_id}/access-credentials)
+	ListAccessCredentials(c *gin.Context, projectID ProjectID, params ListAccessCredentialsParams)
+	// CreateAccessCredential Make an SSH key pair for the project
+	// (POST /projects/{project_id}/access-credentials)
+	CreateAccessCredential(c *gin.Context, projectID ProjectID)
+	// GetAccessCredential One access credential
+	// (GET /projects/{project_id}/access-credentials/{access_credential_id})
+	GetAccessCredential(c *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params GetAccessCredentialParams)
+	// RevokeAccessCredential End an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke)
+	RevokeAccessCredential(c *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID)
+	// RotateAccessCredential Replace the key pair of an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate)
+	RotateAccessCredential(c *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID)
 	// ListAllocations Allocations of the project
 	// (GET /projects/{project_id}/allocations)
 	ListAllocations(c *gin.Context, projectID ProjectID, params ListAllocationsParams)
@@ -5594,6 +5763,19 @@ func (siw *ServerInterfaceWrapper) MintServiceAccountToken(c *gin.Context) {
 	siw.Handler.MintServiceAccountToken(c)
 }
 
+// Unwrap operation middleware
+func (siw *ServerInterfaceWrapper) Unwrap(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.Unwrap(c)
+}
+
 // Whoami operation middleware
 func (siw *ServerInterfaceWrapper) Whoami(c *gin.Context) {
 
@@ -6510,6 +6692,196 @@ func (siw *ServerInterfaceWrapper) GetProject(c *gin.Context) {
 	}
 
 	siw.Handler.GetProject(c, projectID)
+}
+
+// ListAccessCredentials operation middleware
+func (siw *ServerInterfaceWrapper) ListAccessCredentials(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAccessCredentialsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAccessCredentials(c, projectID, params)
+}
+
+// CreateAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) CreateAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateAccessCredential(c, projectID)
+}
+
+// GetAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) GetAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "access_credential_id" -------------
+	var accessCredentialID AccessCredentialID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "access_credential_id", c.Param("access_credential_id"), &accessCredentialID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter access_credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetAccessCredentialParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetAccessCredential(c, projectID, accessCredentialID, params)
+}
+
+// RevokeAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) RevokeAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "access_credential_id" -------------
+	var accessCredentialID AccessCredentialID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "access_credential_id", c.Param("access_credential_id"), &accessCredentialID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter access_credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeAccessCredential(c, projectID, accessCredentialID)
+}
+
+// RotateAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) RotateAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "access_credential_id" -------------
+	var accessCredentialID AccessCredentialID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "access_credential_id", c.Param("access_credential_id"), &accessCredentialID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter access_credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RotateAccessCredential(c, projectID, accessCredentialID)
 }
 
 // ListAllocations operation middleware
@@ -9015,6 +9387,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/audit/export", wrapper.ExportAudit)
 	router.POST(options.BaseURL+"/auth/explain", wrapper.ExplainAccess)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
+	router.POST(options.BaseURL+"/auth/unwrap", wrapper.Unwrap)
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
 	router.GET(options.BaseURL+"/billing/usage", wrapper.ListUsage)
@@ -9040,6 +9413,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects", wrapper.ListProjects)
 	router.POST(options.BaseURL+"/projects", wrapper.CreateProject)
 	router.GET(options.BaseURL+"/projects/:project_id", wrapper.GetProject)
+	router.GET(options.BaseURL+"/projects/:project_id/access-credentials", wrapper.ListAccessCredentials)
+	router.POST(options.BaseURL+"/projects/:project_id/access-credentials", wrapper.CreateAccessCredential)
+	router.GET(options.BaseURL+"/projects/:project_id/access-credentials/:access_credential_id", wrapper.GetAccessCredential)
+	router.POST(options.BaseURL+"/projects/:project_id/access-credentials/:access_credential_id/revoke", wrapper.RevokeAccessCredential)
+	router.POST(options.BaseURL+"/projects/:project_id/access-credentials/:access_credential_id/rotate", wrapper.RotateAccessCredential)
 	router.GET(options.BaseURL+"/projects/:project_id/allocations", wrapper.ListAllocations)
 	router.POST(options.BaseURL+"/projects/:project_id/allocations", wrapper.CreateAllocation)
 	router.GET(options.BaseURL+"/projects/:project_id/allocations/:allocation_id", wrapper.GetAllocation)
@@ -10430,6 +10808,45 @@ func (response MintServiceAccountTokendefaultApplicationProblemPlusJSONResponse)
 	return err
 }
 
+type UnwrapRequestObject struct {
+	Body *UnwrapJSONRequestBody
+}
+
+type UnwrapResponseObject interface {
+	VisitUnwrapResponse(w http.ResponseWriter) error
+}
+
+type Unwrap200JSONResponse Unwrapped
+
+func (response Unwrap200JSONResponse) VisitUnwrapResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UnwrapdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response UnwrapdefaultApplicationProblemPlusJSONResponse) VisitUnwrapResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type WhoamiRequestObject struct {
 }
 
@@ -11418,6 +11835,207 @@ type GetProjectdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetProjectdefaultApplicationProblemPlusJSONResponse) VisitGetProjectResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAccessCredentialsRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Params    ListAccessCredentialsParams
+}
+
+type ListAccessCredentialsResponseObject interface {
+	VisitListAccessCredentialsResponse(w http.ResponseWriter) error
+}
+
+type ListAccessCredentials200JSONResponse AccessCredentialList
+
+func (response ListAccessCredentials200JSONResponse) VisitListAccessCredentialsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAccessCredentialsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAccessCredentialsdefaultApplicationProblemPlusJSONResponse) VisitListAccessCredentialsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateAccessCredentialRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Body      *CreateAccessCredentialJSONRequestBody
+}
+
+type CreateAccessCredentialResponseObject interface {
+	VisitCreateAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type CreateAccessCredential201JSONResponse AccessCredential
+
+func (response CreateAccessCredential201JSONResponse) VisitCreateAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitCreateAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetAccessCredentialRequestObject struct {
+	ProjectID          ProjectID          `json:"project_id"`
+	AccessCredentialID AccessCredentialID `json:"access_credential_id"`
+	Params             GetAccessCredentialParams
+}
+
+type GetAccessCredentialResponseObject interface {
+	VisitGetAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type GetAccessCredential200JSONResponse AccessCredential
+
+func (response GetAccessCredential200JSONResponse) VisitGetAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitGetAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeAccessCredentialRequestObject struct {
+	ProjectID          ProjectID          `json:"project_id"`
+	AccessCredentialID AccessCredentialID `json:"access_credential_id"`
+}
+
+type RevokeAccessCredentialResponseObject interface {
+	VisitRevokeAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type RevokeAccessCredential200JSONResponse AccessCredential
+
+func (response RevokeAccessCredential200JSONResponse) VisitRevokeAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitRevokeAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateAccessCredentialRequestObject struct {
+	ProjectID          ProjectID          `json:"project_id"`
+	AccessCredentialID AccessCredentialID `json:"access_credential_id"`
+}
+
+type RotateAccessCredentialResponseObject interface {
+	VisitRotateAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type RotateAccessCredential200JSONResponse AccessCredential
+
+func (response RotateAccessCredential200JSONResponse) VisitRotateAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RotateAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitRotateAccessCredentialResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -14053,6 +14671,9 @@ type StrictServerInterface interface {
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	// (POST /auth/service-account/token)
 	MintServiceAccountToken(ctx context.Context, request MintServiceAccountTokenRequestObject) (MintServiceAccountTokenResponseObject, error)
+	// Unwrap Get what a wrapping token wraps, once
+	// (POST /auth/unwrap)
+	Unwrap(ctx context.Context, request UnwrapRequestObject) (UnwrapResponseObject, error)
 	// Whoami Who the presented token stands for
 	// (GET /auth/whoami)
 	Whoami(ctx context.Context, request WhoamiRequestObject) (WhoamiResponseObject, error)
@@ -14128,6 +14749,21 @@ type StrictServerInterface interface {
 	// GetProject One project
 	// (GET /projects/{project_id})
 	GetProject(ctx context.Context, request GetProjectRequestObject) (GetProjectResponseObject, error)
+	// ListAccessCredentials Access credentials of the project
+	// (GET /projects/{project_id}/access-credentials)
+	ListAccessCredentials(ctx context.Context, request ListAccessCredentialsRequestObject) (ListAccessCredentialsResponseObject, error)
+	// CreateAccessCredential Make an SSH key pair for the project
+	// (POST /projects/{project_id}/access-credentials)
+	CreateAccessCredential(ctx context.Context, request CreateAccessCredentialRequestObject) (CreateAccessCredentialResponseObject, error)
+	// GetAccessCredential One access credential
+	// (GET /projects/{project_id}/access-credentials/{access_credential_id})
+	GetAccessCredential(ctx context.Context, request GetAccessCredentialRequestObject) (GetAccessCredentialResponseObject, error)
+	// RevokeAccessCredential End an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke)
+	RevokeAccessCredential(ctx context.Context, request RevokeAccessCredentialRequestObject) (RevokeAccessCredentialResponseObject, error)
+	// RotateAccessCredential Replace the key pair of an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate)
+	RotateAccessCredential(ctx context.Context, request RotateAccessCredentialRequestObject) (RotateAccessCredentialResponseObject, error)
 	// ListAllocations Allocations of the project
 	// (GET /projects/{project_id}/allocations)
 	ListAllocations(ctx context.Context, request ListAllocationsRequestObject) (ListAllocationsResponseObject, error)
@@ -15472,6 +16108,48 @@ func (sh *strictHandler) MintServiceAccountToken(ctx *gin.Context) {
 	}
 }
 
+// Unwrap operation middleware
+func (sh *strictHandler) Unwrap(ctx *gin.Context) {
+	var request UnwrapRequestObject
+
+	var body UnwrapJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.Unwrap(ctx, request.(UnwrapRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "Unwrap")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(UnwrapResponseObject); ok {
+		if err := validResponse.VisitUnwrapResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // Whoami operation middleware
 func (sh *strictHandler) Whoami(ctx *gin.Context) {
 	var request WhoamiRequestObject
@@ -16217,6 +16895,159 @@ func (sh *strictHandler) GetProject(ctx *gin.Context, projectID ProjectID) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetProjectResponseObject); ok {
 		if err := validResponse.VisitGetProjectResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListAccessCredentials operation middleware
+func (sh *strictHandler) ListAccessCredentials(ctx *gin.Context, projectID ProjectID, params ListAccessCredentialsParams) {
+	var request ListAccessCredentialsRequestObject
+
+	request.ProjectID = projectID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAccessCredentials(ctx, request.(ListAccessCredentialsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAccessCredentials")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAccessCredentialsResponseObject); ok {
+		if err := validResponse.VisitListAccessCredentialsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateAccessCredential operation middleware
+func (sh *strictHandler) CreateAccessCredential(ctx *gin.Context, projectID ProjectID) {
+	var request CreateAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+
+	var body CreateAccessCredentialJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateAccessCredential(ctx, request.(CreateAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitCreateAccessCredentialResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetAccessCredential operation middleware
+func (sh *strictHandler) GetAccessCredential(ctx *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params GetAccessCredentialParams) {
+	var request GetAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+	request.AccessCredentialID = accessCredentialID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetAccessCredential(ctx, request.(GetAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitGetAccessCredentialResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeAccessCredential operation middleware
+func (sh *strictHandler) RevokeAccessCredential(ctx *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID) {
+	var request RevokeAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+	request.AccessCredentialID = accessCredentialID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeAccessCredential(ctx, request.(RevokeAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitRevokeAccessCredentialResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RotateAccessCredential operation middleware
+func (sh *strictHandler) RotateAccessCredential(ctx *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID) {
+	var request RotateAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+	request.AccessCredentialID = accessCredentialID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RotateAccessCredential(ctx, request.(RotateAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RotateAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RotateAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitRotateAccessCredentialResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
