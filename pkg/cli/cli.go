@@ -98,6 +98,7 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 		a.orgsCommand(), a.usersCommand(), a.tokensCommand(), a.rolesCommand(), a.joinTokensCommand(), a.pricesCommand(),
 		a.creditsCommand(), a.publishersCommand(),
 		a.manifestsCommand(), a.versionsCommand(), a.entitlementsCommand(), a.environmentsCommand(), a.secretsCommand(),
+		a.accessCredentialsCommand(),
 		a.artifactsCommand(),
 		exitCodesTopic(),
 	)

@@ -6,6 +6,8 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 const (
 	// codeAppSlugInUse: versions, artifacts or open publish intents exist under the slug.
 	codeAppSlugInUse fault.Code = "app_slug_in_use"
+	// codeCredentialRevoked: the access credential has ended.
+	codeCredentialRevoked fault.Code = "access_credential_revoked"
 	// codeDelegationRefused: the signed delegation does not verify.
 	codeDelegationRefused fault.Code = "delegation_refused"
 	// codeETagStale: the resource has another version than the caller wants to change.
@@ -44,6 +46,10 @@ const (
 	codeVolumeUnknown fault.Code = "volume_unknown"
 	// codeVolumesUnsupported: the node cannot keep volumes of projects.
 	codeVolumesUnsupported fault.Code = "volumes_unsupported"
+	// codeWrappingTokenExpired: nobody used the wrapping token in time.
+	codeWrappingTokenExpired fault.Code = "wrapping_token_expired"
+	// codeWrappingTokenUsed: the wrapping token was used before.
+	codeWrappingTokenUsed fault.Code = "wrapping_token_used"
 	// codeRepositoryWrong: the artifact lies in another repository.
 	codeRepositoryWrong fault.Code = "repository_wrong"
 )

@@ -67,12 +67,14 @@ func samples() map[string]string {
 		"createAllocation": `{"node_id":"` + someID +
 			`","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,` +
 			`"memory_mib":64}`,
-		"createVolume":         `{"name":"v","size_mib":64,"allocation_id":"` + someID + `"}`,
-		"createSecret":         `{"name":"token","value":"v"}`,
-		"rotateSecret":         `{"value":"v"}`,
-		"restoreVolume":        `{"snapshot_id":"` + someID + `"}`,
-		"resizeVolume":         `{"size_mib":64}`,
-		"createVolumeSnapshot": `{"description":"d"}`,
+		"createVolume":           `{"name":"v","size_mib":64,"allocation_id":"` + someID + `"}`,
+		"createAccessCredential": `{"name":"bootstrap"}`,
+		"unwrap":                 `{"token":"gpuaas_wrap_x"}`,
+		"createSecret":           `{"name":"token","value":"v"}`,
+		"rotateSecret":           `{"value":"v"}`,
+		"restoreVolume":          `{"snapshot_id":"` + someID + `"}`,
+		"resizeVolume":           `{"size_mib":64}`,
+		"createVolumeSnapshot":   `{"description":"d"}`,
 		"createAppInstance": `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated",` +
 			`"control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID +
 			`"]},"resources":{"cpu_millis":500},"ports":[{"name":"http","host_port":30000}],` +

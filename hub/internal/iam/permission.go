@@ -64,6 +64,10 @@ const (
 	PriceWrite  Permission = "billing.price.write"
 	CreditGrant Permission = "billing.credit.grant"
 
+	// AccessCredentialManage makes, rotates and revokes key pairs of a project.
+	AccessCredentialRead   Permission = "iam.access_credential.read"
+	AccessCredentialManage Permission = "iam.access_credential.manage"
+
 	OrgRead       Permission = "iam.org.read"
 	OrgCreate     Permission = "iam.org.create"
 	QuotaRead     Permission = "iam.quota.read"
@@ -137,7 +141,8 @@ func Permissions() []Permission {
 		CreditGrant, LedgerRead, PriceRead, PriceWrite,
 		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
-		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite, OrgCreate, OrgRead,
+		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite,
+		AccessCredentialManage, AccessCredentialRead, OrgCreate, OrgRead,
 		ProjectCreate, ProjectRead, QuotaRead, QuotaWrite, RoleRead, RoleWrite, ServiceAccountRead,
 		ServiceAccountWrite, UserManage, UserRead, UserWrite, WebhookRead, WebhookWrite,
 	}

@@ -228,11 +228,12 @@ func byTable(p Principal, permission Permission, orgID, projectID string) error 
 func table(r Role) []Permission {
 	viewer := []Permission{
 		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, EnvironmentRead, CatalogRead, AllocationRead, VolumeRead,
-		SecretRead, SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
+		SecretRead, AccessCredentialRead, SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
 	}
 	operator := slices.Concat(viewer, []Permission{
 		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
 		InstanceWork, InstanceMembers, InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, SecretManage,
+		AccessCredentialManage,
 		VolumeCreate, VolumeSnapshot, VolumeRestore,
 		VolumeDelete,
 	})

@@ -145,6 +145,8 @@ func permissionOfEvent(t string) iam.Permission {
 		{"apps.version.", iam.CatalogRead},
 		{"apps.entitlement.", iam.EntitlementRead},
 		{"apps.environment.", iam.EnvironmentRead},
+		{"iam.access_credential.", iam.AccessCredentialRead},
+		{"security.wrapping_token.", iam.AccessCredentialRead},
 		{"apps.package_index.", iam.EnvironmentRead},
 		{"apps.secret.", iam.SecretRead},
 		{"apps.publisher.", iam.PublisherRead},

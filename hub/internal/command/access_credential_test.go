@@ -1,0 +1,98 @@
+package command_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// signs reports whether a private key is that of the public one.
+func signs(t *testing.T, private, public string) bool {
+	t.Helper()
+	signer, err := ssh.ParsePrivateKey([]byte(private))
+	require.NoError(t, err)
+	key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(public))
+	require.NoError(t, err)
+	return string(signer.PublicKey().Marshal()) == string(key.Marshal())
+}
+
+// Law 11: a private key leaves the hub once, by a wrapping token, and only to who asked for it.
+func TestLaw11AWrappingTokenDeliversOnceToItsRequester(t *testing.T) {
+	w := newWorld(t)
+	commands := w.Commands()
+	commands.Sealer = sealer(t)
+	project := w.Project.ID
+	made, err := commands.CreateAccessCredential(t.Context(), w.Meta("create"), project, "bootstrap")
+	require.NoError(t, err)
+	again, err := commands.CreateAccessCredential(t.Context(), w.Meta("create"), project, "bootstrap")
+	require.NoError(t, err)
+	require.Equal(t, made, again, "a repeated request gets the same token")
+	_, err = commands.CreateAccessCredential(t.Context(), w.Meta("other"), project, "bootstrap")
+	require.EqualValues(t, "access_credential_exists", fault.As(err).Code)
+	_, err = commands.Unwrap(t.Context(), w.Meta(""), "gpuaas_wrap_guessed")
+	require.EqualValues(t, "wrapping_token_invalid", fault.As(err).Code)
+
+	out, err := commands.Unwrap(t.Context(), w.Meta(""), made.Token)
+	require.NoError(t, err)
+	require.True(t, signs(t, out.PrivateKeyPEM, made.Credential.PublicKey))
+	require.Equal(t, "iam.access_credential.unwrap", w.auditOf("access_credential", made.Credential.ID).Action)
+	_, err = commands.Unwrap(t.Context(), w.Meta(""), made.Token)
+	require.EqualValues(t, "wrapping_token_used", fault.As(err).Code)
+	require.Equal(t, "used_again", w.auditOf("access_credential", made.Credential.ID).Reason)
+
+	next, err := commands.RotateAccessCredential(t.Context(), w.Meta("rotate"), project, made.Credential.ID)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, next.Credential.Version)
+	require.NotEqual(t, made.Credential.PublicKey, next.Credential.PublicKey)
+	_, outsider := w.NewTenant("other")
+	foreign := w.Meta("")
+	foreign.Principal = outsider
+	_, err = commands.Unwrap(t.Context(), foreign, next.Token)
+	require.EqualValues(t, "wrapping_token_invalid", fault.As(err).Code, "as if it were a guess")
+	require.Equal(t, "not_the_requester", w.auditOf("access_credential", made.Credential.ID).Reason)
+	_, err = commands.Unwrap(t.Context(), w.Meta(""), next.Token)
+	require.EqualValues(t, "wrapping_token_used", fault.As(err).Code, "others know it: it has ended")
+
+	late := w.Meta("")
+	next, err = commands.RotateAccessCredential(t.Context(), w.Meta("rotate 2"), project, made.Credential.ID)
+	require.NoError(t, err)
+	late.Now = late.Now.Add(secret.WrappingTokenTTL + time.Second)
+	_, err = commands.Unwrap(t.Context(), late, next.Token)
+	require.EqualValues(t, "wrapping_token_expired", fault.As(err).Code)
+	revoked, err := commands.RevokeAccessCredential(t.Context(), w.Meta("revoke"), project, made.Credential.ID)
+	require.NoError(t, err)
+	require.Equal(t, secret.StatusRevoked, revoked.Status)
+	_, err = commands.Unwrap(t.Context(), w.Meta(""), next.Token)
+	require.EqualValues(t, "wrapping_token_invalid", fault.As(err).Code)
+	_, err = commands.RotateAccessCredential(t.Context(), w.Meta("rotate 3"), project, made.Credential.ID)
+	require.EqualValues(t, "access_credential_revoked", fault.As(err).Code)
+	require.Equal(t, []string{
+		"iam.access_credential.created", "security.wrapping_token.misused", "iam.access_credential.rotated",
+		"security.wrapping_token.misused", "security.wrapping_token.misused", "iam.access_credential.rotated",
+		"iam.access_credential.revoked",
+	}, w.EventTypes(made.Credential.ID))
+	for _, rows := range w.Contents() {
+		require.NotContains(t, rows, "PRIVATE KEY")
+		require.NotContains(t, rows, made.Token)
+	}
+}
+
+func TestLaw08ChangesOfAccessCredentialsAreOneTransaction(t *testing.T) {
+	requireAtomic(t, []atomicStep{
+		{"create credential", "access_credentials", func(w *world) func(commandtest.Around) error {
+			m := w.Meta("k")
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				s.Sealer = sealer(w.T)
+				return second(s.CreateAccessCredential(ctx, m, w.Project.ID, "bootstrap"))
+			})
+		}},
+	})
+}
