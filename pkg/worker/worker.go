@@ -215,8 +215,7 @@ func (w *Worker) end(ctx context.Context, t Task, failure error) error {
 		return err
 	}
 	reason := client.WorkerReasonInternal
-	var named *Failure
-	if errors.As(failure, &named) {
+	if named, is := errors.AsType[*Failure](failure); is {
 		reason = named.Reason
 	}
 	detail := failure.Error()
