@@ -1,0 +1,226 @@
+// Package worker is the SDK of external workers: programs that operate apps whose controller runs outside the platform.
+// It claims tasks, extends their leases while a handler works, and reports how they end. It knows no cluster software:
+// that is the handler's, and each step of a handler must bear to be repeated, because a task passes on when its worker
+// dies.
+//
+//	w := worker.Worker{Hub: hub, ProjectID: project, InstanceID: instance, Handle: func(ctx context.Context,
+//		t worker.Task) error {
+//		if err := t.Phase(ctx, "install"); err != nil {
+//			return err
+//		}
+//		return install(ctx)
+//	}}
+//	err := w.Run(ctx)
+package worker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+)
+
+const (
+	// pollWait is how long the hub may wait for a task before it answers that there is none.
+	pollWait = "30s"
+	// DefaultLease is how long a task stays with a worker that is silent.
+	DefaultLease = time.Minute
+	// heartbeatShare of the lease passes between two heartbeats, so that two of them may be lost.
+	heartbeatShare = 3
+	// retryPause is how long the worker waits after an error of the hub.
+	retryPause = 2 * time.Second
+	// reportTimeout bounds the report of a task's end: the work is done, also where the worker is asked to stop.
+	reportTimeout = 20 * time.Second
+	maxDetail     = 2000
+	// codeFenced is the problem's code where another attempt holds the task.
+	codeFenced = "task_fenced"
+)
+
+// ErrCancelled is the cause of a handler's context once the hub has asked for the task's end.
+var ErrCancelled = errors.New("worker: the task was cancelled")
+
+// ErrLost is the cause of a handler's context once another worker may hold the task.
+var ErrLost = errors.New("worker: the task's lease was lost")
+
+// Failure is an error of a handler with a reason of the contract; any other error has the reason internal.
+type Failure struct {
+	Reason client.WorkerReason
+	Cause  error
+}
+
+func (f *Failure) Error() string { return string(f.Reason) + ": " + f.Cause.Error() }
+
+// Unwrap returns the cause.
+func (f *Failure) Unwrap() error { return f.Cause }
+
+// Worker works off the tasks of one app instance, one after the other.
+type Worker struct {
+	Hub        *client.Hub
+	ProjectID  string
+	InstanceID string
+	// Name tells apart the processes of one service account; empty for a random one.
+	Name string
+	// Lease is DefaultLease where it is zero.
+	Lease time.Duration
+	// Handle does what a task asks for. Its context ends when the task is cancelled or lost.
+	Handle func(ctx context.Context, t Task) error
+	// OnError is told of errors of the hub, after which the worker goes on; may be nil.
+	OnError func(error)
+}
+
+// Task is a claimed task. Instance is the app instance at the claim, with its members, parameters and config.
+type Task struct {
+	client.Task
+	Instance client.AppInstance
+
+	worker *Worker
+}
+
+// Member is the member that the task is about; false where it is about all of them.
+func (t Task) Member() (client.Member, bool) {
+	for _, m := range t.Instance.Members {
+		if m.ID == t.MemberID {
+			return m, true
+		}
+	}
+	return client.Member{}, false
+}
+
+// Phase reports that a phase of the task begins.
+func (t Task) Phase(ctx context.Context, name string) error {
+	w := t.worker
+	_, err := client.Read[client.Task](w.Hub.ProgressAppInstanceTask(ctx, w.ProjectID, w.InstanceID, t.ID,
+		client.TaskProgress{Attempt: t.Attempt, Phase: name}))
+	return err
+}
+
+// Run claims and works off tasks until the context ends, or until the instance is decommissioned.
+func (w *Worker) Run(ctx context.Context) error {
+	if w.Name == "" {
+		w.Name = rand.Text()
+	}
+	if w.Lease == 0 {
+		w.Lease = DefaultLease
+	}
+	for ctx.Err() == nil {
+		done, err := w.step(ctx)
+		if done {
+			return nil
+		}
+		if err == nil || ctx.Err() != nil {
+			continue
+		}
+		if w.OnError != nil {
+			w.OnError(err)
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(retryPause):
+		}
+	}
+	return context.Cause(ctx)
+}
+
+// step waits for a task and works it off; done says that there will be none any more.
+func (w *Worker) step(ctx context.Context) (done bool, err error) {
+	list, err := client.Read[client.TaskList](w.Hub.ListAppInstanceTasks(ctx, w.ProjectID, w.InstanceID,
+		&client.ListAppInstanceTasksParams{State: client.TaskStatePending, Wait: pollWait, Limit: 1}))
+	if err != nil {
+		return false, err
+	}
+	i, err := client.Read[client.AppInstance](w.Hub.GetAppInstance(ctx, w.ProjectID, w.InstanceID))
+	if err != nil {
+		return false, err
+	}
+	if len(list.Items) == 0 {
+		return i.Status == client.AppInstanceStatusDecommissioned, nil
+	}
+	claimed, err := client.Read[client.Task](w.Hub.ClaimAppInstanceTask(ctx, w.ProjectID, w.InstanceID, list.Items[0].ID,
+		client.TaskClaim{Worker: w.Name, LeaseSeconds: int32(w.Lease / time.Second)}))
+	if err != nil {
+		return false, err
+	}
+	return false, w.work(ctx, Task{Task: claimed, Instance: i, worker: w})
+}
+
+// work runs the handler while heartbeats extend the lease, and reports how the task ended.
+func (w *Worker) work(ctx context.Context, t Task) error {
+	handling, cancel := context.WithCancelCause(ctx)
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		w.keep(handling, cancel, t)
+	}()
+	failure := w.handle(handling, t)
+	cause := context.Cause(handling)
+	cancel(nil)
+	<-ended
+	if errors.Is(cause, ErrLost) {
+		return cause
+	}
+	if ctx.Err() != nil && failure != nil {
+		return failure // the worker stops; the task passes on when its lease ends
+	}
+	report, done := context.WithTimeout(context.WithoutCancel(ctx), reportTimeout)
+	defer done()
+	return w.end(report, t, failure)
+}
+
+// handle turns a panic of the handler into a failure, so that the worker goes on.
+func (w *Worker) handle(ctx context.Context, t Task) (err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("the handler panicked: %v", p)
+		}
+	}()
+	return w.Handle(ctx, t)
+}
+
+// keep extends the lease until the context ends. It ends the handler where the hub asks for that, or where the lease
+// has run out or belongs to another worker.
+func (w *Worker) keep(ctx context.Context, cancel context.CancelCauseFunc, t Task) {
+	renewed := time.Now()
+	tick := time.NewTicker(w.Lease / heartbeatShare)
+	defer tick.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		task, err := client.Read[client.Task](w.Hub.HeartbeatAppInstanceTask(ctx, w.ProjectID, w.InstanceID, t.ID,
+			client.TaskAttempt{Attempt: t.Attempt}))
+		var problem *client.Problem
+		switch {
+		case err == nil && task.CancelRequested:
+			cancel(ErrCancelled)
+			return
+		case err == nil:
+			renewed = time.Now()
+		case errors.As(err, &problem) && problem.Code == codeFenced, time.Since(renewed) > w.Lease:
+			cancel(ErrLost)
+			return
+		}
+	}
+}
+
+// end reports success or failure. The answer of a repeated report is the same, so that the client may retry it.
+func (w *Worker) end(ctx context.Context, t Task, failure error) error {
+	if failure == nil {
+		_, err := client.Read[client.Task](w.Hub.CompleteAppInstanceTask(ctx, w.ProjectID, w.InstanceID, t.ID,
+			client.TaskAttempt{Attempt: t.Attempt}))
+		return err
+	}
+	reason := client.WorkerReasonInternal
+	if named, is := errors.AsType[*Failure](failure); is {
+		reason = named.Reason
+	}
+	detail := failure.Error()
+	_, err := client.Read[client.Task](w.Hub.FailAppInstanceTask(ctx, w.ProjectID, w.InstanceID, t.ID, client.TaskFail{
+		Attempt: t.Attempt, Reason: reason, Detail: detail[:min(len(detail), maxDetail)],
+	}))
+	return err
+}

@@ -1,0 +1,137 @@
+package worker_test
+
+import (
+	"context"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/worker"
+)
+
+const id = "0192f0c0-0000-7000-8000-000000000001"
+
+// fakeHub has one task, which is pending until it is claimed.
+type fakeHub struct {
+	mu sync.Mutex
+	// calls are the last steps of the paths of POSTs, without heartbeats; bodies are theirs.
+	calls   []string
+	bodies  []map[string]any
+	claimed bool
+	// heartbeat is the answer to heartbeats: a task, or a problem.
+	heartbeat any
+}
+
+func (f *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	call := path.Base(r.URL.Path)
+	switch {
+	case r.Method == http.MethodGet && call == "tasks":
+		list := client.TaskList{Items: []client.Task{}}
+		if !f.claimed {
+			list.Items = append(list.Items, client.Task{ID: id, State: client.TaskStatePending})
+		}
+		answer(w, list)
+	case r.Method == http.MethodGet:
+		i := client.AppInstance{ID: id, Status: client.AppInstanceStatusDeploying, Members: []client.Member{{ID: id}}}
+		if f.claimed {
+			i.Status = client.AppInstanceStatusDecommissioned
+		}
+		answer(w, i)
+	case call == "heartbeat":
+		answer(w, f.heartbeat)
+	default:
+		var body map[string]any
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		f.calls, f.bodies = append(f.calls, call), append(f.bodies, body)
+		f.claimed = true
+		answer(w, client.Task{ID: id, MemberID: id, Attempt: 7})
+	}
+}
+
+func answer(w http.ResponseWriter, v any) {
+	w.Header().Set("Content-Type", "application/json")
+	if p, is := v.(client.Problem); is {
+		w.Header().Set("Content-Type", "application/problem+json")
+		w.WriteHeader(int(p.Status))
+	}
+	_ = json.NewEncoder(w).Encode(v)
+}
+
+// run has a worker work until the hub has no instance any more.
+func run(t *testing.T, f *fakeHub, handle func(context.Context, worker.Task) error) []error {
+	t.Helper()
+	server := httptest.NewTLSServer(f)
+	t.Cleanup(server.Close)
+	hub, err := client.Open(client.Config{
+		URL:        server.URL,
+		CAPEM:      pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}),
+		Credential: client.BearerToken("t"),
+	})
+	require.NoError(t, err)
+	t.Cleanup(hub.Close)
+	var errs []error
+	w := worker.Worker{
+		Hub: hub, ProjectID: id, InstanceID: id, Name: "a", Lease: 30 * time.Millisecond, Handle: handle,
+		OnError: func(err error) { errs = append(errs, err) },
+	}
+	require.NoError(t, w.Run(t.Context()))
+	return errs
+}
+
+func TestAWorkerClaimsReportsAndCompletes(t *testing.T) {
+	f := &fakeHub{heartbeat: client.Task{}}
+	errs := run(t, f, func(ctx context.Context, task worker.Task) error {
+		member, one := task.Member()
+		require.True(t, one)
+		require.Equal(t, id, member.ID)
+		return task.Phase(ctx, "install")
+	})
+	require.Empty(t, errs)
+	require.Equal(t, []string{"claim", "progress", "complete"}, f.calls)
+	require.Equal(t, "a", f.bodies[0]["worker"])
+	require.EqualValues(t, 7, f.bodies[2]["attempt"], "each call carries the fence")
+}
+
+func TestAFailureHasItsReasonAndAPanicIsOne(t *testing.T) {
+	f := &fakeHub{heartbeat: client.Task{}}
+	run(t, f, func(context.Context, worker.Task) error {
+		return &worker.Failure{Reason: client.WorkerReasonEnvironmentFailed, Cause: errors.New("no packages")}
+	})
+	require.Equal(t, []string{"claim", "fail"}, f.calls)
+	require.Equal(t, "environment_failed", f.bodies[1]["reason"])
+	f = &fakeHub{heartbeat: client.Task{}}
+	run(t, f, func(context.Context, worker.Task) error { panic("handler") })
+	require.Equal(t, "internal", f.bodies[1]["reason"])
+}
+
+func TestACancelledTaskEndsItsHandlerAndIsReported(t *testing.T) {
+	f := &fakeHub{heartbeat: client.Task{CancelRequested: true}}
+	run(t, f, func(ctx context.Context, _ worker.Task) error {
+		<-ctx.Done()
+		require.ErrorIs(t, context.Cause(ctx), worker.ErrCancelled)
+		return ctx.Err()
+	})
+	require.Equal(t, []string{"claim", "fail"}, f.calls)
+}
+
+func TestALostTaskEndsItsHandlerAndIsNotReported(t *testing.T) {
+	f := &fakeHub{heartbeat: client.Problem{Status: http.StatusConflict, Code: "task_fenced"}}
+	errs := run(t, f, func(ctx context.Context, _ worker.Task) error {
+		<-ctx.Done()
+		return nil
+	})
+	require.Equal(t, []string{"claim"}, f.calls)
+	require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
+}
