@@ -34,6 +34,9 @@ type stage struct {
 	boss, stranger string
 }
 
+// strangeVolume is a name that only the other org may read.
+const strangeVolume = "strange-volume"
+
 func newStage(t *testing.T) *stage {
 	t.Helper()
 	s := &stage{theater: &theater{house: newHouse(t)}}
@@ -63,14 +66,14 @@ func newStage(t *testing.T) *stage {
 	s.strange = map[string]string{
 		"org_id": strangeOrg, "project_id": strangeProject, "allocation_id": theirs,
 		"volume_id": s.must(t, stranger, "POST", "/projects/"+strangeProject+"/volumes", "theirs",
-			`{"name":"v","size_mib":64}`, 201).text("id"),
+			`{"name":"`+strangeVolume+`","size_mib":64}`, 201).text("id"),
 	}
 	s.direct = s.handler(t, s.log)
 	s.Handler = conforms(t, s.direct)
 	return s
 }
 
-// insert writes the rows that a node or a signed document would bring.
+// insert writes the rows that a node or a signed document would leave.
 func (s *stage) insert(t *testing.T) {
 	t.Helper()
 	now := s.clock()
