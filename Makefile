@@ -117,6 +117,11 @@ release-fixture: deps build demo-app ## record a version's data for the upgrade 
 bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples> for a quick look
 	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)
 
+.PHONY: near-miss
+near-miss: ## send N (100000) requests that almost follow the contract to a hub: no 5xx, no panic, no growth
+	@GPUAAS_NEAR_MISSES=$(or $(N),100000) $(GO) test -vet=off -count=1 -timeout 1h -v -run TestNearMisses \
+		./hub/internal/httpapi
+
 .PHONY: kill-points
 kill-points: build build-failpoint demo-app ## kill hub and agent at each of their failpoints, REPEATS times (1)
 	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v \

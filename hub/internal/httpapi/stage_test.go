@@ -2,19 +2,25 @@ package httpapi
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 )
 
 // stage is a theater with one of each resource that a request can name, in the org acme, and another org beside it.
@@ -27,6 +33,9 @@ type stage struct {
 	// boss is a token of acme's admin, stranger of the other org's.
 	boss, stranger string
 }
+
+// strangeVolume is a name that only the other org may read.
+const strangeVolume = "strange-volume"
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
@@ -57,13 +66,14 @@ func newStage(t *testing.T) *stage {
 	s.strange = map[string]string{
 		"org_id": strangeOrg, "project_id": strangeProject, "allocation_id": theirs,
 		"volume_id": s.must(t, stranger, "POST", "/projects/"+strangeProject+"/volumes", "theirs",
-			`{"name":"v","size_mib":64}`, 201).text("id"),
+			`{"name":"`+strangeVolume+`","size_mib":64}`, 201).text("id"),
 	}
-	s.serve(t)
+	s.direct = s.handler(t, s.log)
+	s.Handler = conforms(t, s.direct)
 	return s
 }
 
-// insert writes the rows that a node or a signed document would bring.
+// insert writes the rows that a node or a signed document would leave.
 func (s *stage) insert(t *testing.T) {
 	t.Helper()
 	now := s.clock()
@@ -103,19 +113,33 @@ func (s *stage) insert(t *testing.T) {
 	})
 }
 
-// serve has every operation, those that seal their answers too.
-func (s *stage) serve(t *testing.T) {
+// handler has every operation, also those that seal or sign.
+func (s *stage) handler(t *testing.T, log io.Writer) http.Handler {
 	t.Helper()
 	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
 	require.NoError(t, err)
-	api := serverOn(s.d, secret.NewSealer(kek), nil)
-	api.NodeStreams = s
-	s.direct, err = NewHandler(api, Config{
-		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
-		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+	dir := t.TempDir()
+	_, err = trust.Init(trust.InitOptions{
+		DataDir: filepath.Join(dir, "data"), OfflineDir: filepath.Join(dir, "offline"), TrustDomain: "gpuaas.test",
+		Passphrase: "correct horse battery", Now: s.clock(), ScryptWorkFactor: 10,
 	})
 	require.NoError(t, err)
-	s.Handler = conforms(t, s.direct)
+	keys, err := trust.Open(filepath.Join(dir, "data"))
+	require.NoError(t, err)
+	entry := &query.RegistryAccess{DB: s.d, Now: s.clock}
+	registry, err := artifact.OpenRegistry(t.Context(), artifact.RegistryConfig{
+		Dir: filepath.Join(dir, "registry"), Host: "registry.test", SigningKey: keys.Token(), TrustDomain: "gpuaas.test",
+		IntentOpen: entry.IntentOpen, Authenticate: entry.Authenticate, MayPull: entry.MayPull, Now: s.clock,
+	})
+	require.NoError(t, err)
+	api := serverOn(s.d, secret.NewSealer(kek), keys)
+	api.NodeStreams, api.Queries.Registry, api.Commands.Registry = s, registry, registry
+	h, err := NewHandler(api, Config{
+		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
+		Log: slog.New(slog.NewJSONHandler(log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+	})
+	require.NoError(t, err)
+	return h
 }
 
 var pathParameter = regexp.MustCompile(`\{([a-z_]+)\}`)
@@ -133,12 +157,19 @@ func (s *stage) path(t *testing.T, op *operation) string {
 // send sends a good request of an operation with further headers.
 func (s *stage) send(t *testing.T, token string, op *operation, header http.Header) answer {
 	t.Helper()
+	return s.sendOver(t, nil, token, op, header)
+}
+
+func (s *stage) sendOver(t *testing.T, conn *tls.ConnectionState, token string, op *operation,
+	header http.Header,
+) answer {
+	t.Helper()
 	text := strings.NewReplacer(`"org_id":"`+someID, `"org_id":"`+s.ids["org_id"],
 		`"project_id":"`+someID, `"project_id":"`+s.ids["project_id"],
 		`"custom_roles":["`+someID, `"custom_roles":["`+s.ids["role_id"],
 		`,"ca_pem":"pem"`, "").Replace(samples()[op.id])
 	r := httptest.NewRequest(op.method, basePath+s.path(t, op), strings.NewReader(text))
-	r.Header = header.Clone()
+	r.Header, r.TLS = header.Clone(), conn
 	if token != "" {
 		r.Header.Set("Authorization", "Bearer "+token)
 	}
