@@ -67,6 +67,7 @@ require (
 
 require (
 	github.com/NVIDIA/go-nvlib v0.12.0 // indirect
+	github.com/coder/websocket v1.8.15 // indirect
 	github.com/docker/go-connections v0.8.1 // indirect
 	github.com/docker/go-units v0.5.0 // indirect
 	github.com/fsnotify/fsnotify v1.10.1 // indirect

@@ -1449,6 +1449,24 @@ func (e StreamEventsParamsBegin) Valid() bool {
 	}
 }
 
+// Defines values for FollowEventsParamsBegin.
+const (
+	FollowEventsParamsBeginNow    FollowEventsParamsBegin = "now"
+	FollowEventsParamsBeginOldest FollowEventsParamsBegin = "oldest"
+)
+
+// Valid indicates whether the value is a known member of the FollowEventsParamsBegin enum.
+func (e FollowEventsParamsBegin) Valid() bool {
+	switch e {
+	case FollowEventsParamsBeginNow:
+		return true
+	case FollowEventsParamsBeginOldest:
+		return true
+	default:
+		return false
+	}
+}
+
 // AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
 type AcceleratorLink struct {
 	Count int64 `json:"count"`
@@ -3892,6 +3910,12 @@ type ExportAuditParams struct {
 
 	// ToNumber Absent means the last row
 	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
+
+	// From Begin with the first row of this time or later; with from_number, with the later of the two
+	From time.Time `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To End with the last row before this time; with to_number, with the earlier of the two
+	To time.Time `form:"to,omitempty" json:"to,omitempty,omitzero"`
 }
 
 // ListLedgerParams defines parameters for ListLedger.
@@ -3980,6 +4004,23 @@ type StreamEventsParams struct {
 
 // StreamEventsParamsBegin defines parameters for StreamEvents.
 type StreamEventsParamsBegin string
+
+// FollowEventsParams defines parameters for FollowEvents.
+type FollowEventsParams struct {
+	// After Position of the last event that the caller has
+	After string `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Begin Where a stream without a position begins; absent means now
+	Begin     FollowEventsParamsBegin `form:"begin,omitempty" json:"begin,omitempty,omitzero"`
+	ProjectID ID                      `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+
+	// Type Only this type of event, or the types that begin with it, like apps.instance
+	Type    string `form:"type,omitempty" json:"type,omitempty,omitzero"`
+	Subject string `form:"subject,omitempty" json:"subject,omitempty,omitzero"`
+}
+
+// FollowEventsParamsBegin defines parameters for FollowEvents.
+type FollowEventsParamsBegin string
 
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
@@ -4846,6 +4887,21 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /events (the `StreamEvents` operationId).
 	StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+	//
+	// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+	// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+	// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+	// seconds and ends a connection that does not answer.
+	//
+	// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+	// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+	// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+	// off.
+	//
+	// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+	FollowEvents(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetHealth Is this process alive
 	//
@@ -6676,6 +6732,31 @@ func (c *Client) GetWallet(ctx context.Context, params *GetWalletParams, reqEdit
 // Corresponds with GET /events (the `StreamEvents` operationId).
 func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewStreamEventsRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+//
+// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+// seconds and ends a connection that does not answer.
+//
+// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+// off.
+//
+// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+func (c *Client) FollowEvents(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFollowEventsRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -10243,6 +10324,22 @@ func NewExportAuditRequest(server string, params *ExportAuditParams) (*http.Requ
 			}
 		}
 
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "from", params.From, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "to", params.To, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
 		if encoded := queryValues.Encode(); encoded != "" {
 			rawQueryFragments = append(rawQueryFragments, encoded)
 		}
@@ -10838,6 +10935,88 @@ func NewStreamEventsRequest(server string, params *StreamEventsParams) (*http.Re
 
 		req.Header.Set("Last-Event-ID", headerParam0)
 
+	}
+
+	return req, nil
+}
+
+// NewFollowEventsRequest constructs an http.Request for the FollowEvents method
+func NewFollowEventsRequest(server string, params *FollowEventsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/events/ws")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "begin", params.Begin, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "project_id", params.ProjectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "type", params.Type, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "subject", params.Subject, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
 	}
 
 	return req, nil
@@ -15820,6 +15999,23 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with GET /events (the `StreamEvents` operationId).
 	StreamEventsWithResponse(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*StreamEventsResponse, error)
 
+	// FollowEventsWithResponse What happens, as streamEvents tells it, over a WebSocket
+	//
+	// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+	// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+	// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+	// seconds and ends a connection that does not answer.
+	//
+	// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+	// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+	// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+	// off.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+	FollowEventsWithResponse(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*FollowEventsResponse, error)
+
 	// GetHealthWithResponse Is this process alive
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -18692,6 +18888,47 @@ func (r StreamEventsResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r StreamEventsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FollowEventsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FollowEventsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FollowEventsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FollowEventsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FollowEventsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FollowEventsResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -23508,6 +23745,29 @@ func (c *ClientWithResponses) StreamEventsWithResponse(ctx context.Context, para
 	return ParseStreamEventsResponse(rsp)
 }
 
+// FollowEventsWithResponse What happens, as streamEvents tells it, over a WebSocket
+//
+// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+// seconds and ends a connection that does not answer.
+//
+// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+// off.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+func (c *ClientWithResponses) FollowEventsWithResponse(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*FollowEventsResponse, error) {
+	rsp, err := c.FollowEvents(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFollowEventsResponse(rsp)
+}
+
 // GetHealthWithResponse Is this process alive
 //
 // Returns a wrapper object for the known response body format(s).
@@ -26472,6 +26732,35 @@ func ParseStreamEventsResponse(rsp *http.Response) (*StreamEventsResponse, error
 	}
 
 	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFollowEventsResponse parses an HTTP response from a FollowEventsWithResponse call
+func ParseFollowEventsResponse(rsp *http.Response) (*FollowEventsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FollowEventsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 101:
+		break // No content-type
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {

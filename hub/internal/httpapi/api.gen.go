@@ -1448,6 +1448,24 @@ func (e StreamEventsParamsBegin) Valid() bool {
 	}
 }
 
+// Defines values for FollowEventsParamsBegin.
+const (
+	FollowEventsParamsBeginNow    FollowEventsParamsBegin = "now"
+	FollowEventsParamsBeginOldest FollowEventsParamsBegin = "oldest"
+)
+
+// Valid indicates whether the value is a known member of the FollowEventsParamsBegin enum.
+func (e FollowEventsParamsBegin) Valid() bool {
+	switch e {
+	case FollowEventsParamsBeginNow:
+		return true
+	case FollowEventsParamsBeginOldest:
+		return true
+	default:
+		return false
+	}
+}
+
 // AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
 type AcceleratorLink struct {
 	Count int64 `json:"count"`
@@ -3891,6 +3909,12 @@ type ExportAuditParams struct {
 
 	// ToNumber Absent means the last row
 	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
+
+	// From Begin with the first row of this time or later; with from_number, with the later of the two
+	From time.Time `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To End with the last row before this time; with to_number, with the earlier of the two
+	To time.Time `form:"to,omitempty" json:"to,omitempty,omitzero"`
 }
 
 // ListLedgerParams defines parameters for ListLedger.
@@ -3979,6 +4003,23 @@ type StreamEventsParams struct {
 
 // StreamEventsParamsBegin defines parameters for StreamEvents.
 type StreamEventsParamsBegin string
+
+// FollowEventsParams defines parameters for FollowEvents.
+type FollowEventsParams struct {
+	// After Position of the last event that the caller has
+	After string `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Begin Where a stream without a position begins; absent means now
+	Begin     FollowEventsParamsBegin `form:"begin,omitempty" json:"begin,omitempty,omitzero"`
+	ProjectID ID                      `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+
+	// Type Only this type of event, or the types that begin with it, like apps.instance
+	Type    string `form:"type,omitempty" json:"type,omitempty,omitzero"`
+	Subject string `form:"subject,omitempty" json:"subject,omitempty,omitzero"`
+}
+
+// FollowEventsParamsBegin defines parameters for FollowEvents.
+type FollowEventsParamsBegin string
 
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
@@ -4486,6 +4527,9 @@ type ServerInterface interface {
 	// StreamEvents What happens, as it happens, to everything that the caller may see
 	// (GET /events)
 	StreamEvents(c *gin.Context, params StreamEventsParams)
+	// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+	// (GET /events/ws)
+	FollowEvents(c *gin.Context, params FollowEventsParams)
 	// GetHealth Is this process alive
 	// (GET /healthz)
 	GetHealth(c *gin.Context)
@@ -5656,6 +5700,22 @@ func (siw *ServerInterfaceWrapper) ExportAudit(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "from" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "from", c.Request.URL.Query(), &params.From, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "to" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "to", c.Request.URL.Query(), &params.To, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter to: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -6075,6 +6135,65 @@ func (siw *ServerInterfaceWrapper) StreamEvents(c *gin.Context) {
 	}
 
 	siw.Handler.StreamEvents(c, params)
+}
+
+// FollowEvents operation middleware
+func (siw *ServerInterfaceWrapper) FollowEvents(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params FollowEventsParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "begin" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "begin", c.Request.URL.Query(), &params.Begin, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter begin: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "project_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "project_id", c.Request.URL.Query(), &params.ProjectID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "type" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "type", c.Request.URL.Query(), &params.Type, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter type: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "subject" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "subject", c.Request.URL.Query(), &params.Subject, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter subject: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FollowEvents(c, params)
 }
 
 // GetHealth operation middleware
@@ -9221,6 +9340,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/billing/usage/hourly", wrapper.ListHourlyUsage)
 	router.GET(options.BaseURL+"/billing/wallet", wrapper.GetWallet)
 	router.GET(options.BaseURL+"/events", wrapper.StreamEvents)
+	router.GET(options.BaseURL+"/events/ws", wrapper.FollowEvents)
 	router.GET(options.BaseURL+"/healthz", wrapper.GetHealth)
 	router.POST(options.BaseURL+"/nodes/enroll", wrapper.EnrollNode)
 	router.POST(options.BaseURL+"/nodes/renew", wrapper.RenewNode)
@@ -10884,6 +11004,39 @@ type StreamEventsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response StreamEventsdefaultApplicationProblemPlusJSONResponse) VisitStreamEventsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FollowEventsRequestObject struct {
+	Params FollowEventsParams
+}
+
+type FollowEventsResponseObject interface {
+	VisitFollowEventsResponse(w http.ResponseWriter) error
+}
+
+type FollowEvents101Response struct {
+}
+
+func (response FollowEvents101Response) VisitFollowEventsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(101)
+	return nil
+}
+
+type FollowEventsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FollowEventsdefaultApplicationProblemPlusJSONResponse) VisitFollowEventsResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -14389,6 +14542,9 @@ type StrictServerInterface interface {
 	// StreamEvents What happens, as it happens, to everything that the caller may see
 	// (GET /events)
 	StreamEvents(ctx context.Context, request StreamEventsRequestObject) (StreamEventsResponseObject, error)
+	// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+	// (GET /events/ws)
+	FollowEvents(ctx context.Context, request FollowEventsRequestObject) (FollowEventsResponseObject, error)
 	// GetHealth Is this process alive
 	// (GET /healthz)
 	GetHealth(ctx context.Context, request GetHealthRequestObject) (GetHealthResponseObject, error)
@@ -15946,6 +16102,32 @@ func (sh *strictHandler) StreamEvents(ctx *gin.Context, params StreamEventsParam
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(StreamEventsResponseObject); ok {
 		if err := validResponse.VisitStreamEventsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FollowEvents operation middleware
+func (sh *strictHandler) FollowEvents(ctx *gin.Context, params FollowEventsParams) {
+	var request FollowEventsRequestObject
+
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FollowEvents(ctx, request.(FollowEventsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FollowEvents")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FollowEventsResponseObject); ok {
+		if err := validResponse.VisitFollowEventsResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 )
@@ -24,7 +25,11 @@ import (
 // house is the REST face over a real database, with the first admin made.
 type house struct {
 	http.Handler
+	// unchecked is the Handler with whose connections a caller can do more than get an answer.
+	unchecked http.Handler
+
 	d     *db.DB
+	tail  *event.Tail
 	admin string
 	log   *safeLog
 
@@ -64,12 +69,14 @@ func newHouse(t *testing.T) *house {
 	made, err := (&command.Service{DB: h.d, Sealer: sealer}).Bootstrap(t.Context(), h.admin, h.now)
 	require.NoError(t, err)
 	require.True(t, made)
-	h.Handler, err = NewHandler(serverOn(h.d, sealer, nil), Config{
+	server := serverOn(h.d, sealer, nil)
+	h.tail = server.Queries.Tail
+	h.Handler, err = NewHandler(server, Config{
 		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.Service{DB: h.d},
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
-	h.Handler = conforms(t, h.Handler)
+	h.unchecked, h.Handler = h.Handler, conforms(t, h.Handler)
 	return h
 }
 
