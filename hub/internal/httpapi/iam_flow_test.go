@@ -33,6 +33,8 @@ type house struct {
 	admin string
 	log   *safeLog
 
+	begin time.Time
+
 	mu  sync.Mutex
 	now time.Time
 }
@@ -76,6 +78,7 @@ func newHouse(t *testing.T) *house {
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
+	h.begin = h.now
 	h.unchecked, h.Handler = h.Handler, conforms(t, h.Handler)
 	return h
 }
