@@ -76,7 +76,8 @@ func TestASlowFollowerHarmsNoOther(t *testing.T) {
 	require.NoError(t, err)
 	defer func() { _ = slow.Close() }()
 	require.NoError(t, slow.(*net.TCPConn).SetReadBuffer(4096))
-	_, err = fmt.Fprintf(slow, "GET /api/v1/events?follow=true HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer %s\r\n\r\n", boss)
+	_, err = fmt.Fprintf(slow, "GET /api/v1/events?follow=true HTTP/1.1\r\nHost: hub\r\nAuthorization: Bearer %s\r\n\r\n",
+		boss)
 	require.NoError(t, err)
 
 	var all sync.WaitGroup
