@@ -38,6 +38,8 @@ func (a *app) exportAuditCommand() *cobra.Command {
 	f.StringVar(&p.OrgID, "org", "", auditOrgUsage)
 	f.Int64Var(&p.FromNumber, "from", 0, "first `number` (default: the first that the hub keeps)")
 	f.Int64Var(&p.ToNumber, "to", 0, "last `number` (default: the last)")
+	f.Var(timeFlag{&p.From}, "since", "from the first record of this time on (RFC 3339, or a span back from now)")
+	f.Var(timeFlag{&p.To}, "until", "up to the last record before this time")
 	return c
 }
 

@@ -162,7 +162,38 @@ type AuditRange struct {
 	OrgID string
 	// After and To bound the numbers: (After, To].
 	After, To int64
-	Limit     int
+	// Since and Until bound the run of numbers by times: it holds every record of [Since, Until). Zero is no bound.
+	Since, Until time.Time
+	Limit        int
+}
+
+// Bounded returns a range with the bounds in time as numbers. Records are numbered in about the order of their times: a
+// run of numbers holds those of other times, too, where they lie between.
+func Bounded(ctx context.Context, tx db.Tx, r AuditRange) (AuditRange, error) {
+	if !r.Since.IsZero() {
+		first, err := numberAt(ctx, tx, `SELECT min(number) FROM audit_rows WHERE chain = $1 AND at >= $2`, r.OrgID, r.Since)
+		if err != nil || first == 0 {
+			return AuditRange{OrgID: r.OrgID}, err
+		}
+		r.After = max(r.After, first-1)
+	}
+	if !r.Until.IsZero() {
+		last, err := numberAt(ctx, tx, `SELECT max(number) FROM audit_rows WHERE chain = $1 AND at < $2`, r.OrgID, r.Until)
+		if err != nil {
+			return AuditRange{}, err
+		}
+		r.To = min(r.To, last)
+	}
+	return r, nil
+}
+
+// numberAt is the number that a query finds; 0 where there is none.
+func numberAt(ctx context.Context, tx db.Tx, sql, orgID string, at time.Time) (int64, error) {
+	n, err := db.Value[*int64](ctx, tx, sql, chainOf(orgID), at)
+	if err != nil || n == nil {
+		return 0, err
+	}
+	return *n, nil
 }
 
 // ChainedAudit lists records of a chain by their numbers.

@@ -78,7 +78,7 @@ func chain(t *testing.T, d *db.DB) {
 
 // Each org has a chain of its own, and the platform one; the rows of a chain have numbers without gaps, also over
 // several batches.
-func TestEachOrgHasOneChainWithoutGaps(t *testing.T) {
+func TestLaw08EachOrgHasOneAuditChainWithoutGaps(t *testing.T) {
 	d := dbtest.New(t)
 	one, two := db.NewID(), db.NewID()
 	audited(t, d, one, 450)
@@ -98,7 +98,7 @@ func TestEachOrgHasOneChainWithoutGaps(t *testing.T) {
 }
 
 // Whatever of a stored row changes, or a row that goes or comes, the chain shows it.
-func TestAChangeOfAnyColumnIsNoticed(t *testing.T) {
+func TestLaw08AChangeOfAnyAuditColumnIsNoticed(t *testing.T) {
 	d := dbtest.New(t)
 	org := db.NewID()
 	audited(t, d, org, 3)

@@ -44,6 +44,7 @@ func auditView(r event.AuditRow) AuditRow {
 func (s *Server) ExportAudit(ctx context.Context, r ExportAuditRequestObject) (ExportAuditResponseObject, error) {
 	rows, err := s.Queries.ExportAudit(ctx, principalOf(ctx), event.AuditRange{
 		OrgID: r.Params.OrgID, After: max(r.Params.FromNumber, 1) - 1, To: r.Params.ToNumber,
+		Since: r.Params.From, Until: r.Params.To,
 	})
 	return auditLines{rows, cmp.Or(s.Log, slog.New(slog.DiscardHandler))}, err
 }

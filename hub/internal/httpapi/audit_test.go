@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -93,6 +94,35 @@ func (h *house) export(t *testing.T, token, query string) (records []map[string]
 		records = append(records, record)
 	}
 	return records, v
+}
+
+// An export can be of a time: it has every record of it, in a run that verifies.
+func TestTheAuditTrailIsExportedByTime(t *testing.T) {
+	h := newHouse(t)
+	_, projectID, boss := h.tenant(t, "acme")
+	at := func(hour int) string { return h.begin.Add(time.Duration(hour) * time.Hour).Format(time.RFC3339) }
+	for hour, slug := range []string{"a", "b", "c", "d"} {
+		h.wait(time.Hour)
+		require.Equal(t, at(hour+1), h.clock().Format(time.RFC3339))
+		h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", slug, `{"name":"N","slug":"`+slug+`"}`, 201)
+	}
+	_, err := (&event.Sequencer{DB: h.d, Holder: "hub", Now: h.clock}).Pass(t.Context())
+	require.NoError(t, err)
+	times := func(query string) (out []any) {
+		records, _ := h.export(t, boss, query)
+		for _, record := range records {
+			out = append(out, record["at"])
+		}
+		return out
+	}
+	require.Equal(t, []any{at(2), at(3)}, times("?from="+at(2)+"&to="+at(4)))
+	require.Equal(t, []any{at(4)}, times("?from="+at(4)))
+	all := times("")
+	require.Equal(t, all[:len(all)-3], times("?to="+at(2)))
+	require.Equal(t, all[1:len(all)-3], times("?from_number=2&to="+at(2)))
+	require.Empty(t, times("?from="+at(5)))
+	require.Empty(t, times("?to="+at(-1)))
+	require.Equal(t, 400, h.ask(t, boss, "GET", "/audit/export?from=yesterday", "", "").status)
 }
 
 // Every org's rows are a chain that its admin can export and verify; nobody exports another org's. The platform's rows

@@ -25,15 +25,9 @@ const (
 // StreamEvents streams what happens to everything that the caller may see.
 func (s *Server) StreamEvents(ctx context.Context, r StreamEventsRequestObject) (StreamEventsResponseObject, error) {
 	q := r.Params
-	// The contract's check has refused what is no position.
 	from := cmp.Or(q.LastEventID, q.After)
-	after, _ := strconv.ParseInt(from, 10, 64)
-	var types []string
-	if q.Type != "" {
-		types = []string{q.Type}
-	}
 	reader, err := s.Queries.Events(ctx, principalOf(ctx), query.EventFilter{
-		ProjectID: q.ProjectID, Subject: q.Subject, Types: types, After: after,
+		ProjectID: q.ProjectID, Subject: q.Subject, Types: typesOf(q.Type), After: positionOf(from),
 		FromNow: from == "" && (q.Begin == StreamEventsParamsBeginNow || q.Begin == "" && q.Follow),
 	})
 	if err != nil {
@@ -46,10 +40,25 @@ func (s *Server) StreamEvents(ctx context.Context, r StreamEventsRequestObject) 
 	return e, nil
 }
 
+// positionOf reads a position; the contract's check has refused what is none.
+func positionOf(text string) int64 {
+	n, _ := strconv.ParseInt(text, 10, 64)
+	return n
+}
+
+// typesOf is the filter of one type; empty for all.
+func typesOf(one string) []string {
+	if one == "" {
+		return nil
+	}
+	return []string{one}
+}
+
 // eventReader is a *query.EventReader.
 type eventReader interface {
 	Read(ctx context.Context) (events []event.Numbered, changed <-chan struct{}, ended bool, err error)
 	Replace(caller iam.Principal)
+	FellBehind() bool
 }
 
 // eventStream sends events as they come.
@@ -89,7 +98,7 @@ func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
 			return nil
 		case <-changed:
 		case <-check.C:
-			if e.lostCaller(ctx) {
+			if lostCaller(ctx, e.reader, e.again) {
 				return nil
 			}
 		case <-silent.C:
@@ -121,12 +130,12 @@ func sendNow(out transferWriter, text []byte) error {
 
 // lostCaller reads the caller's rights anew, and reports whether it has lost its credential. A database that does not
 // answer ends no stream.
-func (e eventStream) lostCaller(ctx context.Context) bool {
+func lostCaller(ctx context.Context, reader eventReader, again func(context.Context) (iam.Principal, error)) bool {
 	ctx, cancel := context.WithTimeout(ctx, logCheckTimeout)
 	defer cancel()
-	p, err := e.again(ctx)
+	p, err := again(ctx)
 	if err == nil {
-		e.reader.Replace(p)
+		reader.Replace(p)
 	}
 	return ended(err)
 }

@@ -87,6 +87,7 @@ type told struct {
 	changed  chan struct{}
 	next     []event.Numbered
 	ended    bool
+	behind   bool
 	replaced int
 }
 
@@ -95,6 +96,8 @@ func (r *told) Read(context.Context) ([]event.Numbered, <-chan struct{}, bool, e
 	r.next = nil
 	return next, r.changed, r.ended, nil
 }
+
+func (r *told) FellBehind() bool { return r.behind }
 
 func (r *told) Replace(iam.Principal) { r.replaced++ }
 

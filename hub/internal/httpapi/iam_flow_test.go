@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 )
@@ -24,9 +25,15 @@ import (
 // house is the REST face over a real database, with the first admin made.
 type house struct {
 	http.Handler
+	// unchecked is the Handler with whose connections a caller can do more than get an answer.
+	unchecked http.Handler
+
 	d     *db.DB
+	tail  *event.Tail
 	admin string
 	log   *safeLog
+
+	begin time.Time
 
 	mu  sync.Mutex
 	now time.Time
@@ -72,12 +79,14 @@ func newHouseWith(t *testing.T, identity *command.IdentityProvider) *house {
 	require.True(t, made)
 	server := serverOn(h.d, sealer, nil)
 	server.Commands.Identity = identity
+	h.tail = server.Queries.Tail
 	h.Handler, err = NewHandler(server, Config{
 		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.Service{DB: h.d},
 		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
-	h.Handler = conforms(t, h.Handler)
+	h.begin = h.now
+	h.unchecked, h.Handler = h.Handler, conforms(t, h.Handler)
 	return h
 }
 

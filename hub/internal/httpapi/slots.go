@@ -82,7 +82,7 @@ func slotsOfNode(name string) []slot { return []slot{{"node_at_once", name, maxN
 func slotsOfCaller(id callerID, operation string, waits bool) []slot {
 	out := ofCallerAndOrg(nil, "requests_at_once", id, maxCallerRequests, maxOrgRequests)
 	switch {
-	case waits, operation == "streamEvents":
+	case waits, operation == "streamEvents", operation == "followEvents":
 		out = ofCallerAndOrg(out, "watchers", id, maxCallerWatchers, maxOrgWatchers)
 	case operation == "getAppInstanceLogs":
 		out = ofCallerAndOrg(out, "log_streams", id, maxCallerLogStreams, maxOrgLogStreams)

@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -68,6 +69,8 @@ type Session struct {
 type Peer struct {
 	NodeID string
 	Key    ed25519.PublicKey
+	// Address is the IP address that the connection came from.
+	Address string
 }
 
 // Handler handles what nodes send. Its methods are called from many connections at once, for each connection one
@@ -308,7 +311,8 @@ func (s *Server) peerOf(conn *link.Conn) (Peer, error) {
 	if !ok {
 		return Peer{}, fmt.Errorf("the certificate of node %s holds no Ed25519 key", id)
 	}
-	return Peer{NodeID: id, Key: key}, nil
+	address, _, err := net.SplitHostPort(conn.RemoteAddr().String())
+	return Peer{NodeID: id, Key: key, Address: address}, err
 }
 
 // serve runs one connection from its first stream to its end.

@@ -18,10 +18,14 @@ const actionReport = "fleet.node.report"
 // Report is the whole observed state of one node.
 type Report struct {
 	instance.Report
+	// Address is where the report came from.
+	Address      string
 	Accelerators []*protocol.Accelerator
 	Environments []*protocol.InstalledEnvironment
 	Volumes      []*protocol.VolumeStatus
 }
+
+func (r Report) origin() origin { return origin{r.NodeID, r.Address} }
 
 // ApplyReport applies a node's report in the caller's transaction: inventory, members, the steps of their instances,
 // and for members proved gone their capacity and bills. No member of the node is set aside any more.
@@ -42,12 +46,13 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
 	if err := finding.ResolveOthers(ctx, tx, r.NodeID, finding.Report, nil); err != nil {
 		return err
 	}
-	return completeAll(ctx, tx, r.NodeID, actionReport, changes, now)
+	return completeAll(ctx, tx, r.origin(), actionReport, changes, now)
 }
 
 // applyInventory applies what the report says that the node has.
 func (r Report) applyInventory(ctx context.Context, tx db.Tx, now time.Time) error {
-	if err := applyInventories(ctx, tx, map[string][]*protocol.Accelerator{r.NodeID: r.Accelerators}, now); err != nil {
+	inventories := map[origin][]*protocol.Accelerator{r.origin(): r.Accelerators}
+	if err := applyInventories(ctx, tx, inventories, now); err != nil {
 		return err
 	}
 	return capacity.ApplyEnvironments(ctx, tx, map[string][]*protocol.InstalledEnvironment{r.NodeID: r.Environments})
@@ -74,7 +79,7 @@ func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []str
 	if err != nil {
 		return err
 	}
-	return completeAll(ctx, tx, r.NodeID, actionReport, changes, now)
+	return completeAll(ctx, tx, r.origin(), actionReport, changes, now)
 }
 
 // applyVolumes stores where the node's volumes are. Each change goes on under the id of what was asked of it.
@@ -84,7 +89,7 @@ func applyVolumes(ctx context.Context, tx db.Tx, r Report, now time.Time) error 
 		return err
 	}
 	for _, c := range changes {
-		by := change.ByNode(r.NodeID, c.Volume.CorrelationID, now)
+		by := r.origin().by(c.Volume.CorrelationID, now)
 		if c.Snapshot != nil {
 			by.CorrelationID = c.Snapshot.CorrelationID
 		}
@@ -107,20 +112,24 @@ func applyVolumes(ctx context.Context, tx db.Tx, r Report, now time.Time) error 
 // SetReachable records, in the caller's transaction, that contact with a node's members was lost or is back. Nothing
 // ends by it.
 func SetReachable(ctx context.Context, tx db.Tx, nodeID string, reachable bool, now time.Time) error {
-	changes, err := instance.SetReachable(ctx, tx, nodeID, reachable, now)
+	return setMembersReachable(ctx, tx, origin{nodeID: nodeID}, reachable, now)
+}
+
+func setMembersReachable(ctx context.Context, tx db.Tx, from origin, reachable bool, now time.Time) error {
+	changes, err := instance.SetReachable(ctx, tx, from.nodeID, reachable, now)
 	if err != nil {
 		return err
 	}
-	return completeAll(ctx, tx, nodeID, actionContact, changes, now)
+	return completeAll(ctx, tx, from, actionContact, changes, now)
 }
 
 // completeAll completes changes that a node caused. Each goes on under the correlation id of what was asked of its
 // instance last.
-func completeAll(ctx context.Context, tx db.Tx, nodeID, action string, changes []instance.Change,
+func completeAll(ctx context.Context, tx db.Tx, from origin, action string, changes []instance.Change,
 	now time.Time,
 ) error {
 	for _, c := range changes {
-		by := change.ByNode(nodeID, c.Instance.Operation.CorrelationID, now)
+		by := from.by(c.Instance.Operation.CorrelationID, now)
 		if err := change.CompleteInstance(ctx, tx, by, action, c); err != nil {
 			return err
 		}

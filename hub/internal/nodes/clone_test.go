@@ -137,7 +137,8 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	require.Equal(t, 1,
 		hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.quarantined' AND subject = $1`,
 			n.ID))
-	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2`, n.ID,
+	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1 AND reason = $2
+		AND before->>'status' = 'online' AND after->>'status' = 'quarantined' AND source_address LIKE '127.%'`, n.ID,
 		fleet.ReasonIdentityUsedTwice))
 
 	// The admin stopped the first machine and releases the node: the second continues under a new incarnation.

@@ -129,7 +129,7 @@ func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, n
 		return nil, err
 	}
 	applied := make([]bool, len(requests))
-	inventories := map[string][]*protocol.Accelerator{}
+	inventories := map[origin][]*protocol.Accelerator{}
 	environments := map[string][]*protocol.InstalledEnvironment{}
 	var at []int
 	var reports []fleet.Report
@@ -148,7 +148,7 @@ func applyUnchangedReports(ctx context.Context, tx db.Tx, requests []*request, n
 	}
 	for k, n := range at {
 		if applied[n] = quiet[k]; applied[n] {
-			inventories[requests[n].peer.NodeID] = requests[n].report.GetAccelerators()
+			inventories[originOf(requests[n].peer)] = requests[n].report.GetAccelerators()
 			environments[requests[n].peer.NodeID] = requests[n].report.GetEnvironments()
 		}
 	}

@@ -17,8 +17,12 @@ const maxHealthEvents = 64
 
 // applyInventories stores the accelerators that nodes report. A change of the health of one is an event of the node,
 // for its operators, and one of each app instance that has it, for the tenants.
-func applyInventories(ctx context.Context, tx db.Tx, reported map[string][]*protocol.Accelerator, now time.Time) error {
-	changes, err := capacity.ApplyInventories(ctx, tx, reported, now)
+func applyInventories(ctx context.Context, tx db.Tx, reported map[origin][]*protocol.Accelerator, now time.Time) error {
+	from, byID := map[string]origin{}, map[string][]*protocol.Accelerator{}
+	for o, inventory := range reported {
+		from[o.nodeID], byID[o.nodeID] = o, inventory
+	}
+	changes, err := capacity.ApplyInventories(ctx, tx, byID, now)
 	if err != nil {
 		return err
 	}
@@ -28,7 +32,8 @@ func applyInventories(ctx context.Context, tx db.Tx, reported map[string][]*prot
 			data["cause"] = c.Cause
 		}
 		if !c.IsPart {
-			if err := nodeEvent(ctx, tx, c.NodeID, "fleet.node.accelerator_health", actionReport, data, now); err != nil {
+			err := nodeEvent(ctx, tx, from[c.NodeID], "fleet.node.accelerator_health", actionReport, data, now)
+			if err != nil {
 				return err
 			}
 		}

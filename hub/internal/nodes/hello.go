@@ -142,11 +142,11 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 	now time.Time,
 ) error {
 	var ids []string
-	inventories := map[string][]*protocol.Accelerator{}
+	inventories := map[origin][]*protocol.Accelerator{}
 	for _, n := range accepted {
 		id := requests[n].peer.NodeID
 		ids = append(ids, id)
-		inventories[id] = requests[n].hello.GetFacts().GetAccelerators()
+		inventories[originOf(requests[n].peer)] = requests[n].hello.GetFacts().GetAccelerators()
 	}
 	if err := applyInventories(ctx, tx, inventories, now); err != nil {
 		return err
@@ -159,7 +159,7 @@ func applyHellos(ctx context.Context, tx db.Tx, requests []*request, accepted []
 		id := requests[n].peer.NodeID
 		out[n].members = hosting[id]
 		if out[n].WasUnreachable {
-			if err := setReachable(ctx, tx, id, true, now); err != nil {
+			if err := setReachable(ctx, tx, originOf(requests[n].peer), true, now); err != nil {
 				return err
 			}
 		}

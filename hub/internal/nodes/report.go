@@ -18,7 +18,7 @@ import (
 
 // incomingReport is a report with the connection that it came on.
 type incomingReport struct {
-	nodeID    string
+	from      origin
 	sessionNo uint64
 	report    *protocol.Report
 	now       time.Time
@@ -52,7 +52,7 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 		return out, err
 	}
 	if err := writeTx(ctx, svc, func(tx db.Tx) error {
-		return finding.ResolveOthers(ctx, tx, a.nodeID, finding.Report, failed)
+		return finding.ResolveOthers(ctx, tx, a.from.nodeID, finding.Report, failed)
 	}); err != nil {
 		return out, err
 	}
@@ -64,33 +64,33 @@ func (svc *Service) applyReport(ctx context.Context, a incomingReport) (reportRe
 
 // apply applies a report in the caller's transaction, whole or without its members.
 func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out reportResult, err error) {
-	o, err := fleet.ApplyReport(ctx, tx, fleetReport(a.nodeID, a.sessionNo, a.report), a.now)
+	o, err := fleet.ApplyReport(ctx, tx, fleetReport(a.from.nodeID, a.sessionNo, a.report), a.now)
 	if err != nil || !o.Fresh {
 		return reportResult{}, err
 	}
 	if out.quarantined = o.Quarantined || o.CloneDetected; out.quarantined {
 		if o.CloneDetected {
-			out.newlyQuarantined, err = quarantine(ctx, tx, a.nodeID, a.now)
+			out.newlyQuarantined, err = quarantine(ctx, tx, a.from, a.now)
 		}
 		return out, err
 	}
 	if o.WasUnreachable && whole {
-		err = setReachable(ctx, tx, a.nodeID, true, a.now)
+		err = setReachable(ctx, tx, a.from, true, a.now)
 	} else if o.WasUnreachable {
 		// Each member becomes reachable with its own part of the report.
-		err = nodeEvent(ctx, tx, a.nodeID, "fleet.node.online", actionContact, nil, a.now)
+		err = nodeEvent(ctx, tx, a.from, "fleet.node.online", actionContact, nil, a.now)
 	}
 	if err != nil {
 		return reportResult{}, err
 	}
-	owes, err := owesUsage(ctx, tx, a.nodeID, o.Resync)
+	owes, err := owesUsage(ctx, tx, a.from.nodeID, o.Resync)
 	if err != nil {
 		return reportResult{}, err
 	}
 	r := a.report
 	out.report = Report{
 		Report: instance.Report{
-			NodeID:      a.nodeID,
+			NodeID:      a.from.nodeID,
 			SessionNo:   a.sessionNo,
 			Counter:     r.GetCounter(),
 			Epoch:       r.GetEpoch(),
@@ -99,6 +99,7 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 			Statuses:    r.GetWorkloads(),
 			UsageOwed:   owes,
 		},
+		Address:      a.from.address,
 		Accelerators: r.GetAccelerators(),
 		Environments: r.GetEnvironments(),
 		Volumes:      r.GetVolumes(),

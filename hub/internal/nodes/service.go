@@ -125,35 +125,57 @@ func writeTx(ctx context.Context, svc *Service, fn func(tx db.Tx) error) error {
 	return err
 }
 
+// origin is the node that a change follows from.
+type origin struct {
+	nodeID string
+	// address is empty where the hub concludes the change itself.
+	address string
+}
+
+func originOf(p nodelink.Peer) origin { return origin{p.NodeID, p.Address} }
+
+// by is who makes the change.
+func (o origin) by(correlationID string, now time.Time) change.By {
+	by := change.ByNode(o.nodeID, correlationID, now)
+	by.SourceAddress = o.address
+	return by
+}
+
 // setReachable records, with an event, that contact with a node was lost or is back.
-func setReachable(ctx context.Context, tx db.Tx, nodeID string, is bool, now time.Time) error {
-	if err := SetReachable(ctx, tx, nodeID, is, now); err != nil {
+func setReachable(ctx context.Context, tx db.Tx, from origin, is bool, now time.Time) error {
+	if err := setMembersReachable(ctx, tx, from, is, now); err != nil {
 		return err
 	}
 	typ := "fleet.node.online"
 	if !is {
 		typ = "fleet.node.offline"
 	}
-	return nodeEvent(ctx, tx, nodeID, typ, actionContact, nil, now)
+	return nodeEvent(ctx, tx, from, typ, actionContact, nil, now)
 }
 
 // quarantine quarantines a node whose key two processes use. Its workloads continue under their leases; tenants see the
 // node as unreachable.
-func quarantine(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
-	_, quarantined, err := fleet.Quarantine(ctx, tx, nodeID, fleet.ReasonIdentityUsedTwice, now)
+func quarantine(ctx context.Context, tx db.Tx, from origin, now time.Time) (bool, error) {
+	before, err := fleet.Get(ctx, tx, from.nodeID)
+	if err != nil {
+		return false, err
+	}
+	node, quarantined, err := fleet.Quarantine(ctx, tx, from.nodeID, fleet.ReasonIdentityUsedTwice, now)
 	if err != nil || !quarantined {
 		return false, err
 	}
-	if err := SetReachable(ctx, tx, nodeID, false, now); err != nil {
+	if err := setMembersReachable(ctx, tx, from, false, now); err != nil {
 		return false, err
 	}
-	return true, nodeEvent(ctx, tx, nodeID, "fleet.node.quarantined", actionContact,
-		map[string]any{"reason": fleet.ReasonIdentityUsedTwice}, now)
+	return true, change.RecordNode(ctx, tx, from.by("", now), "fleet.node.quarantined", actionContact,
+		string(before.Status(now)), node, fleet.ReasonIdentityUsedTwice)
 }
 
 // nodeEvent appends an event about a node and its audit row.
-func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data map[string]any, now time.Time) error {
-	version, err := fleet.NextVersion(ctx, tx, nodeID)
+func nodeEvent(ctx context.Context, tx db.Tx, from origin, typ, action string, data map[string]any,
+	now time.Time,
+) error {
+	version, err := fleet.NextVersion(ctx, tx, from.nodeID)
 	if err != nil {
 		return err
 	}
@@ -165,7 +187,7 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 		Event:        typ,
 		Action:       action,
 		ResourceType: change.Node,
-		ResourceID:   nodeID,
+		ResourceID:   from.nodeID,
 		Version:      version,
 		Reason:       reason,
 		Data:         data,
@@ -175,7 +197,7 @@ func nodeEvent(ctx context.Context, tx db.Tx, nodeID, typ, action string, data m
 	if err := change.Append(ctx, tx, change.BySystem("", now), e); err != nil {
 		return err
 	}
-	return change.Audit(ctx, tx, change.ByNode(nodeID, "", now), e)
+	return change.Audit(ctx, tx, from.by("", now), e)
 }
 
 // requireSigned removes an owner's refusal without a valid signature from each status.
@@ -209,7 +231,7 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 		}
 	}
 	requireSigned(r.GetWorkloads(), peer)
-	incoming := incomingReport{nodeID, sessionNo, r, now}
+	incoming := incomingReport{originOf(peer), sessionNo, r, now}
 	out, err := svc.applyReport(ctx, incoming)
 	if err != nil && !out.split {
 		return err
@@ -292,7 +314,7 @@ func (svc *Service) recordRefusal(ctx context.Context, nodeID string, r fleet.Re
 		if err != nil || !news {
 			return err
 		}
-		return nodeEvent(ctx, tx, nodeID, "fleet.node.document_refused", actionDocument, map[string]any{
+		return nodeEvent(ctx, tx, origin{nodeID: nodeID}, "fleet.node.document_refused", actionDocument, map[string]any{
 			"document": r.Document, "epoch": r.Epoch, "generation": r.Generation, "reason": r.Reason, "detail": r.Detail,
 		}, now)
 	})
@@ -348,7 +370,7 @@ func (svc *Service) Sweep(ctx context.Context) error {
 			if err != nil || !still {
 				return err
 			}
-			if err := setReachable(ctx, tx, id, false, now); err != nil {
+			if err := setReachable(ctx, tx, origin{nodeID: id}, false, now); err != nil {
 				return err
 			}
 			return change.ResolveFinding(ctx, tx, f)

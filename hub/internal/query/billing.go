@@ -17,7 +17,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/plan"
-	"github.com/gpuaas/gpuaas/pkg/auditchain"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -74,18 +73,24 @@ func (s *Service) ExportAudit(ctx context.Context, p iam.Principal,
 	r event.AuditRange,
 ) (iter.Seq2[event.AuditRow, error], error) {
 	named := access.Scope{OrgID: r.OrgID}
-	last, err := read(ctx, s, access.InScope(p, iam.AuditExport, named),
-		func(tx db.Tx, in access.Scope) (auditchain.Head, error) {
-			r.OrgID = in.OrgID
-			return event.AuditHead(ctx, tx, r.OrgID)
-		})
+	r, err := read(ctx, s, access.InScope(p, iam.AuditExport, named), func(tx db.Tx, in access.Scope) (event.AuditRange,
+		error,
+	) {
+		last, err := event.AuditHead(ctx, tx, in.OrgID)
+		if err != nil {
+			return event.AuditRange{}, err
+		}
+		bounded := r
+		bounded.OrgID = in.OrgID
+		if r.To == 0 || r.To > last.Number {
+			bounded.To = last.Number
+		}
+		return event.Bounded(ctx, tx, bounded)
+	})
 	if err != nil {
 		return nil, err
 	}
 	r.Limit = auditPage
-	if r.To == 0 || r.To > last.Number {
-		r.To = last.Number
-	}
 	return func(yield func(event.AuditRow, error) bool) {
 		for r.After < r.To {
 			rows, err := db.Query(ctx, s.DB, func(tx db.Tx) ([]event.AuditRow, error) { return event.ChainedAudit(ctx, tx, r) })

@@ -30,6 +30,8 @@ type EventReader struct {
 	filter  EventFilter
 	caller  iam.Principal
 	after   int64
+	// followed says that the tail had the caller's next event; fellBehind that it lacked one after that.
+	followed, fellBehind bool
 	// may remembers decisions until the caller is replaced.
 	may map[eventScope]bool
 }
@@ -75,7 +77,10 @@ func (r *EventReader) Replace(p iam.Principal) { r.caller, r.may = p, map[eventS
 func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-chan struct{}, ended bool, err error) {
 	v := r.service.Tail.After(r.after)
 	read, changed := v.Events, v.Changed
-	if r.after < v.Floor || !v.Known {
+	behind := r.after < v.Floor || !v.Known
+	r.fellBehind = behind && r.followed
+	r.followed = r.followed || !behind
+	if behind {
 		if read, err = r.stored(ctx); err != nil {
 			return nil, nil, false, err
 		}
@@ -95,6 +100,10 @@ func (r *EventReader) Read(ctx context.Context) (events []event.Numbered, _ <-ch
 
 // Position is that of the last event that Read has read, whether the caller may see it or not.
 func (r *EventReader) Position() int64 { return r.after }
+
+// FellBehind reports whether the reader, after it had read all there was, has come to lack events that are no longer in
+// memory: it reads more slowly than events happen.
+func (r *EventReader) FellBehind() bool { return r.fellBehind }
 
 // lastOf is the position up to which the events have been read; without any that is all below the floor.
 func lastOf(read []event.Numbered, floor int64) int64 {
