@@ -477,6 +477,62 @@ type ClientInterface interface {
 	// Corresponds with POST /auth/logout (the `Logout` operationId).
 	Logout(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+	//
+	// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+	// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+	// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+	//
+	// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+	StartBrowserLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishBrowserLoginWithBody Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishBrowserLogin Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLogin(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// StartDeviceLogin Begin a login that is confirmed on another device
+	//
+	// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+	//
+	// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+	StartDeviceLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishDeviceLoginWithBody Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FinishDeviceLogin Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLogin(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// RefreshSessionWithBody Exchange the refresh token of a session for new tokens
 	//
 	// Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -531,6 +587,26 @@ type ClientInterface interface {
 	// Corresponds with DELETE /auth/sessions/{session_id} (the `RevokeSession` operationId).
 	RevokeSession(ctx context.Context, sessionID ID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// UnwrapWithBody Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	UnwrapWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// Unwrap Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	Unwrap(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// Whoami Who the presented token stands for
 	//
 	// Corresponds with GET /auth/whoami (the `Whoami` operationId).
@@ -574,6 +650,21 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /events (the `StreamEvents` operationId).
 	StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+	//
+	// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+	// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+	// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+	// seconds and ends a connection that does not answer.
+	//
+	// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+	// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+	// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+	// off.
+	//
+	// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+	FollowEvents(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// GetHealth Is this process alive
 	//
@@ -878,6 +969,53 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id} (the `GetProject` operationId).
 	GetProject(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListAccessCredentials Access credentials of the project
+	//
+	// Without private keys.
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+	ListAccessCredentials(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateAccessCredentialWithBody Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredentialWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// CreateAccessCredential Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredential(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetAccessCredential One access credential
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+	GetAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RevokeAccessCredential End an access credential
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+	RevokeAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateAccessCredential Replace the key pair of an access credential
+	//
+	// The former key ends at once, and so does a wrapping token that nobody used.
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+	RotateAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListAllocations Allocations of the project
 	//
@@ -2620,6 +2758,122 @@ func (c *Client) Logout(ctx context.Context, reqEditors ...RequestEditorFn) (*ht
 	return c.Client.Do(req)
 }
 
+// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+//
+// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+//
+// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+func (c *Client) StartBrowserLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStartBrowserLoginRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishBrowserLoginWithBody Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *Client) FinishBrowserLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishBrowserLoginRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishBrowserLogin Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *Client) FinishBrowserLogin(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishBrowserLoginRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// StartDeviceLogin Begin a login that is confirmed on another device
+//
+// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+//
+// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+func (c *Client) StartDeviceLogin(ctx context.Context, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewStartDeviceLoginRequest(c.Server)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishDeviceLoginWithBody Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *Client) FinishDeviceLoginWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishDeviceLoginRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FinishDeviceLogin Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *Client) FinishDeviceLogin(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFinishDeviceLoginRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // RefreshSessionWithBody Exchange the refresh token of a session for new tokens
 //
 // Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -2734,6 +2988,46 @@ func (c *Client) RevokeSession(ctx context.Context, sessionID ID, reqEditors ...
 	return c.Client.Do(req)
 }
 
+// UnwrapWithBody Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *Client) UnwrapWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUnwrapRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// Unwrap Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *Client) Unwrap(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewUnwrapRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // Whoami Who the presented token stands for
 //
 // Corresponds with GET /auth/whoami (the `Whoami` operationId).
@@ -2828,6 +3122,31 @@ func (c *Client) GetWallet(ctx context.Context, params *GetWalletParams, reqEdit
 // Corresponds with GET /events (the `StreamEvents` operationId).
 func (c *Client) StreamEvents(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewStreamEventsRequest(c.Server, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+//
+// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+// seconds and ends a connection that does not answer.
+//
+// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+// off.
+//
+// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+func (c *Client) FollowEvents(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewFollowEventsRequest(c.Server, params)
 	if err != nil {
 		return nil, err
 	}
@@ -3532,6 +3851,113 @@ func (c *Client) CreateProject(ctx context.Context, body CreateProjectJSONReques
 // Corresponds with GET /projects/{project_id} (the `GetProject` operationId).
 func (c *Client) GetProject(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewGetProjectRequest(c.Server, projectID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListAccessCredentials Access credentials of the project
+//
+// Without private keys.
+//
+// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+func (c *Client) ListAccessCredentials(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAccessCredentialsRequest(c.Server, projectID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateAccessCredentialWithBody Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *Client) CreateAccessCredentialWithBody(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateAccessCredentialRequestWithBody(c.Server, projectID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// CreateAccessCredential Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *Client) CreateAccessCredential(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewCreateAccessCredentialRequest(c.Server, projectID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetAccessCredential One access credential
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+func (c *Client) GetAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAccessCredentialRequest(c.Server, projectID, accessCredentialID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RevokeAccessCredential End an access credential
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+func (c *Client) RevokeAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRevokeAccessCredentialRequest(c.Server, projectID, accessCredentialID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateAccessCredential Replace the key pair of an access credential
+//
+// The former key ends at once, and so does a wrapping token that nobody used.
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+func (c *Client) RotateAccessCredential(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateAccessCredentialRequest(c.Server, projectID, accessCredentialID)
 	if err != nil {
 		return nil, err
 	}
@@ -6930,6 +7356,22 @@ func NewExportAuditRequest(server string, params *ExportAuditParams) (*http.Requ
 			}
 		}
 
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "from", params.From, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "to", params.To, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: "date-time"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
 		if encoded := queryValues.Encode(); encoded != "" {
 			rawQueryFragments = append(rawQueryFragments, encoded)
 		}
@@ -7087,6 +7529,140 @@ func NewLogoutRequest(server string) (*http.Request, error) {
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewStartBrowserLoginRequest constructs an http.Request for the StartBrowserLogin method
+func NewStartBrowserLoginRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/browser")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewFinishBrowserLoginRequest calls the generic FinishBrowserLogin builder with application/json body
+func NewFinishBrowserLoginRequest(server string, body FinishBrowserLoginJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewFinishBrowserLoginRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewFinishBrowserLoginRequestWithBody constructs an http.Request for the FinishBrowserLogin method, with any body, and a specified content type
+func NewFinishBrowserLoginRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/browser/finish")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewStartDeviceLoginRequest constructs an http.Request for the StartDeviceLogin method
+func NewStartDeviceLoginRequest(server string) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/device")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewFinishDeviceLoginRequest calls the generic FinishDeviceLogin builder with application/json body
+func NewFinishDeviceLoginRequest(server string, body FinishDeviceLoginJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewFinishDeviceLoginRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewFinishDeviceLoginRequestWithBody constructs an http.Request for the FinishDeviceLogin method, with any body, and a specified content type
+func NewFinishDeviceLoginRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/oidc/device/finish")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -7259,6 +7835,46 @@ func NewRevokeSessionRequest(server string, sessionID ID) (*http.Request, error)
 	if err != nil {
 		return nil, err
 	}
+
+	return req, nil
+}
+
+// NewUnwrapRequest calls the generic Unwrap builder with application/json body
+func NewUnwrapRequest(server string, body UnwrapJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewUnwrapRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewUnwrapRequestWithBody constructs an http.Request for the Unwrap method, with any body, and a specified content type
+func NewUnwrapRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/unwrap")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -7764,6 +8380,88 @@ func NewStreamEventsRequest(server string, params *StreamEventsParams) (*http.Re
 
 		req.Header.Set("Last-Event-ID", headerParam0)
 
+	}
+
+	return req, nil
+}
+
+// NewFollowEventsRequest constructs an http.Request for the FollowEvents method
+func NewFollowEventsRequest(server string, params *FollowEventsParams) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/events/ws")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "begin", params.Begin, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "project_id", params.ProjectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "type", params.Type, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "subject", params.Subject, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
 	}
 
 	return req, nil
@@ -9196,6 +9894,272 @@ func NewGetProjectRequest(server string, projectID ProjectID) (*http.Request, er
 	}
 
 	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListAccessCredentialsRequest constructs an http.Request for the ListAccessCredentials method
+func NewListAccessCredentialsRequest(server string, projectID ProjectID, params *ListAccessCredentialsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewCreateAccessCredentialRequest calls the generic CreateAccessCredential builder with application/json body
+func NewCreateAccessCredentialRequest(server string, projectID ProjectID, body CreateAccessCredentialJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewCreateAccessCredentialRequestWithBody(server, projectID, "application/json", bodyReader)
+}
+
+// NewCreateAccessCredentialRequestWithBody constructs an http.Request for the CreateAccessCredential method, with any body, and a specified content type
+func NewCreateAccessCredentialRequestWithBody(server string, projectID ProjectID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetAccessCredentialRequest constructs an http.Request for the GetAccessCredential method
+func NewGetAccessCredentialRequest(server string, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "access_credential_id", accessCredentialID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials/%s", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRevokeAccessCredentialRequest constructs an http.Request for the RevokeAccessCredential method
+func NewRevokeAccessCredentialRequest(server string, projectID ProjectID, accessCredentialID AccessCredentialID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "access_credential_id", accessCredentialID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials/%s/revoke", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewRotateAccessCredentialRequest constructs an http.Request for the RotateAccessCredential method
+func NewRotateAccessCredentialRequest(server string, projectID ProjectID, accessCredentialID AccessCredentialID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "access_credential_id", accessCredentialID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/access-credentials/%s/rotate", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -13753,6 +14717,66 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /auth/logout (the `Logout` operationId).
 	LogoutWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*LogoutResponse, error)
 
+	// StartBrowserLoginWithResponse Begin a login in a browser at the hub's identity provider
+	//
+	// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+	// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+	// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+	StartBrowserLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartBrowserLoginResponse, error)
+
+	// FinishBrowserLoginWithBodyWithResponse Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error)
+
+	// FinishBrowserLoginWithResponse Start a session with what the identity provider sent back
+	//
+	// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+	// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+	// `identity_unknown`.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+	FinishBrowserLoginWithResponse(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error)
+
+	// StartDeviceLoginWithResponse Begin a login that is confirmed on another device
+	//
+	// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+	StartDeviceLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartDeviceLoginResponse, error)
+
+	// FinishDeviceLoginWithBodyWithResponse Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error)
+
+	// FinishDeviceLoginWithResponse Start a session once the person has confirmed the login
+	//
+	// Ask again after `interval_seconds` while the answer is 202.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+	FinishDeviceLoginWithResponse(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error)
+
 	// RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
 	//
 	// Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -13811,6 +14835,26 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with DELETE /auth/sessions/{session_id} (the `RevokeSession` operationId).
 	RevokeSessionWithResponse(ctx context.Context, sessionID ID, reqEditors ...RequestEditorFn) (*RevokeSessionResponse, error)
 
+	// UnwrapWithBodyWithResponse Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	UnwrapWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UnwrapResponse, error)
+
+	// UnwrapWithResponse Get what a wrapping token wraps, once
+	//
+	// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+	// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+	UnwrapWithResponse(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*UnwrapResponse, error)
+
 	// WhoamiWithResponse Who the presented token stands for
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -13866,6 +14910,23 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /events (the `StreamEvents` operationId).
 	StreamEventsWithResponse(ctx context.Context, params *StreamEventsParams, reqEditors ...RequestEditorFn) (*StreamEventsResponse, error)
+
+	// FollowEventsWithResponse What happens, as streamEvents tells it, over a WebSocket
+	//
+	// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+	// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+	// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+	// seconds and ends a connection that does not answer.
+	//
+	// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+	// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+	// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+	// off.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+	FollowEventsWithResponse(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*FollowEventsResponse, error)
 
 	// GetHealthWithResponse Is this process alive
 	//
@@ -14210,6 +15271,61 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id} (the `GetProject` operationId).
 	GetProjectWithResponse(ctx context.Context, projectID ProjectID, reqEditors ...RequestEditorFn) (*GetProjectResponse, error)
+
+	// ListAccessCredentialsWithResponse Access credentials of the project
+	//
+	// Without private keys.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+	ListAccessCredentialsWithResponse(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*ListAccessCredentialsResponse, error)
+
+	// CreateAccessCredentialWithBodyWithResponse Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredentialWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error)
+
+	// CreateAccessCredentialWithResponse Make an SSH key pair for the project
+	//
+	// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+	// within ten minutes (`unwrap`). The hub keeps no private key.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+	CreateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error)
+
+	// GetAccessCredentialWithResponse One access credential
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+	GetAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*GetAccessCredentialResponse, error)
+
+	// RevokeAccessCredentialWithResponse End an access credential
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+	RevokeAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RevokeAccessCredentialResponse, error)
+
+	// RotateAccessCredentialWithResponse Replace the key pair of an access credential
+	//
+	// The former key ends at once, and so does a wrapping token that nobody used.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+	RotateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RotateAccessCredentialResponse, error)
 
 	// ListAllocationsWithResponse Allocations of the project
 	//
@@ -16692,18 +17808,11 @@ type AcceptInvitationResponse struct {
 	HTTPResponse *http.Response
 	// JSON201 the response for an HTTP 201 `application/json` response
 	JSON201 *SessionTokens
-	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
-	ApplicationProblemJSONDefault *Problem
 }
 
 // GetJSON201 returns the response for an HTTP 201 `application/json` response
 func (r AcceptInvitationResponse) GetJSON201() *SessionTokens {
 	return r.JSON201
-}
-
-// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
-func (r AcceptInvitationResponse) GetApplicationProblemJSONDefault() *Problem {
-	return r.ApplicationProblemJSONDefault
 }
 
 // GetBody returns the raw response body bytes
@@ -16818,6 +17927,198 @@ func (r LogoutResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r LogoutResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type StartBrowserLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *BrowserLogin
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r StartBrowserLoginResponse) GetJSON200() *BrowserLogin {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r StartBrowserLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StartBrowserLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StartBrowserLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StartBrowserLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StartBrowserLoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FinishBrowserLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SessionTokens
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r FinishBrowserLoginResponse) GetJSON200() *SessionTokens {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FinishBrowserLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FinishBrowserLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FinishBrowserLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FinishBrowserLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FinishBrowserLoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type StartDeviceLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *DeviceLogin
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r StartDeviceLoginResponse) GetJSON200() *DeviceLogin {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r StartDeviceLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r StartDeviceLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r StartDeviceLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r StartDeviceLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r StartDeviceLoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FinishDeviceLoginResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SessionTokens
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r FinishDeviceLoginResponse) GetJSON200() *SessionTokens {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FinishDeviceLoginResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FinishDeviceLoginResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FinishDeviceLoginResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FinishDeviceLoginResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FinishDeviceLoginResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -17003,6 +18304,54 @@ func (r RevokeSessionResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r RevokeSessionResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type UnwrapResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Unwrapped
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r UnwrapResponse) GetJSON200() *Unwrapped {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r UnwrapResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r UnwrapResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r UnwrapResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r UnwrapResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r UnwrapResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -17284,6 +18633,47 @@ func (r StreamEventsResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r StreamEventsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type FollowEventsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r FollowEventsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r FollowEventsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r FollowEventsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r FollowEventsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r FollowEventsResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -18689,6 +20079,246 @@ func (r GetProjectResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r GetProjectResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListAccessCredentialsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredentialList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAccessCredentialsResponse) GetJSON200() *AccessCredentialList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAccessCredentialsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAccessCredentialsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAccessCredentialsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAccessCredentialsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAccessCredentialsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type CreateAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r CreateAccessCredentialResponse) GetJSON201() *AccessCredential {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r CreateAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r CreateAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r CreateAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r CreateAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r CreateAccessCredentialResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetAccessCredentialResponse) GetJSON200() *AccessCredential {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetAccessCredentialResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RevokeAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RevokeAccessCredentialResponse) GetJSON200() *AccessCredential {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RevokeAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RevokeAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RevokeAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RevokeAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RevokeAccessCredentialResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type RotateAccessCredentialResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AccessCredential
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r RotateAccessCredentialResponse) GetJSON200() *AccessCredential {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r RotateAccessCredentialResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r RotateAccessCredentialResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r RotateAccessCredentialResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r RotateAccessCredentialResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r RotateAccessCredentialResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -22910,6 +24540,102 @@ func (c *ClientWithResponses) LogoutWithResponse(ctx context.Context, reqEditors
 	return ParseLogoutResponse(rsp)
 }
 
+// StartBrowserLoginWithResponse Begin a login in a browser at the hub's identity provider
+//
+// OpenID Connect, authorization code with PKCE. Send the browser to `url`; the provider sends it back to the
+// hub's configured redirect URL with `state` and `code`, which `POST /auth/oidc/browser/finish` takes. Go on only
+// where `state` is the one of this answer. 409 `no_identity_provider` where the hub has none.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/browser (the `StartBrowserLogin` operationId).
+func (c *ClientWithResponses) StartBrowserLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartBrowserLoginResponse, error) {
+	rsp, err := c.StartBrowserLogin(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStartBrowserLoginResponse(rsp)
+}
+
+// FinishBrowserLoginWithBodyWithResponse Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *ClientWithResponses) FinishBrowserLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error) {
+	rsp, err := c.FinishBrowserLoginWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishBrowserLoginResponse(rsp)
+}
+
+// FinishBrowserLoginWithResponse Start a session with what the identity provider sent back
+//
+// The user is the one of this issuer and subject. A new person becomes a user by an open invitation of the
+// verified e-mail address, or where the hub's configuration maps its domain to an org; otherwise it is 401
+// `identity_unknown`.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/browser/finish (the `FinishBrowserLogin` operationId).
+func (c *ClientWithResponses) FinishBrowserLoginWithResponse(ctx context.Context, body FinishBrowserLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishBrowserLoginResponse, error) {
+	rsp, err := c.FinishBrowserLogin(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishBrowserLoginResponse(rsp)
+}
+
+// StartDeviceLoginWithResponse Begin a login that is confirmed on another device
+//
+// RFC 8628 at the hub's identity provider. The person opens `verification_uri` and types `user_code`.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/device (the `StartDeviceLogin` operationId).
+func (c *ClientWithResponses) StartDeviceLoginWithResponse(ctx context.Context, reqEditors ...RequestEditorFn) (*StartDeviceLoginResponse, error) {
+	rsp, err := c.StartDeviceLogin(ctx, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseStartDeviceLoginResponse(rsp)
+}
+
+// FinishDeviceLoginWithBodyWithResponse Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *ClientWithResponses) FinishDeviceLoginWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error) {
+	rsp, err := c.FinishDeviceLoginWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishDeviceLoginResponse(rsp)
+}
+
+// FinishDeviceLoginWithResponse Start a session once the person has confirmed the login
+//
+// Ask again after `interval_seconds` while the answer is 202.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
+func (c *ClientWithResponses) FinishDeviceLoginWithResponse(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error) {
+	rsp, err := c.FinishDeviceLogin(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFinishDeviceLoginResponse(rsp)
+}
+
 // RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
 //
 // Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -23004,6 +24730,38 @@ func (c *ClientWithResponses) RevokeSessionWithResponse(ctx context.Context, ses
 	return ParseRevokeSessionResponse(rsp)
 }
 
+// UnwrapWithBodyWithResponse Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *ClientWithResponses) UnwrapWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*UnwrapResponse, error) {
+	rsp, err := c.UnwrapWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUnwrapResponse(rsp)
+}
+
+// UnwrapWithResponse Get what a wrapping token wraps, once
+//
+// Only who asked for the token can use it. A second use, and a use by anybody else, is refused and raises
+// `security.wrapping_token.misused`; after a use by anybody else the token is of no use to its requester either.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/unwrap (the `Unwrap` operationId).
+func (c *ClientWithResponses) UnwrapWithResponse(ctx context.Context, body UnwrapJSONRequestBody, reqEditors ...RequestEditorFn) (*UnwrapResponse, error) {
+	rsp, err := c.Unwrap(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseUnwrapResponse(rsp)
+}
+
 // WhoamiWithResponse Who the presented token stands for
 //
 // Returns a wrapper object for the known response body format(s).
@@ -23094,6 +24852,29 @@ func (c *ClientWithResponses) StreamEventsWithResponse(ctx context.Context, para
 		return nil, err
 	}
 	return ParseStreamEventsResponse(rsp)
+}
+
+// FollowEventsWithResponse What happens, as streamEvents tells it, over a WebSocket
+//
+// The request is that of RFC 6455, with the credential in `Authorization`. Each text message is a CloudEvent in
+// JSON, in the order of `pos` and at least once; a client that was cut off goes on with `after`. Without a
+// position it begins with the next event. The client sends nothing but control frames; the hub pings every 15
+// seconds and ends a connection that does not answer.
+//
+// Rights are checked again while it is open. It is closed with 1001 when the hub stops and after an hour (connect
+// again), with 1008 when the credential ends (`credential_ended`) and when the client reads so slowly that the
+// hub no longer has its next event in memory (`too_slow`). A client that takes no message for 10 seconds is cut
+// off.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /events/ws (the `FollowEvents` operationId).
+func (c *ClientWithResponses) FollowEventsWithResponse(ctx context.Context, params *FollowEventsParams, reqEditors ...RequestEditorFn) (*FollowEventsResponse, error) {
+	rsp, err := c.FollowEvents(ctx, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseFollowEventsResponse(rsp)
 }
 
 // GetHealthWithResponse Is this process alive
@@ -23678,6 +25459,97 @@ func (c *ClientWithResponses) GetProjectWithResponse(ctx context.Context, projec
 		return nil, err
 	}
 	return ParseGetProjectResponse(rsp)
+}
+
+// ListAccessCredentialsWithResponse Access credentials of the project
+//
+// Without private keys.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/access-credentials (the `ListAccessCredentials` operationId).
+func (c *ClientWithResponses) ListAccessCredentialsWithResponse(ctx context.Context, projectID ProjectID, params *ListAccessCredentialsParams, reqEditors ...RequestEditorFn) (*ListAccessCredentialsResponse, error) {
+	rsp, err := c.ListAccessCredentials(ctx, projectID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAccessCredentialsResponse(rsp)
+}
+
+// CreateAccessCredentialWithBodyWithResponse Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *ClientWithResponses) CreateAccessCredentialWithBodyWithResponse(ctx context.Context, projectID ProjectID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error) {
+	rsp, err := c.CreateAccessCredentialWithBody(ctx, projectID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateAccessCredentialResponse(rsp)
+}
+
+// CreateAccessCredentialWithResponse Make an SSH key pair for the project
+//
+// The private key is delivered once, by the wrapping token of this answer: only the caller can use it, once,
+// within ten minutes (`unwrap`). The hub keeps no private key.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials (the `CreateAccessCredential` operationId).
+func (c *ClientWithResponses) CreateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, body CreateAccessCredentialJSONRequestBody, reqEditors ...RequestEditorFn) (*CreateAccessCredentialResponse, error) {
+	rsp, err := c.CreateAccessCredential(ctx, projectID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseCreateAccessCredentialResponse(rsp)
+}
+
+// GetAccessCredentialWithResponse One access credential
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/access-credentials/{access_credential_id} (the `GetAccessCredential` operationId).
+func (c *ClientWithResponses) GetAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params *GetAccessCredentialParams, reqEditors ...RequestEditorFn) (*GetAccessCredentialResponse, error) {
+	rsp, err := c.GetAccessCredential(ctx, projectID, accessCredentialID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetAccessCredentialResponse(rsp)
+}
+
+// RevokeAccessCredentialWithResponse End an access credential
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke (the `RevokeAccessCredential` operationId).
+func (c *ClientWithResponses) RevokeAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RevokeAccessCredentialResponse, error) {
+	rsp, err := c.RevokeAccessCredential(ctx, projectID, accessCredentialID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRevokeAccessCredentialResponse(rsp)
+}
+
+// RotateAccessCredentialWithResponse Replace the key pair of an access credential
+//
+// The former key ends at once, and so does a wrapping token that nobody used.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate (the `RotateAccessCredential` operationId).
+func (c *ClientWithResponses) RotateAccessCredentialWithResponse(ctx context.Context, projectID ProjectID, accessCredentialID AccessCredentialID, reqEditors ...RequestEditorFn) (*RotateAccessCredentialResponse, error) {
+	rsp, err := c.RotateAccessCredential(ctx, projectID, accessCredentialID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateAccessCredentialResponse(rsp)
 }
 
 // ListAllocationsWithResponse Allocations of the project
@@ -26308,13 +28180,6 @@ func ParseAcceptInvitationResponse(rsp *http.Response) (*AcceptInvitationRespons
 		}
 		response.JSON201 = &dest
 
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Problem
-		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
-			return nil, err
-		}
-		response.ApplicationProblemJSONDefault = &dest
-
 	}
 
 	return response, nil
@@ -26368,6 +28233,141 @@ func ParseLogoutResponse(rsp *http.Response) (*LogoutResponse, error) {
 
 	switch {
 	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseStartBrowserLoginResponse parses an HTTP response from a StartBrowserLoginWithResponse call
+func ParseStartBrowserLoginResponse(rsp *http.Response) (*StartBrowserLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StartBrowserLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest BrowserLogin
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFinishBrowserLoginResponse parses an HTTP response from a FinishBrowserLoginWithResponse call
+func ParseFinishBrowserLoginResponse(rsp *http.Response) (*FinishBrowserLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FinishBrowserLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SessionTokens
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseStartDeviceLoginResponse parses an HTTP response from a StartDeviceLoginWithResponse call
+func ParseStartDeviceLoginResponse(rsp *http.Response) (*StartDeviceLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &StartDeviceLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest DeviceLogin
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFinishDeviceLoginResponse parses an HTTP response from a FinishDeviceLoginWithResponse call
+func ParseFinishDeviceLoginResponse(rsp *http.Response) (*FinishDeviceLoginResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FinishDeviceLoginResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SessionTokens
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case rsp.StatusCode == 202:
 		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
@@ -26497,6 +28497,39 @@ func ParseRevokeSessionResponse(rsp *http.Response) (*RevokeSessionResponse, err
 	switch {
 	case rsp.StatusCode == 204:
 		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseUnwrapResponse parses an HTTP response from a UnwrapWithResponse call
+func ParseUnwrapResponse(rsp *http.Response) (*UnwrapResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &UnwrapResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Unwrapped
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
@@ -26689,6 +28722,35 @@ func ParseStreamEventsResponse(rsp *http.Response) (*StreamEventsResponse, error
 	}
 
 	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseFollowEventsResponse parses an HTTP response from a FollowEventsWithResponse call
+func ParseFollowEventsResponse(rsp *http.Response) (*FollowEventsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &FollowEventsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 101:
+		break // No content-type
+
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
@@ -27654,6 +29716,171 @@ func ParseGetProjectResponse(rsp *http.Response) (*GetProjectResponse, error) {
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest Project
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListAccessCredentialsResponse parses an HTTP response from a ListAccessCredentialsWithResponse call
+func ParseListAccessCredentialsResponse(rsp *http.Response) (*ListAccessCredentialsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAccessCredentialsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredentialList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseCreateAccessCredentialResponse parses an HTTP response from a CreateAccessCredentialWithResponse call
+func ParseCreateAccessCredentialResponse(rsp *http.Response) (*CreateAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &CreateAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest AccessCredential
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetAccessCredentialResponse parses an HTTP response from a GetAccessCredentialWithResponse call
+func ParseGetAccessCredentialResponse(rsp *http.Response) (*GetAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredential
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRevokeAccessCredentialResponse parses an HTTP response from a RevokeAccessCredentialWithResponse call
+func ParseRevokeAccessCredentialResponse(rsp *http.Response) (*RevokeAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RevokeAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredential
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseRotateAccessCredentialResponse parses an HTTP response from a RotateAccessCredentialWithResponse call
+func ParseRotateAccessCredentialResponse(rsp *http.Response) (*RotateAccessCredentialResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &RotateAccessCredentialResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AccessCredential
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

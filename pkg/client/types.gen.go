@@ -24,6 +24,39 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessCredentialKind.
+const (
+	AccessCredentialKindSSHKey AccessCredentialKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialKind enum.
+func (e AccessCredentialKind) Valid() bool {
+	switch e {
+	case AccessCredentialKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessCredentialStatus.
+const (
+	AccessCredentialStatusActive  AccessCredentialStatus = "active"
+	AccessCredentialStatusRevoked AccessCredentialStatus = "revoked"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialStatus enum.
+func (e AccessCredentialStatus) Valid() bool {
+	switch e {
+	case AccessCredentialStatusActive:
+		return true
+	case AccessCredentialStatusRevoked:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AccessExplanationReason.
 const (
 	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
@@ -1383,6 +1416,21 @@ func (e TokenTokenType) Valid() bool {
 	}
 }
 
+// Defines values for UnwrappedKind.
+const (
+	UnwrappedKindSSHKey UnwrappedKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the UnwrappedKind enum.
+func (e UnwrappedKind) Valid() bool {
+	switch e {
+	case UnwrappedKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for UsageSource.
 const (
 	UsageSourceAllocation UsageSource = "allocation"
@@ -1626,6 +1674,24 @@ func (e StreamEventsParamsBegin) Valid() bool {
 	}
 }
 
+// Defines values for FollowEventsParamsBegin.
+const (
+	FollowEventsParamsBeginNow    FollowEventsParamsBegin = "now"
+	FollowEventsParamsBeginOldest FollowEventsParamsBegin = "oldest"
+)
+
+// Valid indicates whether the value is a known member of the FollowEventsParamsBegin enum.
+func (e FollowEventsParamsBegin) Valid() bool {
+	switch e {
+	case FollowEventsParamsBeginNow:
+		return true
+	case FollowEventsParamsBeginOldest:
+		return true
+	default:
+		return false
+	}
+}
+
 // AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
 type AcceleratorLink struct {
 	Count int64 `json:"count"`
@@ -1653,6 +1719,54 @@ type AcceleratorPartition struct {
 
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
+
+// AccessCredential defines model for AccessCredential.
+type AccessCredential struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID                   `json:"id"`
+	Kind AccessCredentialKind `json:"kind"`
+
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey       string                 `json:"public_key"`
+	ResourceVersion int64                  `json:"resource_version"`
+	Status          AccessCredentialStatus `json:"status"`
+	UpdatedAt       time.Time              `json:"updated_at"`
+
+	// Version Grows with each key
+	Version int64 `json:"version"`
+
+	// WrappingToken In the answer that makes a private key only.
+	WrappingToken WrappingToken `json:"wrapping_token,omitempty,omitzero"`
+}
+
+// AccessCredentialKind defines model for AccessCredential.Kind.
+type AccessCredentialKind string
+
+// AccessCredentialStatus defines model for AccessCredential.Status.
+type AccessCredentialStatus string
+
+// AccessCredentialCreate defines model for AccessCredentialCreate.
+type AccessCredentialCreate struct {
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+}
+
+// AccessCredentialList defines model for AccessCredentialList.
+type AccessCredentialList struct {
+	Items      []AccessCredential `json:"items"`
+	NextCursor string             `json:"next_cursor,omitempty,omitzero"`
+}
 
 // AccessExplanation defines model for AccessExplanation.
 type AccessExplanation struct {
@@ -2138,6 +2252,19 @@ type AuditRowList struct {
 	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
 }
 
+// BrowserLogin defines model for BrowserLogin.
+type BrowserLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	State     string    `json:"state"`
+	URL       string    `json:"url"`
+}
+
+// BrowserLoginFinish defines model for BrowserLoginFinish.
+type BrowserLoginFinish struct {
+	Code  string `json:"code"`
+	State string `json:"state"`
+}
+
 // CapacityShape defines model for CapacityShape.
 type CapacityShape string
 
@@ -2234,6 +2361,23 @@ type CustomRolePut struct {
 
 // Description defines model for Description.
 type Description = string
+
+// DeviceLogin defines model for DeviceLogin.
+type DeviceLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+
+	// Handle For POST /auth/oidc/device/finish
+	Handle                  string `json:"handle"`
+	IntervalSeconds         int64  `json:"interval_seconds"`
+	UserCode                string `json:"user_code"`
+	VerificationURI         string `json:"verification_uri"`
+	VerificationURIComplete string `json:"verification_uri_complete,omitempty,omitzero"`
+}
+
+// DeviceLoginFinish defines model for DeviceLoginFinish.
+type DeviceLoginFinish struct {
+	Handle string `json:"handle"`
+}
 
 // Digest defines model for Digest.
 type Digest = string
@@ -3713,6 +3857,28 @@ type Token struct {
 // TokenTokenType defines model for Token.TokenType.
 type TokenTokenType string
 
+// Unwrap defines model for Unwrap.
+type Unwrap struct {
+	Token string `json:"token,omitempty,omitzero"`
+}
+
+// Unwrapped defines model for Unwrapped.
+type Unwrapped struct {
+	// AccessCredentialID UUIDv7 in lower case.
+	AccessCredentialID ID            `json:"access_credential_id"`
+	Kind               UnwrappedKind `json:"kind"`
+
+	// PrivateKeyPem In the format of OpenSSH
+	PrivateKeyPem string `json:"private_key_pem"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey string `json:"public_key"`
+	Version   int64  `json:"version"`
+}
+
+// UnwrappedKind defines model for Unwrapped.Kind.
+type UnwrappedKind string
+
 // UsageHour defines model for UsageHour.
 type UsageHour struct {
 	// AllocationID UUIDv7 in lower case.
@@ -4185,8 +4351,17 @@ type WhoamiType string
 // WorkerReason The reasons that an external worker may give for a failure
 type WorkerReason string
 
+// WrappingToken In the answer that makes a private key only.
+type WrappingToken struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	Token     string    `json:"token"`
+}
+
 // Accelerators defines model for Accelerators.
 type Accelerators = int32
+
+// AccessCredentialID UUIDv7 in lower case.
+type AccessCredentialID = ID
 
 // After defines model for After.
 type After = int64
@@ -4381,6 +4556,12 @@ type ExportAuditParams struct {
 
 	// ToNumber Absent means the last row
 	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
+
+	// From Begin with the first row of this time or later; with from_number, with the later of the two
+	From time.Time `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To End with the last row before this time; with to_number, with the earlier of the two
+	To time.Time `form:"to,omitempty" json:"to,omitempty,omitzero"`
 }
 
 // ListSessionsParams defines parameters for ListSessions.
@@ -4479,6 +4660,23 @@ type StreamEventsParams struct {
 // StreamEventsParamsBegin defines parameters for StreamEvents.
 type StreamEventsParamsBegin string
 
+// FollowEventsParams defines parameters for FollowEvents.
+type FollowEventsParams struct {
+	// After Position of the last event that the caller has
+	After string `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Begin Where a stream without a position begins; absent means now
+	Begin     FollowEventsParamsBegin `form:"begin,omitempty" json:"begin,omitempty,omitzero"`
+	ProjectID ID                      `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+
+	// Type Only this type of event, or the types that begin with it, like apps.instance
+	Type    string `form:"type,omitempty" json:"type,omitempty,omitzero"`
+	Subject string `form:"subject,omitempty" json:"subject,omitempty,omitzero"`
+}
+
+// FollowEventsParamsBegin defines parameters for FollowEvents.
+type FollowEventsParamsBegin string
+
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4550,6 +4748,24 @@ type ListProjectsParams struct {
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 	OrgID  ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+}
+
+// ListAccessCredentialsParams defines parameters for ListAccessCredentials.
+type ListAccessCredentialsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// GetAccessCredentialParams defines parameters for GetAccessCredential.
+type GetAccessCredentialParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListAllocationsParams defines parameters for ListAllocations.
@@ -4825,11 +5041,20 @@ type AcceptInvitationJSONRequestBody = InvitationAcceptance
 // LoginJSONRequestBody defines body for Login for application/json ContentType.
 type LoginJSONRequestBody = Login
 
+// FinishBrowserLoginJSONRequestBody defines body for FinishBrowserLogin for application/json ContentType.
+type FinishBrowserLoginJSONRequestBody = BrowserLoginFinish
+
+// FinishDeviceLoginJSONRequestBody defines body for FinishDeviceLogin for application/json ContentType.
+type FinishDeviceLoginJSONRequestBody = DeviceLoginFinish
+
 // RefreshSessionJSONRequestBody defines body for RefreshSession for application/json ContentType.
 type RefreshSessionJSONRequestBody = SessionRefresh
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
+
+// UnwrapJSONRequestBody defines body for Unwrap for application/json ContentType.
+type UnwrapJSONRequestBody = Unwrap
 
 // EnrollNodeJSONRequestBody defines body for EnrollNode for application/json ContentType.
 type EnrollNodeJSONRequestBody = NodeEnroll
@@ -4860,6 +5085,9 @@ type RotateWebhookSecretJSONRequestBody = WebhookSecretRotate
 
 // CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
 type CreateProjectJSONRequestBody = ProjectCreate
+
+// CreateAccessCredentialJSONRequestBody defines body for CreateAccessCredential for application/json ContentType.
+type CreateAccessCredentialJSONRequestBody = AccessCredentialCreate
 
 // CreateAllocationJSONRequestBody defines body for CreateAllocation for application/json ContentType.
 type CreateAllocationJSONRequestBody = AllocationCreate

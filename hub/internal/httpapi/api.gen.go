@@ -35,6 +35,39 @@ func (e AcceleratorSharing) Valid() bool {
 	}
 }
 
+// Defines values for AccessCredentialKind.
+const (
+	AccessCredentialKindSSHKey AccessCredentialKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialKind enum.
+func (e AccessCredentialKind) Valid() bool {
+	switch e {
+	case AccessCredentialKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for AccessCredentialStatus.
+const (
+	AccessCredentialStatusActive  AccessCredentialStatus = "active"
+	AccessCredentialStatusRevoked AccessCredentialStatus = "revoked"
+)
+
+// Valid indicates whether the value is a known member of the AccessCredentialStatus enum.
+func (e AccessCredentialStatus) Valid() bool {
+	switch e {
+	case AccessCredentialStatusActive:
+		return true
+	case AccessCredentialStatusRevoked:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for AccessExplanationReason.
 const (
 	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
@@ -1394,6 +1427,21 @@ func (e TokenTokenType) Valid() bool {
 	}
 }
 
+// Defines values for UnwrappedKind.
+const (
+	UnwrappedKindSSHKey UnwrappedKind = "ssh_key"
+)
+
+// Valid indicates whether the value is a known member of the UnwrappedKind enum.
+func (e UnwrappedKind) Valid() bool {
+	switch e {
+	case UnwrappedKindSSHKey:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for UsageSource.
 const (
 	UsageSourceAllocation UsageSource = "allocation"
@@ -1637,6 +1685,24 @@ func (e StreamEventsParamsBegin) Valid() bool {
 	}
 }
 
+// Defines values for FollowEventsParamsBegin.
+const (
+	FollowEventsParamsBeginNow    FollowEventsParamsBegin = "now"
+	FollowEventsParamsBeginOldest FollowEventsParamsBegin = "oldest"
+)
+
+// Valid indicates whether the value is a known member of the FollowEventsParamsBegin enum.
+func (e FollowEventsParamsBegin) Valid() bool {
+	switch e {
+	case FollowEventsParamsBeginNow:
+		return true
+	case FollowEventsParamsBeginOldest:
+		return true
+	default:
+		return false
+	}
+}
+
 // AcceleratorLink A connection to another accelerator of the node that does not pass its processor.
 type AcceleratorLink struct {
 	Count int64 `json:"count"`
@@ -1664,6 +1730,54 @@ type AcceleratorPartition struct {
 
 // AcceleratorSharing One slice of an NVIDIA GPU that other instances of the org use as well, where the version allows it. With mps the GPU runs them side by side, and each has its share of memory and threads; with time_slices it runs them in turn, and one may take all of the memory. Absent means accelerators that the instance has to itself
 type AcceleratorSharing string
+
+// AccessCredential defines model for AccessCredential.
+type AccessCredential struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// ID UUIDv7 in lower case.
+	ID   ID                   `json:"id"`
+	Kind AccessCredentialKind `json:"kind"`
+
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// ProjectID UUIDv7 in lower case.
+	ProjectID ID `json:"project_id"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey       string                 `json:"public_key"`
+	ResourceVersion int64                  `json:"resource_version"`
+	Status          AccessCredentialStatus `json:"status"`
+	UpdatedAt       time.Time              `json:"updated_at"`
+
+	// Version Grows with each key
+	Version int64 `json:"version"`
+
+	// WrappingToken In the answer that makes a private key only.
+	WrappingToken WrappingToken `json:"wrapping_token,omitempty,omitzero"`
+}
+
+// AccessCredentialKind defines model for AccessCredential.Kind.
+type AccessCredentialKind string
+
+// AccessCredentialStatus defines model for AccessCredential.Status.
+type AccessCredentialStatus string
+
+// AccessCredentialCreate defines model for AccessCredentialCreate.
+type AccessCredentialCreate struct {
+	// Name Lower-case letters, digits and inner hyphens.
+	Name Slug `json:"name"`
+}
+
+// AccessCredentialList defines model for AccessCredentialList.
+type AccessCredentialList struct {
+	Items      []AccessCredential `json:"items"`
+	NextCursor string             `json:"next_cursor,omitempty,omitzero"`
+}
 
 // AccessExplanation defines model for AccessExplanation.
 type AccessExplanation struct {
@@ -2149,6 +2263,19 @@ type AuditRowList struct {
 	NextCursor string     `json:"next_cursor,omitempty,omitzero"`
 }
 
+// BrowserLogin defines model for BrowserLogin.
+type BrowserLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	State     string    `json:"state"`
+	URL       string    `json:"url"`
+}
+
+// BrowserLoginFinish defines model for BrowserLoginFinish.
+type BrowserLoginFinish struct {
+	Code  string `json:"code"`
+	State string `json:"state"`
+}
+
 // CapacityShape defines model for CapacityShape.
 type CapacityShape string
 
@@ -2245,6 +2372,23 @@ type CustomRolePut struct {
 
 // Description defines model for Description.
 type Description = string
+
+// DeviceLogin defines model for DeviceLogin.
+type DeviceLogin struct {
+	ExpiresAt time.Time `json:"expires_at"`
+
+	// Handle For POST /auth/oidc/device/finish
+	Handle                  string `json:"handle"`
+	IntervalSeconds         int64  `json:"interval_seconds"`
+	UserCode                string `json:"user_code"`
+	VerificationURI         string `json:"verification_uri"`
+	VerificationURIComplete string `json:"verification_uri_complete,omitempty,omitzero"`
+}
+
+// DeviceLoginFinish defines model for DeviceLoginFinish.
+type DeviceLoginFinish struct {
+	Handle string `json:"handle"`
+}
 
 // Digest defines model for Digest.
 type Digest = string
@@ -3724,6 +3868,28 @@ type Token struct {
 // TokenTokenType defines model for Token.TokenType.
 type TokenTokenType string
 
+// Unwrap defines model for Unwrap.
+type Unwrap struct {
+	Token string `json:"token,omitempty,omitzero"`
+}
+
+// Unwrapped defines model for Unwrapped.
+type Unwrapped struct {
+	// AccessCredentialID UUIDv7 in lower case.
+	AccessCredentialID ID            `json:"access_credential_id"`
+	Kind               UnwrappedKind `json:"kind"`
+
+	// PrivateKeyPem In the format of OpenSSH
+	PrivateKeyPem string `json:"private_key_pem"`
+
+	// PublicKey A line of authorized_keys
+	PublicKey string `json:"public_key"`
+	Version   int64  `json:"version"`
+}
+
+// UnwrappedKind defines model for Unwrapped.Kind.
+type UnwrappedKind string
+
 // UsageHour defines model for UsageHour.
 type UsageHour struct {
 	// AllocationID UUIDv7 in lower case.
@@ -4196,8 +4362,17 @@ type WhoamiType string
 // WorkerReason The reasons that an external worker may give for a failure
 type WorkerReason string
 
+// WrappingToken In the answer that makes a private key only.
+type WrappingToken struct {
+	ExpiresAt time.Time `json:"expires_at"`
+	Token     string    `json:"token"`
+}
+
 // Accelerators defines model for Accelerators.
 type Accelerators = int32
+
+// AccessCredentialID UUIDv7 in lower case.
+type AccessCredentialID = ID
 
 // After defines model for After.
 type After = int64
@@ -4392,6 +4567,12 @@ type ExportAuditParams struct {
 
 	// ToNumber Absent means the last row
 	ToNumber int64 `form:"to_number,omitempty" json:"to_number,omitempty,omitzero"`
+
+	// From Begin with the first row of this time or later; with from_number, with the later of the two
+	From time.Time `form:"from,omitempty" json:"from,omitempty,omitzero"`
+
+	// To End with the last row before this time; with to_number, with the earlier of the two
+	To time.Time `form:"to,omitempty" json:"to,omitempty,omitzero"`
 }
 
 // ListSessionsParams defines parameters for ListSessions.
@@ -4490,6 +4671,23 @@ type StreamEventsParams struct {
 // StreamEventsParamsBegin defines parameters for StreamEvents.
 type StreamEventsParamsBegin string
 
+// FollowEventsParams defines parameters for FollowEvents.
+type FollowEventsParams struct {
+	// After Position of the last event that the caller has
+	After string `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Begin Where a stream without a position begins; absent means now
+	Begin     FollowEventsParamsBegin `form:"begin,omitempty" json:"begin,omitempty,omitzero"`
+	ProjectID ID                      `form:"project_id,omitempty" json:"project_id,omitempty,omitzero"`
+
+	// Type Only this type of event, or the types that begin with it, like apps.instance
+	Type    string `form:"type,omitempty" json:"type,omitempty,omitzero"`
+	Subject string `form:"subject,omitempty" json:"subject,omitempty,omitzero"`
+}
+
+// FollowEventsParamsBegin defines parameters for FollowEvents.
+type FollowEventsParamsBegin string
+
 // ListOrgsParams defines parameters for ListOrgs.
 type ListOrgsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4561,6 +4759,24 @@ type ListProjectsParams struct {
 	// Cursor next_cursor of the page before; opaque.
 	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 	OrgID  ID     `form:"org_id,omitempty" json:"org_id,omitempty,omitzero"`
+}
+
+// ListAccessCredentialsParams defines parameters for ListAccessCredentials.
+type ListAccessCredentialsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// GetAccessCredentialParams defines parameters for GetAccessCredential.
+type GetAccessCredentialParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
 // ListAllocationsParams defines parameters for ListAllocations.
@@ -4836,11 +5052,20 @@ type AcceptInvitationJSONRequestBody = InvitationAcceptance
 // LoginJSONRequestBody defines body for Login for application/json ContentType.
 type LoginJSONRequestBody = Login
 
+// FinishBrowserLoginJSONRequestBody defines body for FinishBrowserLogin for application/json ContentType.
+type FinishBrowserLoginJSONRequestBody = BrowserLoginFinish
+
+// FinishDeviceLoginJSONRequestBody defines body for FinishDeviceLogin for application/json ContentType.
+type FinishDeviceLoginJSONRequestBody = DeviceLoginFinish
+
 // RefreshSessionJSONRequestBody defines body for RefreshSession for application/json ContentType.
 type RefreshSessionJSONRequestBody = SessionRefresh
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
+
+// UnwrapJSONRequestBody defines body for Unwrap for application/json ContentType.
+type UnwrapJSONRequestBody = Unwrap
 
 // EnrollNodeJSONRequestBody defines body for EnrollNode for application/json ContentType.
 type EnrollNodeJSONRequestBody = NodeEnroll
@@ -4871,6 +5096,9 @@ type RotateWebhookSecretJSONRequestBody = WebhookSecretRotate
 
 // CreateProjectJSONRequestBody defines body for CreateProject for application/json ContentType.
 type CreateProjectJSONRequestBody = ProjectCreate
+
+// CreateAccessCredentialJSONRequestBody defines body for CreateAccessCredential for application/json ContentType.
+type CreateAccessCredentialJSONRequestBody = AccessCredentialCreate
 
 // CreateAllocationJSONRequestBody defines body for CreateAllocation for application/json ContentType.
 type CreateAllocationJSONRequestBody = AllocationCreate
@@ -5063,6 +5291,18 @@ type ServerInterface interface {
 	// Logout End the session that the presented token belongs to
 	// (POST /auth/logout)
 	Logout(c *gin.Context)
+	// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+	// (POST /auth/oidc/browser)
+	StartBrowserLogin(c *gin.Context)
+	// FinishBrowserLogin Start a session with what the identity provider sent back
+	// (POST /auth/oidc/browser/finish)
+	FinishBrowserLogin(c *gin.Context)
+	// StartDeviceLogin Begin a login that is confirmed on another device
+	// (POST /auth/oidc/device)
+	StartDeviceLogin(c *gin.Context)
+	// FinishDeviceLogin Start a session once the person has confirmed the login
+	// (POST /auth/oidc/device/finish)
+	FinishDeviceLogin(c *gin.Context)
 	// RefreshSession Exchange the refresh token of a session for new tokens
 	// (POST /auth/refresh)
 	RefreshSession(c *gin.Context)
@@ -5075,6 +5315,9 @@ type ServerInterface interface {
 	// RevokeSession End one of the caller's sessions; its tokens end at once
 	// (DELETE /auth/sessions/{session_id})
 	RevokeSession(c *gin.Context, sessionID ID)
+	// Unwrap Get what a wrapping token wraps, once
+	// (POST /auth/unwrap)
+	Unwrap(c *gin.Context)
 	// Whoami Who the presented token stands for
 	// (GET /auth/whoami)
 	Whoami(c *gin.Context)
@@ -5093,6 +5336,9 @@ type ServerInterface interface {
 	// StreamEvents What happens, as it happens, to everything that the caller may see
 	// (GET /events)
 	StreamEvents(c *gin.Context, params StreamEventsParams)
+	// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+	// (GET /events/ws)
+	FollowEvents(c *gin.Context, params FollowEventsParams)
 	// GetHealth Is this process alive
 	// (GET /healthz)
 	GetHealth(c *gin.Context)
@@ -5183,6 +5429,21 @@ type ServerInterface interface {
 	// GetProject One project
 	// (GET /projects/{project_id})
 	GetProject(c *gin.Context, projectID ProjectID)
+	// ListAccessCredentials Access credentials of the project
+	// (GET /projects/{project_id}/access-credentials)
+	ListAccessCredentials(c *gin.Context, projectID ProjectID, params ListAccessCredentialsParams)
+	// CreateAccessCredential Make an SSH key pair for the project
+	// (POST /projects/{project_id}/access-credentials)
+	CreateAccessCredential(c *gin.Context, projectID ProjectID)
+	// GetAccessCredential One access credential
+	// (GET /projects/{project_id}/access-credentials/{access_credential_id})
+	GetAccessCredential(c *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params GetAccessCredentialParams)
+	// RevokeAccessCredential End an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke)
+	RevokeAccessCredential(c *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID)
+	// RotateAccessCredential Replace the key pair of an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate)
+	RotateAccessCredential(c *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID)
 	// ListAllocations Allocations of the project
 	// (GET /projects/{project_id}/allocations)
 	ListAllocations(c *gin.Context, projectID ProjectID, params ListAllocationsParams)
@@ -6317,6 +6578,22 @@ func (siw *ServerInterfaceWrapper) ExportAudit(c *gin.Context) {
 		return
 	}
 
+	// ------------- Optional query parameter "from" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "from", c.Request.URL.Query(), &params.From, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter from: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "to" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "to", c.Request.URL.Query(), &params.To, runtime.BindQueryParameterOptions{Type: "string", Format: "date-time"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter to: %w", err), http.StatusBadRequest)
+		return
+	}
+
 	for _, middleware := range siw.HandlerMiddlewares {
 		middleware(c)
 		if c.IsAborted() {
@@ -6377,6 +6654,58 @@ func (siw *ServerInterfaceWrapper) Logout(c *gin.Context) {
 	}
 
 	siw.Handler.Logout(c)
+}
+
+// StartBrowserLogin operation middleware
+func (siw *ServerInterfaceWrapper) StartBrowserLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StartBrowserLogin(c)
+}
+
+// FinishBrowserLogin operation middleware
+func (siw *ServerInterfaceWrapper) FinishBrowserLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FinishBrowserLogin(c)
+}
+
+// StartDeviceLogin operation middleware
+func (siw *ServerInterfaceWrapper) StartDeviceLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.StartDeviceLogin(c)
+}
+
+// FinishDeviceLogin operation middleware
+func (siw *ServerInterfaceWrapper) FinishDeviceLogin(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FinishDeviceLogin(c)
 }
 
 // RefreshSession operation middleware
@@ -6463,6 +6792,19 @@ func (siw *ServerInterfaceWrapper) RevokeSession(c *gin.Context) {
 	}
 
 	siw.Handler.RevokeSession(c, sessionID)
+}
+
+// Unwrap operation middleware
+func (siw *ServerInterfaceWrapper) Unwrap(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.Unwrap(c)
 }
 
 // Whoami operation middleware
@@ -6848,6 +7190,65 @@ func (siw *ServerInterfaceWrapper) StreamEvents(c *gin.Context) {
 	}
 
 	siw.Handler.StreamEvents(c, params)
+}
+
+// FollowEvents operation middleware
+func (siw *ServerInterfaceWrapper) FollowEvents(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params FollowEventsParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "begin" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "begin", c.Request.URL.Query(), &params.Begin, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter begin: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "project_id" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "project_id", c.Request.URL.Query(), &params.ProjectID, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "type" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "type", c.Request.URL.Query(), &params.Type, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter type: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "subject" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "subject", c.Request.URL.Query(), &params.Subject, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter subject: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.FollowEvents(c, params)
 }
 
 // GetHealth operation middleware
@@ -7776,6 +8177,196 @@ func (siw *ServerInterfaceWrapper) GetProject(c *gin.Context) {
 	}
 
 	siw.Handler.GetProject(c, projectID)
+}
+
+// ListAccessCredentials operation middleware
+func (siw *ServerInterfaceWrapper) ListAccessCredentials(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAccessCredentialsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAccessCredentials(c, projectID, params)
+}
+
+// CreateAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) CreateAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.CreateAccessCredential(c, projectID)
+}
+
+// GetAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) GetAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "access_credential_id" -------------
+	var accessCredentialID AccessCredentialID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "access_credential_id", c.Param("access_credential_id"), &accessCredentialID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter access_credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetAccessCredentialParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetAccessCredential(c, projectID, accessCredentialID, params)
+}
+
+// RevokeAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) RevokeAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "access_credential_id" -------------
+	var accessCredentialID AccessCredentialID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "access_credential_id", c.Param("access_credential_id"), &accessCredentialID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter access_credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RevokeAccessCredential(c, projectID, accessCredentialID)
+}
+
+// RotateAccessCredential operation middleware
+func (siw *ServerInterfaceWrapper) RotateAccessCredential(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "access_credential_id" -------------
+	var accessCredentialID AccessCredentialID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "access_credential_id", c.Param("access_credential_id"), &accessCredentialID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter access_credential_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.RotateAccessCredential(c, projectID, accessCredentialID)
 }
 
 // ListAllocations operation middleware
@@ -10730,16 +11321,22 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/auth/invitations/accept", wrapper.AcceptInvitation)
 	router.POST(options.BaseURL+"/auth/login", wrapper.Login)
 	router.POST(options.BaseURL+"/auth/logout", wrapper.Logout)
+	router.POST(options.BaseURL+"/auth/oidc/browser", wrapper.StartBrowserLogin)
+	router.POST(options.BaseURL+"/auth/oidc/browser/finish", wrapper.FinishBrowserLogin)
+	router.POST(options.BaseURL+"/auth/oidc/device", wrapper.StartDeviceLogin)
+	router.POST(options.BaseURL+"/auth/oidc/device/finish", wrapper.FinishDeviceLogin)
 	router.POST(options.BaseURL+"/auth/refresh", wrapper.RefreshSession)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
 	router.GET(options.BaseURL+"/auth/sessions", wrapper.ListSessions)
 	router.DELETE(options.BaseURL+"/auth/sessions/:session_id", wrapper.RevokeSession)
+	router.POST(options.BaseURL+"/auth/unwrap", wrapper.Unwrap)
 	router.GET(options.BaseURL+"/auth/whoami", wrapper.Whoami)
 	router.GET(options.BaseURL+"/billing/ledger", wrapper.ListLedger)
 	router.GET(options.BaseURL+"/billing/usage", wrapper.ListUsage)
 	router.GET(options.BaseURL+"/billing/usage/hourly", wrapper.ListHourlyUsage)
 	router.GET(options.BaseURL+"/billing/wallet", wrapper.GetWallet)
 	router.GET(options.BaseURL+"/events", wrapper.StreamEvents)
+	router.GET(options.BaseURL+"/events/ws", wrapper.FollowEvents)
 	router.GET(options.BaseURL+"/healthz", wrapper.GetHealth)
 	router.POST(options.BaseURL+"/nodes/enroll", wrapper.EnrollNode)
 	router.POST(options.BaseURL+"/nodes/renew", wrapper.RenewNode)
@@ -10770,6 +11367,11 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects", wrapper.ListProjects)
 	router.POST(options.BaseURL+"/projects", wrapper.CreateProject)
 	router.GET(options.BaseURL+"/projects/:project_id", wrapper.GetProject)
+	router.GET(options.BaseURL+"/projects/:project_id/access-credentials", wrapper.ListAccessCredentials)
+	router.POST(options.BaseURL+"/projects/:project_id/access-credentials", wrapper.CreateAccessCredential)
+	router.GET(options.BaseURL+"/projects/:project_id/access-credentials/:access_credential_id", wrapper.GetAccessCredential)
+	router.POST(options.BaseURL+"/projects/:project_id/access-credentials/:access_credential_id/revoke", wrapper.RevokeAccessCredential)
+	router.POST(options.BaseURL+"/projects/:project_id/access-credentials/:access_credential_id/rotate", wrapper.RotateAccessCredential)
 	router.GET(options.BaseURL+"/projects/:project_id/allocations", wrapper.ListAllocations)
 	router.POST(options.BaseURL+"/projects/:project_id/allocations", wrapper.CreateAllocation)
 	router.GET(options.BaseURL+"/projects/:project_id/allocations/:allocation_id", wrapper.GetAllocation)
@@ -12153,23 +12755,6 @@ func (response AcceptInvitation201JSONResponse) VisitAcceptInvitationResponse(w 
 	return err
 }
 
-type AcceptInvitationdefaultApplicationProblemPlusJSONResponse struct {
-	Body       Problem
-	StatusCode int
-}
-
-func (response AcceptInvitationdefaultApplicationProblemPlusJSONResponse) VisitAcceptInvitationResponse(w http.ResponseWriter) error {
-
-	var buf bytes.Buffer
-	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
-		return err
-	}
-	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(response.StatusCode)
-	_, err := buf.WriteTo(w)
-	return err
-}
-
 type LoginRequestObject struct {
 	Body *LoginJSONRequestBody
 }
@@ -12230,6 +12815,168 @@ type LogoutdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response LogoutdefaultApplicationProblemPlusJSONResponse) VisitLogoutResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartBrowserLoginRequestObject struct {
+}
+
+type StartBrowserLoginResponseObject interface {
+	VisitStartBrowserLoginResponse(w http.ResponseWriter) error
+}
+
+type StartBrowserLogin200JSONResponse BrowserLogin
+
+func (response StartBrowserLogin200JSONResponse) VisitStartBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartBrowserLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StartBrowserLogindefaultApplicationProblemPlusJSONResponse) VisitStartBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishBrowserLoginRequestObject struct {
+	Body *FinishBrowserLoginJSONRequestBody
+}
+
+type FinishBrowserLoginResponseObject interface {
+	VisitFinishBrowserLoginResponse(w http.ResponseWriter) error
+}
+
+type FinishBrowserLogin200JSONResponse SessionTokens
+
+func (response FinishBrowserLogin200JSONResponse) VisitFinishBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishBrowserLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FinishBrowserLogindefaultApplicationProblemPlusJSONResponse) VisitFinishBrowserLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartDeviceLoginRequestObject struct {
+}
+
+type StartDeviceLoginResponseObject interface {
+	VisitStartDeviceLoginResponse(w http.ResponseWriter) error
+}
+
+type StartDeviceLogin200JSONResponse DeviceLogin
+
+func (response StartDeviceLogin200JSONResponse) VisitStartDeviceLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type StartDeviceLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response StartDeviceLogindefaultApplicationProblemPlusJSONResponse) VisitStartDeviceLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishDeviceLoginRequestObject struct {
+	Body *FinishDeviceLoginJSONRequestBody
+}
+
+type FinishDeviceLoginResponseObject interface {
+	VisitFinishDeviceLoginResponse(w http.ResponseWriter) error
+}
+
+type FinishDeviceLogin200JSONResponse SessionTokens
+
+func (response FinishDeviceLogin200JSONResponse) VisitFinishDeviceLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FinishDeviceLogin202Response struct {
+}
+
+func (response FinishDeviceLogin202Response) VisitFinishDeviceLoginResponse(w http.ResponseWriter) error {
+	w.WriteHeader(202)
+	return nil
+}
+
+type FinishDeviceLogindefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FinishDeviceLogindefaultApplicationProblemPlusJSONResponse) VisitFinishDeviceLoginResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -12380,6 +13127,45 @@ type RevokeSessiondefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response RevokeSessiondefaultApplicationProblemPlusJSONResponse) VisitRevokeSessionResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UnwrapRequestObject struct {
+	Body *UnwrapJSONRequestBody
+}
+
+type UnwrapResponseObject interface {
+	VisitUnwrapResponse(w http.ResponseWriter) error
+}
+
+type Unwrap200JSONResponse Unwrapped
+
+func (response Unwrap200JSONResponse) VisitUnwrapResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type UnwrapdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response UnwrapdefaultApplicationProblemPlusJSONResponse) VisitUnwrapResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -12642,6 +13428,39 @@ type StreamEventsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response StreamEventsdefaultApplicationProblemPlusJSONResponse) VisitStreamEventsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type FollowEventsRequestObject struct {
+	Params FollowEventsParams
+}
+
+type FollowEventsResponseObject interface {
+	VisitFollowEventsResponse(w http.ResponseWriter) error
+}
+
+type FollowEvents101Response struct {
+}
+
+func (response FollowEvents101Response) VisitFollowEventsResponse(w http.ResponseWriter) error {
+	w.WriteHeader(101)
+	return nil
+}
+
+type FollowEventsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response FollowEventsdefaultApplicationProblemPlusJSONResponse) VisitFollowEventsResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -13810,6 +14629,207 @@ type GetProjectdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response GetProjectdefaultApplicationProblemPlusJSONResponse) VisitGetProjectResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAccessCredentialsRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Params    ListAccessCredentialsParams
+}
+
+type ListAccessCredentialsResponseObject interface {
+	VisitListAccessCredentialsResponse(w http.ResponseWriter) error
+}
+
+type ListAccessCredentials200JSONResponse AccessCredentialList
+
+func (response ListAccessCredentials200JSONResponse) VisitListAccessCredentialsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAccessCredentialsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAccessCredentialsdefaultApplicationProblemPlusJSONResponse) VisitListAccessCredentialsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateAccessCredentialRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Body      *CreateAccessCredentialJSONRequestBody
+}
+
+type CreateAccessCredentialResponseObject interface {
+	VisitCreateAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type CreateAccessCredential201JSONResponse AccessCredential
+
+func (response CreateAccessCredential201JSONResponse) VisitCreateAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type CreateAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response CreateAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitCreateAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetAccessCredentialRequestObject struct {
+	ProjectID          ProjectID          `json:"project_id"`
+	AccessCredentialID AccessCredentialID `json:"access_credential_id"`
+	Params             GetAccessCredentialParams
+}
+
+type GetAccessCredentialResponseObject interface {
+	VisitGetAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type GetAccessCredential200JSONResponse AccessCredential
+
+func (response GetAccessCredential200JSONResponse) VisitGetAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitGetAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeAccessCredentialRequestObject struct {
+	ProjectID          ProjectID          `json:"project_id"`
+	AccessCredentialID AccessCredentialID `json:"access_credential_id"`
+}
+
+type RevokeAccessCredentialResponseObject interface {
+	VisitRevokeAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type RevokeAccessCredential200JSONResponse AccessCredential
+
+func (response RevokeAccessCredential200JSONResponse) VisitRevokeAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RevokeAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RevokeAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitRevokeAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateAccessCredentialRequestObject struct {
+	ProjectID          ProjectID          `json:"project_id"`
+	AccessCredentialID AccessCredentialID `json:"access_credential_id"`
+}
+
+type RotateAccessCredentialResponseObject interface {
+	VisitRotateAccessCredentialResponse(w http.ResponseWriter) error
+}
+
+type RotateAccessCredential200JSONResponse AccessCredential
+
+func (response RotateAccessCredential200JSONResponse) VisitRotateAccessCredentialResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type RotateAccessCredentialdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response RotateAccessCredentialdefaultApplicationProblemPlusJSONResponse) VisitRotateAccessCredentialResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -16867,6 +17887,18 @@ type StrictServerInterface interface {
 	// Logout End the session that the presented token belongs to
 	// (POST /auth/logout)
 	Logout(ctx context.Context, request LogoutRequestObject) (LogoutResponseObject, error)
+	// StartBrowserLogin Begin a login in a browser at the hub's identity provider
+	// (POST /auth/oidc/browser)
+	StartBrowserLogin(ctx context.Context, request StartBrowserLoginRequestObject) (StartBrowserLoginResponseObject, error)
+	// FinishBrowserLogin Start a session with what the identity provider sent back
+	// (POST /auth/oidc/browser/finish)
+	FinishBrowserLogin(ctx context.Context, request FinishBrowserLoginRequestObject) (FinishBrowserLoginResponseObject, error)
+	// StartDeviceLogin Begin a login that is confirmed on another device
+	// (POST /auth/oidc/device)
+	StartDeviceLogin(ctx context.Context, request StartDeviceLoginRequestObject) (StartDeviceLoginResponseObject, error)
+	// FinishDeviceLogin Start a session once the person has confirmed the login
+	// (POST /auth/oidc/device/finish)
+	FinishDeviceLogin(ctx context.Context, request FinishDeviceLoginRequestObject) (FinishDeviceLoginResponseObject, error)
 	// RefreshSession Exchange the refresh token of a session for new tokens
 	// (POST /auth/refresh)
 	RefreshSession(ctx context.Context, request RefreshSessionRequestObject) (RefreshSessionResponseObject, error)
@@ -16879,6 +17911,9 @@ type StrictServerInterface interface {
 	// RevokeSession End one of the caller's sessions; its tokens end at once
 	// (DELETE /auth/sessions/{session_id})
 	RevokeSession(ctx context.Context, request RevokeSessionRequestObject) (RevokeSessionResponseObject, error)
+	// Unwrap Get what a wrapping token wraps, once
+	// (POST /auth/unwrap)
+	Unwrap(ctx context.Context, request UnwrapRequestObject) (UnwrapResponseObject, error)
 	// Whoami Who the presented token stands for
 	// (GET /auth/whoami)
 	Whoami(ctx context.Context, request WhoamiRequestObject) (WhoamiResponseObject, error)
@@ -16897,6 +17932,9 @@ type StrictServerInterface interface {
 	// StreamEvents What happens, as it happens, to everything that the caller may see
 	// (GET /events)
 	StreamEvents(ctx context.Context, request StreamEventsRequestObject) (StreamEventsResponseObject, error)
+	// FollowEvents What happens, as streamEvents tells it, over a WebSocket
+	// (GET /events/ws)
+	FollowEvents(ctx context.Context, request FollowEventsRequestObject) (FollowEventsResponseObject, error)
 	// GetHealth Is this process alive
 	// (GET /healthz)
 	GetHealth(ctx context.Context, request GetHealthRequestObject) (GetHealthResponseObject, error)
@@ -16987,6 +18025,21 @@ type StrictServerInterface interface {
 	// GetProject One project
 	// (GET /projects/{project_id})
 	GetProject(ctx context.Context, request GetProjectRequestObject) (GetProjectResponseObject, error)
+	// ListAccessCredentials Access credentials of the project
+	// (GET /projects/{project_id}/access-credentials)
+	ListAccessCredentials(ctx context.Context, request ListAccessCredentialsRequestObject) (ListAccessCredentialsResponseObject, error)
+	// CreateAccessCredential Make an SSH key pair for the project
+	// (POST /projects/{project_id}/access-credentials)
+	CreateAccessCredential(ctx context.Context, request CreateAccessCredentialRequestObject) (CreateAccessCredentialResponseObject, error)
+	// GetAccessCredential One access credential
+	// (GET /projects/{project_id}/access-credentials/{access_credential_id})
+	GetAccessCredential(ctx context.Context, request GetAccessCredentialRequestObject) (GetAccessCredentialResponseObject, error)
+	// RevokeAccessCredential End an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/revoke)
+	RevokeAccessCredential(ctx context.Context, request RevokeAccessCredentialRequestObject) (RevokeAccessCredentialResponseObject, error)
+	// RotateAccessCredential Replace the key pair of an access credential
+	// (POST /projects/{project_id}/access-credentials/{access_credential_id}/rotate)
+	RotateAccessCredential(ctx context.Context, request RotateAccessCredentialRequestObject) (RotateAccessCredentialResponseObject, error)
 	// ListAllocations Allocations of the project
 	// (GET /projects/{project_id}/allocations)
 	ListAllocations(ctx context.Context, request ListAllocationsRequestObject) (ListAllocationsResponseObject, error)
@@ -18427,6 +19480,138 @@ func (sh *strictHandler) Logout(ctx *gin.Context) {
 	}
 }
 
+// StartBrowserLogin operation middleware
+func (sh *strictHandler) StartBrowserLogin(ctx *gin.Context) {
+	var request StartBrowserLoginRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StartBrowserLogin(ctx, request.(StartBrowserLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StartBrowserLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StartBrowserLoginResponseObject); ok {
+		if err := validResponse.VisitStartBrowserLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FinishBrowserLogin operation middleware
+func (sh *strictHandler) FinishBrowserLogin(ctx *gin.Context) {
+	var request FinishBrowserLoginRequestObject
+
+	var body FinishBrowserLoginJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FinishBrowserLogin(ctx, request.(FinishBrowserLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FinishBrowserLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FinishBrowserLoginResponseObject); ok {
+		if err := validResponse.VisitFinishBrowserLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// StartDeviceLogin operation middleware
+func (sh *strictHandler) StartDeviceLogin(ctx *gin.Context) {
+	var request StartDeviceLoginRequestObject
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.StartDeviceLogin(ctx, request.(StartDeviceLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "StartDeviceLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(StartDeviceLoginResponseObject); ok {
+		if err := validResponse.VisitStartDeviceLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FinishDeviceLogin operation middleware
+func (sh *strictHandler) FinishDeviceLogin(ctx *gin.Context) {
+	var request FinishDeviceLoginRequestObject
+
+	var body FinishDeviceLoginJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FinishDeviceLogin(ctx, request.(FinishDeviceLoginRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FinishDeviceLogin")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FinishDeviceLoginResponseObject); ok {
+		if err := validResponse.VisitFinishDeviceLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // RefreshSession operation middleware
 func (sh *strictHandler) RefreshSession(ctx *gin.Context) {
 	var request RefreshSessionRequestObject
@@ -18556,6 +19741,48 @@ func (sh *strictHandler) RevokeSession(ctx *gin.Context, sessionID ID) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(RevokeSessionResponseObject); ok {
 		if err := validResponse.VisitRevokeSessionResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// Unwrap operation middleware
+func (sh *strictHandler) Unwrap(ctx *gin.Context) {
+	var request UnwrapRequestObject
+
+	var body UnwrapJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.Unwrap(ctx, request.(UnwrapRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "Unwrap")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(UnwrapResponseObject); ok {
+		if err := validResponse.VisitUnwrapResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -18710,6 +19937,32 @@ func (sh *strictHandler) StreamEvents(ctx *gin.Context, params StreamEventsParam
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(StreamEventsResponseObject); ok {
 		if err := validResponse.VisitStreamEventsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// FollowEvents operation middleware
+func (sh *strictHandler) FollowEvents(ctx *gin.Context, params FollowEventsParams) {
+	var request FollowEventsRequestObject
+
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.FollowEvents(ctx, request.(FollowEventsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "FollowEvents")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(FollowEventsResponseObject); ok {
+		if err := validResponse.VisitFollowEventsResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {
@@ -19682,6 +20935,159 @@ func (sh *strictHandler) GetProject(ctx *gin.Context, projectID ProjectID) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(GetProjectResponseObject); ok {
 		if err := validResponse.VisitGetProjectResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListAccessCredentials operation middleware
+func (sh *strictHandler) ListAccessCredentials(ctx *gin.Context, projectID ProjectID, params ListAccessCredentialsParams) {
+	var request ListAccessCredentialsRequestObject
+
+	request.ProjectID = projectID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAccessCredentials(ctx, request.(ListAccessCredentialsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAccessCredentials")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAccessCredentialsResponseObject); ok {
+		if err := validResponse.VisitListAccessCredentialsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// CreateAccessCredential operation middleware
+func (sh *strictHandler) CreateAccessCredential(ctx *gin.Context, projectID ProjectID) {
+	var request CreateAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+
+	var body CreateAccessCredentialJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.CreateAccessCredential(ctx, request.(CreateAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "CreateAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(CreateAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitCreateAccessCredentialResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetAccessCredential operation middleware
+func (sh *strictHandler) GetAccessCredential(ctx *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID, params GetAccessCredentialParams) {
+	var request GetAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+	request.AccessCredentialID = accessCredentialID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetAccessCredential(ctx, request.(GetAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitGetAccessCredentialResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RevokeAccessCredential operation middleware
+func (sh *strictHandler) RevokeAccessCredential(ctx *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID) {
+	var request RevokeAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+	request.AccessCredentialID = accessCredentialID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RevokeAccessCredential(ctx, request.(RevokeAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RevokeAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RevokeAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitRevokeAccessCredentialResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// RotateAccessCredential operation middleware
+func (sh *strictHandler) RotateAccessCredential(ctx *gin.Context, projectID ProjectID, accessCredentialID AccessCredentialID) {
+	var request RotateAccessCredentialRequestObject
+
+	request.ProjectID = projectID
+	request.AccessCredentialID = accessCredentialID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.RotateAccessCredential(ctx, request.(RotateAccessCredentialRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "RotateAccessCredential")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(RotateAccessCredentialResponseObject); ok {
+		if err := validResponse.VisitRotateAccessCredentialResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

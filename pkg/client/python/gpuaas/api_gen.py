@@ -89,6 +89,39 @@ class AcceleratorPartition:
 
 
 @dataclass(kw_only=True)
+class AccessCredential:
+    """AccessCredential."""
+
+    created_at: datetime
+    id: Id
+    kind: Literal["ssh_key"]
+    name: Slug
+    org_id: Id
+    project_id: Id
+    public_key: str
+    resource_version: int
+    status: Literal["active", "revoked"]
+    updated_at: datetime
+    version: int
+    wrapping_token: WrappingToken | None = None
+
+
+@dataclass(kw_only=True)
+class AccessCredentialCreate:
+    """AccessCredentialCreate."""
+
+    name: Slug
+
+
+@dataclass(kw_only=True)
+class AccessCredentialList:
+    """AccessCredentialList."""
+
+    items: list[AccessCredential]
+    next_cursor: str | None = None
+
+
+@dataclass(kw_only=True)
 class AccessExplanation:
     """AccessExplanation."""
 
@@ -442,6 +475,23 @@ class AuditRowList:
 
 
 @dataclass(kw_only=True)
+class BrowserLogin:
+    """BrowserLogin."""
+
+    expires_at: datetime
+    state: str
+    url: str
+
+
+@dataclass(kw_only=True)
+class BrowserLoginFinish:
+    """BrowserLoginFinish."""
+
+    code: str
+    state: str
+
+
+@dataclass(kw_only=True)
 class CostEstimate:
     """CostEstimate."""
 
@@ -510,6 +560,25 @@ class CustomRolePut:
     display_name: DisplayName
     permissions: PermissionKeys
     description: Description | None = None
+
+
+@dataclass(kw_only=True)
+class DeviceLogin:
+    """DeviceLogin."""
+
+    expires_at: datetime
+    handle: str
+    interval_seconds: int
+    user_code: str
+    verification_uri: str
+    verification_uri_complete: str | None = None
+
+
+@dataclass(kw_only=True)
+class DeviceLoginFinish:
+    """DeviceLoginFinish."""
+
+    handle: str
 
 
 @dataclass(kw_only=True)
@@ -1660,6 +1729,24 @@ class Token:
 
 
 @dataclass(kw_only=True)
+class Unwrap:
+    """Unwrap."""
+
+    token: str
+
+
+@dataclass(kw_only=True)
+class Unwrapped:
+    """Unwrapped."""
+
+    access_credential_id: Id
+    kind: Literal["ssh_key"]
+    private_key_pem: str
+    public_key: str
+    version: int
+
+
+@dataclass(kw_only=True)
 class UsageHour:
     """UsageHour."""
 
@@ -2005,6 +2092,14 @@ class Whoami:
 
 
 @dataclass(kw_only=True)
+class WrappingToken:
+    """In the answer that makes a private key only."""
+
+    expires_at: datetime
+    token: str
+
+
+@dataclass(kw_only=True)
 class InvitationAcceptanceTotp:
     """InvitationAcceptanceTotp."""
 
@@ -2146,6 +2241,22 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/copy",
             type(None),
+            body=body,
+        )
+
+    def create_access_credential(
+        self,
+        project_id: str,
+        body: AccessCredentialCreate,
+        *,
+        idempotency_key: str | None = None,
+    ) -> AccessCredential:
+        """Make an SSH key pair for the project; needs iam.access_credential.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/access-credentials",
+            AccessCredential,
+            headers={"X-Idempotency-Key": idempotency_key},
             body=body,
         )
 
@@ -2692,11 +2803,13 @@ class Operations(ABC):
         org_id: Id | None = None,
         from_number: int | None = None,
         to_number: int | None = None,
+        from_: datetime | None = None,
+        to: datetime | None = None,
     ) -> Iterator[str]:
         """A chain of the audit trail as JSON Lines, oldest first; needs audit.export."""
         return self._lines(
             "/audit/export",
-            query={"org_id": org_id, "from_number": from_number, "to_number": to_number},
+            query={"org_id": org_id, "from_number": from_number, "to_number": to_number, "from": from_, "to": to},
         )
 
     def fail_app_instance_task(
@@ -2714,6 +2827,47 @@ class Operations(ABC):
             body=body,
         )
 
+    def finish_browser_login(
+        self,
+        body: BrowserLoginFinish,
+    ) -> SessionTokens:
+        """Start a session with what the identity provider sent back."""
+        return self._call(
+            "POST",
+            "/auth/oidc/browser/finish",
+            SessionTokens,
+            body=body,
+        )
+
+    def finish_device_login(
+        self,
+        body: DeviceLoginFinish,
+    ) -> SessionTokens:
+        """Start a session once the person has confirmed the login."""
+        return self._call(
+            "POST",
+            "/auth/oidc/device/finish",
+            SessionTokens,
+            body=body,
+        )
+
+    def follow_events(
+        self,
+        *,
+        after: str | None = None,
+        begin: Literal["oldest", "now"] | None = None,
+        project_id: Id | None = None,
+        type: str | None = None,
+        subject: str | None = None,
+    ) -> None:
+        """What happens, as streamEvents tells it, over a WebSocket."""
+        return self._call(
+            "GET",
+            "/events/ws",
+            type(None),
+            query={"after": after, "begin": begin, "project_id": project_id, "type": type, "subject": subject},
+        )
+
     def forward_app_instance_port(
         self,
         project_id: str,
@@ -2726,6 +2880,22 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/port-forward",
             type(None),
             body=body,
+        )
+
+    def get_access_credential(
+        self,
+        project_id: str,
+        access_credential_id: str,
+        *,
+        after: int | None = None,
+        wait: str | None = None,
+    ) -> AccessCredential:
+        """One access credential; needs iam.access_credential.read."""
+        return self._call(
+            "GET",
+            f"/projects/{quote(project_id, safe='')}/access-credentials/{quote(access_credential_id, safe='')}",
+            AccessCredential,
+            query={"after": after, "wait": wait},
         )
 
     def get_allocation(
@@ -3056,6 +3226,17 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/tasks/{quote(task_id, safe='')}/heartbeat",
             Task,
             body=body,
+        )
+
+    def list_access_credentials(
+        self,
+        project_id: str,
+    ) -> Iterator[AccessCredential]:
+        """Access credentials of the project; needs iam.access_credential.read."""
+        return self._pages(
+            f"/projects/{quote(project_id, safe='')}/access-credentials",
+            AccessCredentialList,
+            query={},
         )
 
     def list_allocations(
@@ -3928,6 +4109,21 @@ class Operations(ABC):
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
+    def revoke_access_credential(
+        self,
+        project_id: str,
+        access_credential_id: str,
+        *,
+        idempotency_key: str | None = None,
+    ) -> AccessCredential:
+        """End an access credential; needs iam.access_credential.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/access-credentials/{quote(access_credential_id, safe='')}/revoke",
+            AccessCredential,
+            headers={"X-Idempotency-Key": idempotency_key},
+        )
+
     def revoke_invitation(
         self,
         org_id: str,
@@ -4013,6 +4209,21 @@ class Operations(ABC):
             body=body,
         )
 
+    def rotate_access_credential(
+        self,
+        project_id: str,
+        access_credential_id: str,
+        *,
+        idempotency_key: str | None = None,
+    ) -> AccessCredential:
+        """Replace the key pair of an access credential; needs iam.access_credential.manage."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/access-credentials/{quote(access_credential_id, safe='')}/rotate",
+            AccessCredential,
+            headers={"X-Idempotency-Key": idempotency_key},
+        )
+
     def rotate_secret(
         self,
         project_id: str,
@@ -4077,6 +4288,26 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/start",
             AppInstance,
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+        )
+
+    def start_browser_login(
+        self,
+    ) -> BrowserLogin:
+        """Begin a login in a browser at the hub's identity provider."""
+        return self._call(
+            "POST",
+            "/auth/oidc/browser",
+            BrowserLogin,
+        )
+
+    def start_device_login(
+        self,
+    ) -> DeviceLogin:
+        """Begin a login that is confirmed on another device."""
+        return self._call(
+            "POST",
+            "/auth/oidc/device",
+            DeviceLogin,
         )
 
     def stop_app_instance(
@@ -4152,6 +4383,18 @@ class Operations(ABC):
             f"/admin/nodes/{quote(node_id, safe='')}/undrain",
             Node,
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+        )
+
+    def unwrap(
+        self,
+        body: Unwrap,
+    ) -> Unwrapped:
+        """Get what a wrapping token wraps, once."""
+        return self._call(
+            "POST",
+            "/auth/unwrap",
+            Unwrapped,
+            body=body,
         )
 
     def upgrade_app_instance(
