@@ -92,8 +92,8 @@ func redactAny(v any, clean func(string) string) slog.Value {
 	return slog.StringValue(clean(fmt.Sprintf("%+v", v)))
 }
 
-// cleaner finds secrets inside texts: our user and join tokens, secrets of webhooks, JSON Web Tokens, private keys, passwords in URLs and
-// bearer headers.
+// cleaner finds secrets inside texts: our user and join tokens, secrets of webhooks, JSON Web Tokens, private keys,
+// passwords in URLs and bearer headers.
 func cleaner() func(string) string {
 	type rule struct {
 		// mark is cheap to search; most texts have none.

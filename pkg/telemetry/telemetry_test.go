@@ -42,8 +42,8 @@ func TestLogHoldsNoSecret(t *testing.T) {
 			"login2", &login{"bob", hush},
 			"telling", telling{}, "raw", []byte(hush),
 			"error", errors.New("dial postgres://hub:"+hush+"@db/x failed: Authorization: Bearer "+hush),
-			"text", "gpuaas-join-"+hush+" gpuaas_ut_"+hush+" whsec_"+hush+" eyJhbGciOiJ.eyJzdWIiOiJ."+hush+" -----BEGIN PRIVATE KEY-----\n"+
-				hush+"\n-----END PRIVATE KEY----- end",
+			"text", "gpuaas-join-"+hush+" gpuaas_ut_"+hush+" whsec_"+hush+" eyJhbGciOiJ.eyJzdWIiOiJ."+hush+
+				" -----BEGIN PRIVATE KEY-----\n"+hush+"\n-----END PRIVATE KEY----- end",
 			"cut", "-----BEGIN PRIVATE KEY-----\n"+hush)
 		require.NotContains(t, out.String(), hush)
 		for _, kept := range []string{"ann", "bob", "postgres://hub:", "@db/x failed", "end", "9 bytes"} {

@@ -67,7 +67,7 @@ type Worker struct {
 	Lease time.Duration
 	// Handle does what a task asks for. Its context ends when the task is cancelled or lost.
 	Handle func(ctx context.Context, t Task) error
-	// OnError is told of errors of the hub, after which the worker goes on; may be nil.
+	// OnError gets errors of the hub, after which the worker goes on; may be nil.
 	OnError func(error)
 }
 

@@ -46,16 +46,15 @@ func TestAnAppIsVisibleToItsOwnerAndAPlatformAppToAll(t *testing.T) {
 	require.False(t, App{OrgID: "a"}.VisibleTo(""))
 }
 
-func TestModesAreTheRequestedOnesWhereAppAndPolicyAllowThem(t *testing.T) {
-	var m manifest.Manifest
+func withAllModes() (m manifest.Manifest) {
 	m.App.SupportedModes = manifest.SupportedModes{
 		OperatingModes:     []string{"tenant_dedicated", "platform_managed"},
 		ControlPlaneScopes: []string{"project", "tenant", "platform"},
 	}
-	decide := func(w Want, p Policy) (Resolved, error) {
-		r := Resolved{Version: Version{Manifest: m}}
-		return r, r.decideModes(w, p)
-	}
+	return m
+}
+
+func TestModesAreTheRequestedOnesWhereAppAndPolicyAllowThem(t *testing.T) {
 	for name, c := range map[string]struct {
 		want      Want
 		policy    Policy
@@ -102,7 +101,7 @@ func TestModesAreTheRequestedOnesWhereAppAndPolicyAllowThem(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			r := Resolved{Version: Version{Manifest: m}}
+			r := Resolved{Version: Version{Manifest: withAllModes()}}
 			require.NoError(t, r.decideModes(c.want, c.policy))
 			require.Equal(t, c.operating, r.OperatingMode)
 			require.Equal(t, c.scope, r.ControlPlaneScope)
@@ -113,6 +112,13 @@ func TestModesAreTheRequestedOnesWhereAppAndPolicyAllowThem(t *testing.T) {
 			}
 			require.Equal(t, c.reasons, reasons)
 		})
+	}
+}
+
+func TestModesThatContradictOrAreNotAllowedAreRefused(t *testing.T) {
+	decide := func(w Want, p Policy) (Resolved, error) {
+		r := Resolved{Version: Version{Manifest: withAllModes()}}
+		return r, r.decideModes(w, p)
 	}
 	_, err := decide(Want{}, Policy{AllowedOperatingModes: []string{"other"}})
 	require.Equal(t, CodePolicyRefused, fault.As(err).Code, "a policy that leaves none")

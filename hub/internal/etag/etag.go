@@ -83,9 +83,6 @@ func query(kind string) (sql string, params []string) {
 	case "app_version":
 		return `SELECT resource_version::TEXT FROM app_versions WHERE app_slug = $1 AND version = $2`,
 			[]string{"app_slug", "version"}
-	case "custom_role":
-		return `SELECT resource_version::TEXT FROM custom_roles WHERE id = $1 AND org_id = $2`,
-			[]string{"role_id", "org_id"}
 	case "entitlement":
 		return `SELECT resource_version::TEXT FROM entitlements WHERE project_id = $1 AND app_slug = $2`,
 			[]string{"project_id", "app_slug"}
@@ -98,14 +95,50 @@ func query(kind string) (sql string, params []string) {
 		return `SELECT resource_version::TEXT FROM orgs WHERE id = $1`, one("org_id")
 	case "package_index":
 		return `SELECT resource_version::TEXT FROM package_indexes WHERE project_id = $1`, one("project_id")
+	case "sku":
+		return `SELECT CASE WHEN retired_at IS NULL THEN 'active' ELSE 'retired' END FROM skus WHERE slug = $1`, one("sku")
+	case "task":
+		return `SELECT md5(t.updated_at::TEXT || t.state || t.attempt::TEXT || t.phase)
+			FROM instance_tasks t JOIN app_instances i ON i.id = t.instance_id
+			WHERE t.id = $1 AND i.id = $2 AND i.project_id = $3`, []string{"task_id", "app_instance_id", "project_id"}
+	case "volume":
+		return `SELECT resource_version::TEXT FROM volumes WHERE id = $1 AND project_id = $2`,
+			[]string{"volume_id", "project_id"}
+	case "volume_snapshot":
+		return `SELECT resource_version::TEXT FROM volume_snapshots WHERE id = $1 AND volume_id = $2`,
+			[]string{"snapshot_id", "volume_id"}
+	case "webhook":
+		return `SELECT resource_version::TEXT FROM webhooks WHERE id = $1 AND org_id = $2`,
+			[]string{"webhook_id", "org_id"}
+	default:
+		return accessQuery(kind)
+	}
+}
+
+// accessQuery is query for who may do what, and what they prove it with.
+func accessQuery(kind string) (sql string, params []string) {
+	one := func(name string) []string { return []string{name} }
+	switch kind {
+	case "access_credential":
+		return `SELECT resource_version::TEXT FROM access_credentials WHERE id = $1 AND project_id = $2`,
+			[]string{"access_credential_id", "project_id"}
+	case "custom_role":
+		return `SELECT resource_version::TEXT FROM custom_roles WHERE id = $1 AND org_id = $2`,
+			[]string{"role_id", "org_id"}
+	case "invitation":
+		return `SELECT 'open' FROM invitations WHERE id = $1 AND org_id = $2 AND ended_at IS NULL`,
+			[]string{"invitation_id", "org_id"}
 	case "project_roles":
 		return `SELECT md5(COALESCE(string_agg(role, ',' ORDER BY role), '')) FROM role_bindings
 			WHERE scope = $1 AND user_id = $2`, []string{"project_id", "user_id"}
+	case "secret":
+		return `SELECT resource_version::TEXT FROM runtime_secrets WHERE id = $1 AND project_id = $2`,
+			[]string{"secret_id", "project_id"}
 	case "service_account":
 		return `SELECT resource_version::TEXT FROM service_accounts
 			WHERE id = $1 AND project_id = $2 AND deleted_at IS NULL`, []string{"service_account_id", "project_id"}
-	case "sku":
-		return `SELECT CASE WHEN retired_at IS NULL THEN 'active' ELSE 'retired' END FROM skus WHERE slug = $1`, one("sku")
+	case "session":
+		return `SELECT md5(refreshed_at::TEXT) FROM sessions WHERE id = $1 AND revoked_at IS NULL`, one("session_id")
 	case "user":
 		return `SELECT resource_version::TEXT FROM users WHERE id = $1 AND removed_at IS NULL`, one("user_id")
 	case "user_token":
@@ -114,12 +147,6 @@ func query(kind string) (sql string, params []string) {
 	case "user_tokens":
 		return `SELECT md5(COALESCE(string_agg(id::TEXT, ',' ORDER BY id), '')) FROM user_tokens
 			WHERE user_id = $1 AND revoked_at IS NULL`, one("user_id")
-	case "volume":
-		return `SELECT resource_version::TEXT FROM volumes WHERE id = $1 AND project_id = $2`,
-			[]string{"volume_id", "project_id"}
-	case "volume_snapshot":
-		return `SELECT resource_version::TEXT FROM volume_snapshots WHERE id = $1 AND volume_id = $2`,
-			[]string{"snapshot_id", "volume_id"}
 	default:
 		return "", nil
 	}

@@ -160,7 +160,8 @@ func After(ctx context.Context, d *db.DB, pos int64, orgID, projectID string) ([
 
 // ByID reads a numbered event; nil where it is no longer kept.
 func ByID(ctx context.Context, tx db.Tx, id string) (*Numbered, error) {
-	events, err := db.Select(ctx, tx, scanEvent, `SELECT `+eventColumns+` FROM events WHERE id = $1 AND pos IS NOT NULL`, id)
+	events, err := db.Select(ctx, tx, scanEvent,
+		`SELECT `+eventColumns+` FROM events WHERE id = $1 AND pos IS NOT NULL`, id)
 	if err != nil || len(events) == 0 {
 		return nil, err
 	}

@@ -20,7 +20,7 @@ const (
 	// socketWriteTime is how long a client may take for one message before it is cut off.
 	socketWriteTime = 10 * time.Second
 	// The reasons of a close frame.
-	closeCredentialEnded = "credential_ended"
+	closeCredentialEnded = "credential_ended" //nolint:gosec // a reason, not a credential
 	closeTooSlow         = "too_slow"
 	closeAgain           = "connect_again"
 )

@@ -30,6 +30,12 @@ const hex64 = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
 // samples has one good body for each operation that takes one, with every key that the contract knows for it.
 func samples() map[string]string {
+	out := accountSamples()
+	maps.Copy(out, instanceSamples())
+	return out
+}
+
+func accountSamples() map[string]string {
 	return map[string]string{
 		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID +
 			`","private_key_pem":"pem","assertion":"jwt"}`,
@@ -75,6 +81,11 @@ func samples() map[string]string {
 		"restoreVolume":          `{"snapshot_id":"` + someID + `"}`,
 		"resizeVolume":           `{"size_mib":64}`,
 		"createVolumeSnapshot":   `{"description":"d"}`,
+	}
+}
+
+func instanceSamples() map[string]string {
+	return map[string]string{
 		"createAppInstance": `{"app_slug":"a","version":"1","display_name":"d","operating_mode":"tenant_dedicated",` +
 			`"control_plane_scope":"project","placement_intent":{"allocation_ids":["` + someID +
 			`"]},"resources":{"cpu_millis":500},"ports":[{"name":"http","host_port":30000}],` +

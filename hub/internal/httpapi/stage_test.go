@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -55,10 +56,21 @@ func newStage(t *testing.T) *stage {
 	s.open(t)
 	allocation := s.must(t, boss, "POST", project+"/allocations", "allocation", sliceBody, 201).text("id")
 	volume := s.must(t, boss, "POST", project+"/volumes", "volume", `{"name":"v","size_mib":64}`, 201).text("id")
+	s.direct = s.handler(t, s.log)
+	s.Handler = conforms(t, s.direct)
+	instance := s.instance(t, orgID, projectID, allocation)
 	s.ids = map[string]string{
+		"secret_id": s.must(t, boss, "POST", project+"/secrets", "secret", `{"name":"token","value":"v"}`, 201).text("id"),
+		"access_credential_id": s.must(t, boss, "POST", project+"/access-credentials", "credential", `{"name":"key"}`,
+			201).text("id"),
+		"webhook_id": s.must(t, boss, "POST", "/orgs/"+orgID+"/webhooks", "webhook",
+			`{"url":"https://hooks.example/x"}`, 201).text("id"),
+		"invitation_id": s.must(t, boss, "POST", "/orgs/"+orgID+"/invitations", "invitation",
+			`{"email":"b@acme.example","roles":["org_member"]}`, 201).text("id"),
+		"session_id": db.NewID(), "task_id": db.NewID(), "member_id": instance.Members[0].ID,
 		"org_id": orgID, "project_id": projectID, "user_id": user, "token_id": token, "service_account_id": account,
 		"role_id": role, "allocation_id": allocation, "volume_id": volume, "snapshot_id": db.NewID(), "node_id": s.node,
-		"app_instance_id": s.instance(t, orgID, projectID, allocation).ID, "app_slug": "demo", "version": "1.0.0",
+		"app_instance_id": instance.ID, "app_slug": "demo", "version": "1.0.0",
 		"sku": "cpu-1", "digest": hex64,
 	}
 	s.insert(t)
@@ -68,8 +80,6 @@ func newStage(t *testing.T) *stage {
 		"volume_id": s.must(t, stranger, "POST", "/projects/"+strangeProject+"/volumes", "theirs",
 			`{"name":"`+strangeVolume+`","size_mib":64}`, 201).text("id"),
 	}
-	s.direct = s.handler(t, s.log)
-	s.Handler = conforms(t, s.direct)
 	return s
 }
 
@@ -94,6 +104,16 @@ func (s *stage) insert(t *testing.T) {
 				`INSERT INTO entitlements (project_id, app_slug, org_id, enabled, policy_overrides, resource_version,
 				updated_at, updated_by) VALUES ($1, 'demo', $2, true, '{}', 1, $3, $4)`,
 				[]any{s.ids["project_id"], s.ids["org_id"], now, s.ids["user_id"]},
+			},
+			{
+				`INSERT INTO sessions (id, user_id, family_hash, refresh_hash, user_agent, source_address, created_at, refreshed_at,
+				expires_at) VALUES ($1, $2, '', '', '', '', $3, $3, $4)`,
+				[]any{s.ids["session_id"], s.ids["user_id"], now, now.Add(time.Hour)},
+			},
+			{
+				`INSERT INTO instance_tasks (id, instance_id, kind, revision, phases, state, requested_by_type, requested_by_id,
+				correlation_id, created_at, updated_at) VALUES ($1, $2, 'deploy', 1, '[]', 'pending', 'user', $3, 'c', $4, $4)`,
+				[]any{s.ids["task_id"], s.ids["app_instance_id"], s.ids["user_id"], now},
 			},
 			{`INSERT INTO package_indexes (project_id, url, username, own_ca, sealed_url, updated_at)
 				VALUES ($1, 'https://packages.example', '', false, '', $2)`, []any{s.ids["project_id"], now}},

@@ -10,7 +10,9 @@ import (
 )
 
 // Webhooks lists the webhooks of an org.
-func (s *Service) Webhooks(ctx context.Context, p iam.Principal, orgID string, page db.Page) ([]webhook.Webhook, error) {
+func (s *Service) Webhooks(ctx context.Context, p iam.Principal, orgID string,
+	page db.Page,
+) ([]webhook.Webhook, error) {
 	return listIn(ctx, s, access.Org(p, iam.WebhookRead, orgID), webhook.List, orgID, page)
 }
 

@@ -2155,6 +2155,7 @@ class Operations(ABC):
         app_instance_id: str,
         body: MemberAdd,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> AppInstance:
         """Add a member to an app of an external worker; needs apps.instance.members."""
@@ -2162,7 +2163,7 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/members",
             AppInstance,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
             body=body,
         )
 
@@ -2206,12 +2207,15 @@ class Operations(ABC):
         app_instance_id: str,
         task_id: str,
         body: TaskClaim,
+        *,
+        if_match: str | None = None,
     ) -> Task:
         """Take a task; needs apps.instance.work."""
         return self._call(
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/tasks/{quote(task_id, safe='')}/claim",
             Task,
+            headers={"If-Match": if_match},
             body=body,
         )
 
@@ -2221,12 +2225,15 @@ class Operations(ABC):
         app_instance_id: str,
         task_id: str,
         body: TaskAttempt,
+        *,
+        if_match: str | None = None,
     ) -> Task:
         """End a task with success; needs apps.instance.work."""
         return self._call(
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/tasks/{quote(task_id, safe='')}/complete",
             Task,
+            headers={"If-Match": if_match},
             body=body,
         )
 
@@ -2638,12 +2645,15 @@ class Operations(ABC):
         self,
         org_id: str,
         webhook_id: str,
+        *,
+        if_match: str | None = None,
     ) -> None:
         """Remove a webhook with its dead letters; needs iam.webhook.write."""
         return self._call(
             "DELETE",
             f"/orgs/{quote(org_id, safe='')}/webhooks/{quote(webhook_id, safe='')}",
             type(None),
+            headers={"If-Match": if_match},
         )
 
     def deprecate_app_version(
@@ -2728,6 +2738,7 @@ class Operations(ABC):
         org_id: str,
         webhook_id: str,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> Webhook:
         """Let a disabled webhook go on where it stopped; needs iam.webhook.write."""
@@ -2735,7 +2746,7 @@ class Operations(ABC):
             "POST",
             f"/orgs/{quote(org_id, safe='')}/webhooks/{quote(webhook_id, safe='')}/enable",
             Webhook,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
     def enroll_node(
@@ -2818,12 +2829,15 @@ class Operations(ABC):
         app_instance_id: str,
         task_id: str,
         body: TaskFail,
+        *,
+        if_match: str | None = None,
     ) -> Task:
         """End a task with a failure; needs apps.instance.work."""
         return self._call(
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/tasks/{quote(task_id, safe='')}/fail",
             Task,
+            headers={"If-Match": if_match},
             body=body,
         )
 
@@ -2887,6 +2901,7 @@ class Operations(ABC):
         project_id: str,
         access_credential_id: str,
         *,
+        if_none_match: str | None = None,
         after: int | None = None,
         wait: str | None = None,
     ) -> AccessCredential:
@@ -2896,6 +2911,7 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/access-credentials/{quote(access_credential_id, safe='')}",
             AccessCredential,
             query={"after": after, "wait": wait},
+            headers={"If-None-Match": if_none_match},
         )
 
     def get_allocation(
@@ -3101,6 +3117,7 @@ class Operations(ABC):
         project_id: str,
         secret_id: str,
         *,
+        if_none_match: str | None = None,
         after: int | None = None,
         wait: str | None = None,
     ) -> Secret:
@@ -3110,6 +3127,7 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/secrets/{quote(secret_id, safe='')}",
             Secret,
             query={"after": after, "wait": wait},
+            headers={"If-None-Match": if_none_match},
         )
 
     def get_trust_bundle(
@@ -3190,12 +3208,15 @@ class Operations(ABC):
         self,
         org_id: str,
         webhook_id: str,
+        *,
+        if_none_match: str | None = None,
     ) -> Webhook:
         """One webhook, with how its deliveries go; needs iam.webhook.read."""
         return self._call(
             "GET",
             f"/orgs/{quote(org_id, safe='')}/webhooks/{quote(webhook_id, safe='')}",
             Webhook,
+            headers={"If-None-Match": if_none_match},
         )
 
     def grant_credit(
@@ -3219,12 +3240,15 @@ class Operations(ABC):
         app_instance_id: str,
         task_id: str,
         body: TaskAttempt,
+        *,
+        if_match: str | None = None,
     ) -> Task:
         """Extend the lease of a task; needs apps.instance.work."""
         return self._call(
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/tasks/{quote(task_id, safe='')}/heartbeat",
             Task,
+            headers={"If-Match": if_match},
             body=body,
         )
 
@@ -3720,12 +3744,15 @@ class Operations(ABC):
         app_instance_id: str,
         task_id: str,
         body: TaskProgress,
+        *,
+        if_match: str | None = None,
     ) -> Task:
         """Report the phase that begins; needs apps.instance.work."""
         return self._call(
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/tasks/{quote(task_id, safe='')}/progress",
             Task,
+            headers={"If-Match": if_match},
             body=body,
         )
 
@@ -3850,6 +3877,7 @@ class Operations(ABC):
         app_instance_id: str,
         member_id: str,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> AppInstance:
         """Bring a member back that failed or is degraded; needs apps.instance.members."""
@@ -3857,7 +3885,7 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/members/{quote(member_id, safe='')}/recover",
             AppInstance,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
     def refresh_session(
@@ -3973,6 +4001,7 @@ class Operations(ABC):
         app_instance_id: str,
         member_id: str,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> AppInstance:
         """Take a member out of an app of an external worker; needs apps.instance.members."""
@@ -3980,7 +4009,7 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/members/{quote(member_id, safe='')}/remove",
             AppInstance,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
     def remove_node(
@@ -4033,6 +4062,7 @@ class Operations(ABC):
         webhook_id: str,
         body: WebhookReplay | None = None,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> Webhook:
         """Send dead letters once more; needs iam.webhook.write."""
@@ -4040,7 +4070,7 @@ class Operations(ABC):
             "POST",
             f"/orgs/{quote(org_id, safe='')}/webhooks/{quote(webhook_id, safe='')}/replay",
             Webhook,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
             body=body,
         )
 
@@ -4050,12 +4080,15 @@ class Operations(ABC):
         app_instance_id: str,
         member_id: str,
         body: MemberReport,
+        *,
+        if_match: str | None = None,
     ) -> AppInstance:
         """Say how a member does, as its external worker; needs apps.instance.work."""
         return self._call(
             "POST",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/members/{quote(member_id, safe='')}/report",
             AppInstance,
+            headers={"If-Match": if_match},
             body=body,
         )
 
@@ -4114,6 +4147,7 @@ class Operations(ABC):
         project_id: str,
         access_credential_id: str,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> AccessCredential:
         """End an access credential; needs iam.access_credential.manage."""
@@ -4121,19 +4155,22 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/access-credentials/{quote(access_credential_id, safe='')}/revoke",
             AccessCredential,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
     def revoke_invitation(
         self,
         org_id: str,
         invitation_id: str,
+        *,
+        if_match: str | None = None,
     ) -> None:
         """Take an open invitation back (admins of the org); needs iam.user.manage."""
         return self._call(
             "DELETE",
             f"/orgs/{quote(org_id, safe='')}/invitations/{quote(invitation_id, safe='')}",
             type(None),
+            headers={"If-Match": if_match},
         )
 
     def revoke_secret(
@@ -4141,6 +4178,7 @@ class Operations(ABC):
         project_id: str,
         secret_id: str,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> Secret:
         """Destroy the value of a secret; needs apps.secret.manage."""
@@ -4148,18 +4186,21 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/secrets/{quote(secret_id, safe='')}/revoke",
             Secret,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
     def revoke_session(
         self,
         session_id: str,
+        *,
+        if_match: str | None = None,
     ) -> None:
         """End one of the caller's sessions; its tokens end at once."""
         return self._call(
             "DELETE",
             f"/auth/sessions/{quote(session_id, safe='')}",
             type(None),
+            headers={"If-Match": if_match},
         )
 
     def revoke_user_token(
@@ -4214,6 +4255,7 @@ class Operations(ABC):
         project_id: str,
         access_credential_id: str,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> AccessCredential:
         """Replace the key pair of an access credential; needs iam.access_credential.manage."""
@@ -4221,7 +4263,7 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/access-credentials/{quote(access_credential_id, safe='')}/rotate",
             AccessCredential,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
     def rotate_secret(
@@ -4230,6 +4272,7 @@ class Operations(ABC):
         secret_id: str,
         body: SecretRotate,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> Secret:
         """Give a secret another value; needs apps.secret.manage."""
@@ -4237,7 +4280,7 @@ class Operations(ABC):
             "POST",
             f"/projects/{quote(project_id, safe='')}/secrets/{quote(secret_id, safe='')}/rotate",
             Secret,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
             body=body,
         )
 
@@ -4263,6 +4306,7 @@ class Operations(ABC):
         webhook_id: str,
         body: WebhookSecretRotate | None = None,
         *,
+        if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> Webhook:
         """Give a webhook a new secret; both sign until the overlap ends; needs iam.webhook.write."""
@@ -4270,7 +4314,7 @@ class Operations(ABC):
             "POST",
             f"/orgs/{quote(org_id, safe='')}/webhooks/{quote(webhook_id, safe='')}/rotate-secret",
             Webhook,
-            headers={"X-Idempotency-Key": idempotency_key},
+            headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
             body=body,
         )
 
