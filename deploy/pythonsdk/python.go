@@ -107,6 +107,9 @@ func Python(text []byte) ([]byte, error) {
 	}
 	p.WriteString("\n" + operationsHead)
 	for _, o := range c.operations() {
+		if _, upgrades := o.Responses["101"]; upgrades {
+			continue // its connection becomes a stream, which the standard library cannot carry
+		}
 		p.operation(o)
 	}
 	return p.Bytes(), nil

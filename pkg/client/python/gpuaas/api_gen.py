@@ -2237,20 +2237,6 @@ class Operations(ABC):
             body=body,
         )
 
-    def copy_app_instance_files(
-        self,
-        project_id: str,
-        app_instance_id: str,
-        body: AppInstanceCopy,
-    ) -> None:
-        """Files into or out of a container of the app; needs apps.instance.exec."""
-        return self._call(
-            "POST",
-            f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/copy",
-            type(None),
-            body=body,
-        )
-
     def create_access_credential(
         self,
         project_id: str,
@@ -2782,20 +2768,6 @@ class Operations(ABC):
             query={"allocation_id": allocation_id, "accelerators": accelerators, "accelerator_sharing": accelerator_sharing, "cpu_millis": cpu_millis, "memory_mib": memory_mib, "requirement": requirement},
         )
 
-    def exec_in_app_instance(
-        self,
-        project_id: str,
-        app_instance_id: str,
-        body: AppInstanceExec,
-    ) -> None:
-        """A command in a container of the app, with or without a terminal; needs apps.instance.exec."""
-        return self._call(
-            "POST",
-            f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/exec",
-            type(None),
-            body=body,
-        )
-
     def explain_access(
         self,
         body: AccessQuestion,
@@ -2862,37 +2834,6 @@ class Operations(ABC):
             "POST",
             "/auth/oidc/device/finish",
             SessionTokens,
-            body=body,
-        )
-
-    def follow_events(
-        self,
-        *,
-        after: str | None = None,
-        begin: Literal["oldest", "now"] | None = None,
-        project_id: Id | None = None,
-        type: str | None = None,
-        subject: str | None = None,
-    ) -> None:
-        """What happens, as streamEvents tells it, over a WebSocket."""
-        return self._call(
-            "GET",
-            "/events/ws",
-            type(None),
-            query={"after": after, "begin": begin, "project_id": project_id, "type": type, "subject": subject},
-        )
-
-    def forward_app_instance_port(
-        self,
-        project_id: str,
-        app_instance_id: str,
-        body: AppInstancePortForward,
-    ) -> None:
-        """One TCP connection to a port of the app, through the hub and the node's own connection; needs apps.instance.connect."""
-        return self._call(
-            "POST",
-            f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/port-forward",
-            type(None),
             body=body,
         )
 
