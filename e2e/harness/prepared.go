@@ -84,6 +84,10 @@ func makeHub(root string) (preparedHub, error) {
 	return preparedHub{dir: c.Dir, fingerprint: h.RootFingerprint}, h.Stop()
 }
 
+// keptFor is how long a kept hub stays at least after it was made: longer than the tests of any package run, which may
+// have begun with an older program or before midnight.
+const keptFor = 2 * time.Hour
+
 // keep copies the hub for the tests of other packages and removes what earlier programs left. The copy gets its name
 // when it is whole; where another package was faster, its copy stays.
 func (h preparedHub) keep(dir string) error {
@@ -93,7 +97,14 @@ func (h preparedHub) keep(dir string) error {
 		return err
 	}
 	for _, entry := range old {
-		if !strings.HasPrefix(entry.Name(), filepath.Base(dir)) {
+		info, err := entry.Info()
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if !strings.HasPrefix(entry.Name(), filepath.Base(dir)) && time.Since(info.ModTime()) > keptFor {
 			if err := os.RemoveAll(filepath.Join(parent, entry.Name())); err != nil {
 				return err
 			}

@@ -90,10 +90,10 @@ func (s *Server) create(ctx context.Context) error {
 // other end of the socket, so there is no password to keep.
 func (s *Server) configure() error {
 	settings := map[string]string{ //nolint:gosec // password_encryption names a method
-		"listen_addresses":               "",
-		"unix_socket_directories":        s.layout.socket,
-		"unix_socket_permissions":        "0700",
-		"max_connections":                "100",
+		"listen_addresses":        "",
+		"unix_socket_directories": s.layout.socket,
+		"unix_socket_permissions": "0700",
+		"max_connections":         "100", "shared_preload_libraries": "pg_stat_statements",
 		"password_encryption":            "scram-sha-256",
 		"timezone":                       "UTC",
 		"log_timezone":                   "UTC",
@@ -102,6 +102,8 @@ func (s *Server) configure() error {
 		"log_parameter_max_length":       "0",
 		"restart_after_crash":            "on",
 		"default_transaction_deferrable": "off",
+		// Plans follow the sizes of tables: those of a new hub are made for empty ones, and would read whole indexes.
+		"autovacuum_naptime": "5s",
 		// As many locks as a command's reads need: fewer become locks of pages and tables, which conflict with all others.
 		"max_pred_locks_per_transaction": "1024",
 		"max_pred_locks_per_page":        "64",
