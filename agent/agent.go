@@ -34,6 +34,8 @@ type Workload struct {
 	InstanceID    string
 	Revision      uint64
 	CorrelationID string
+	// Traceparent is the W3C trace context of the command that asked for the revision.
+	Traceparent string `json:",omitempty"`
 	// OrgID is the org with which it may share an accelerator.
 	OrgID string `json:",omitempty"`
 	// ProjectID is the project whose volumes it may have.

@@ -16,6 +16,7 @@ func NewWorkload(memberID string, d *protocol.Workload) Workload {
 		InstanceID:       d.GetInstanceId(),
 		Revision:         d.GetRevision(),
 		CorrelationID:    d.GetCorrelationId(),
+		Traceparent:      d.GetTraceparent(),
 		OrgID:            d.GetOrgId(),
 		ProjectID:        d.GetProjectId(),
 		AppVersion:       d.GetAppVersion(),

@@ -20,7 +20,8 @@ func equalStatus(a, b *protocol.WorkloadStatus) bool {
 		a.GetDetail() == b.GetDetail() && equalTime(a.GetStartedAt(), b.GetStartedAt()) &&
 		equalTime(a.GetReadyAt(), b.GetReadyAt()) && equalTime(a.GetExitedAt(), b.GetExitedAt()) &&
 		a.GetExitCode() == b.GetExitCode() && a.GetRestarts() == b.GetRestarts() &&
-		a.GetCorrelationId() == b.GetCorrelationId() && a.GetFallbackFromRevision() == b.GetFallbackFromRevision() &&
+		a.GetCorrelationId() == b.GetCorrelationId() && a.GetTraceparent() == b.GetTraceparent() &&
+		a.GetFallbackFromRevision() == b.GetFallbackFromRevision() &&
 		slices.EqualFunc(a.GetEndpoints(), b.GetEndpoints(), same) && same(a.GetRemoval(), b.GetRemoval()) &&
 		same(a.GetOwnerRefusal(), b.GetOwnerRefusal()) && bytes.Equal(a.GetConfigSha256(), b.GetConfigSha256()) &&
 		slices.EqualFunc(a.GetServices(), b.GetServices(), same)

@@ -42,6 +42,7 @@ func (d *differ) status(id string) *protocol.WorkloadStatus {
 		s.Status = protocol.WorkloadStatus_STOPPING
 	default:
 		s.InstanceId, s.Revision, s.CorrelationId = w.InstanceID, w.Revision, w.CorrelationID
+		s.Traceparent = w.Traceparent
 		d.desiredStatus(s, w, m, empty)
 		d.fallbackStatus(s, d.signed[id], m)
 	}
@@ -63,7 +64,7 @@ func listedWorkload(containers []Container) Workload {
 // durable, the status is STARTING and not FAILED: for the hub, a failed revision has ended.
 func (d *differ) fallbackStatus(s *protocol.WorkloadStatus, w Workload, m Member) {
 	if w.Fallback != nil && m.FellBackFrom == w.Revision {
-		s.FallbackFromRevision, s.CorrelationId = w.Revision, w.CorrelationID
+		s.FallbackFromRevision, s.CorrelationId, s.Traceparent = w.Revision, w.CorrelationID, w.Traceparent
 		if s.GetStatus() != protocol.WorkloadStatus_FAILED {
 			s.Reason, s.Detail = m.FallbackReason, m.FallbackDetail
 		}

@@ -1631,9 +1631,15 @@ type Workload struct {
 	// stops nothing.
 	FirstNamedAt *timestamppb.Timestamp `protobuf:"bytes,19,opt,name=first_named_at,json=firstNamedAt,proto3" json:"first_named_at,omitempty"`
 	// The tenant returns to app_version: volumes get the content that they had when that version was left.
-	RollsBack     bool `protobuf:"varint,20,opt,name=rolls_back,json=rollsBack,proto3" json:"rolls_back,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	RollsBack bool `protobuf:"varint,20,opt,name=rolls_back,json=rollsBack,proto3" json:"rolls_back,omitempty"`
+	// W3C trace context of the command that asked for this revision; empty where there was none.
+	Traceparent string `protobuf:"bytes,30,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
+	// How the instance is operated, for the node's log lines.
+	OperatingMode     string `protobuf:"bytes,31,opt,name=operating_mode,json=operatingMode,proto3" json:"operating_mode,omitempty"`
+	ControlPlaneScope string `protobuf:"bytes,32,opt,name=control_plane_scope,json=controlPlaneScope,proto3" json:"control_plane_scope,omitempty"`
+	RuntimeBackend    string `protobuf:"bytes,33,opt,name=runtime_backend,json=runtimeBackend,proto3" json:"runtime_backend,omitempty"`
+	unknownFields     protoimpl.UnknownFields
+	sizeCache         protoimpl.SizeCache
 }
 
 func (x *Workload) Reset() {
@@ -1804,6 +1810,34 @@ func (x *Workload) GetRollsBack() bool {
 		return x.RollsBack
 	}
 	return false
+}
+
+func (x *Workload) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
+}
+
+func (x *Workload) GetOperatingMode() string {
+	if x != nil {
+		return x.OperatingMode
+	}
+	return ""
+}
+
+func (x *Workload) GetControlPlaneScope() string {
+	if x != nil {
+		return x.ControlPlaneScope
+	}
+	return ""
+}
+
+func (x *Workload) GetRuntimeBackend() string {
+	if x != nil {
+		return x.RuntimeBackend
+	}
+	return ""
 }
 
 // Service is one container of a workload.
@@ -4652,7 +4686,9 @@ type PushState struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Envelope *Envelope              `protobuf:"bytes,1,opt,name=envelope,proto3" json:"envelope,omitempty"`
 	// Parts that fit below MaxPushPartsBytes in all; the node fetches the others by digest.
-	Parts         [][]byte `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	Parts [][]byte `protobuf:"bytes,2,rep,name=parts,proto3" json:"parts,omitempty"`
+	// W3C trace context of the hub's push. It stands beside the envelope: the same signed state may be pushed again.
+	Traceparent   string `protobuf:"bytes,3,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4699,6 +4735,13 @@ func (x *PushState) GetParts() [][]byte {
 		return x.Parts
 	}
 	return nil
+}
+
+func (x *PushState) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 type PushLeases struct {
@@ -5495,7 +5538,10 @@ type WorkloadStatus struct {
 	// SHA-256 of the config that every running container of the member has; empty for none.
 	ConfigSha256 []byte `protobuf:"bytes,17,opt,name=config_sha256,json=configSha256,proto3" json:"config_sha256,omitempty"`
 	// One for each service of the revision that runs, in the workload's order; empty where the workload has one service.
-	Services      []*ServiceStatus `protobuf:"bytes,18,rep,name=services,proto3" json:"services,omitempty"`
+	Services []*ServiceStatus `protobuf:"bytes,18,rep,name=services,proto3" json:"services,omitempty"`
+	// W3C trace context of the node's work on the member; a hub takes it for a part of the trace of the member's own
+	// operation, or ignores it.
+	Traceparent   string `protobuf:"bytes,19,opt,name=traceparent,proto3" json:"traceparent,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5654,6 +5700,13 @@ func (x *WorkloadStatus) GetServices() []*ServiceStatus {
 		return x.Services
 	}
 	return nil
+}
+
+func (x *WorkloadStatus) GetTraceparent() string {
+	if x != nil {
+		return x.Traceparent
+	}
+	return ""
 }
 
 // ServiceStatus is where one service of a member is.
@@ -6997,7 +7050,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xf3\x05\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\x95\a\n" +
 	"\bWorkload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -7025,7 +7078,11 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x0fparameters_json\x18\x12 \x01(\tR\x0eparametersJson\x12@\n" +
 	"\x0efirst_named_at\x18\x13 \x01(\v2\x1a.google.protobuf.TimestampR\ffirstNamedAt\x12\x1d\n" +
 	"\n" +
-	"rolls_back\x18\x14 \x01(\bR\trollsBack\"\x93\t\n" +
+	"rolls_back\x18\x14 \x01(\bR\trollsBack\x12 \n" +
+	"\vtraceparent\x18\x1e \x01(\tR\vtraceparent\x12%\n" +
+	"\x0eoperating_mode\x18\x1f \x01(\tR\roperatingMode\x12.\n" +
+	"\x13control_plane_scope\x18  \x01(\tR\x11controlPlaneScope\x12'\n" +
+	"\x0fruntime_backend\x18! \x01(\tR\x0eruntimeBackend\"\x93\t\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12#\n" +
@@ -7315,10 +7372,11 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x10archived_segment\x18\x06 \x01(\x04R\x0farchivedSegment\x12#\n" +
 	"\rposted_sha256\x18\a \x01(\fR\fpostedSha256\x12+\n" +
 	"\x11quarantine_reason\x18\b \x01(\tR\x10quarantineReason\x120\n" +
-	"\x14request_state_upload\x18\t \x01(\bR\x12requestStateUpload\"R\n" +
+	"\x14request_state_upload\x18\t \x01(\bR\x12requestStateUpload\"t\n" +
 	"\tPushState\x12/\n" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\x12\x14\n" +
-	"\x05parts\x18\x02 \x03(\fR\x05parts\"=\n" +
+	"\x05parts\x18\x02 \x03(\fR\x05parts\x12 \n" +
+	"\vtraceparent\x18\x03 \x01(\tR\vtraceparent\"=\n" +
 	"\n" +
 	"PushLeases\x12/\n" +
 	"\benvelope\x18\x01 \x01(\v2\x13.gpuaas.v1.EnvelopeR\benvelope\"=\n" +
@@ -7419,8 +7477,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x126\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x1e.gpuaas.v1.VolumeStatus.StatusR\x06status\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xe2\n" +
-	"\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\x84\v\n" +
 	"\x0eWorkloadStatus\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -7442,7 +7499,8 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\aremoval\x18\x0f \x01(\v2\x17.gpuaas.v1.RemovalProofR\aremoval\x128\n" +
 	"\rowner_refusal\x18\x10 \x01(\v2\x13.gpuaas.v1.EnvelopeR\fownerRefusal\x12#\n" +
 	"\rconfig_sha256\x18\x11 \x01(\fR\fconfigSha256\x124\n" +
-	"\bservices\x18\x12 \x03(\v2\x18.gpuaas.v1.ServiceStatusR\bservices\"\x88\x01\n" +
+	"\bservices\x18\x12 \x03(\v2\x18.gpuaas.v1.ServiceStatusR\bservices\x12 \n" +
+	"\vtraceparent\x18\x13 \x01(\tR\vtraceparent\"\x88\x01\n" +
 	"\x06Status\x12\x16\n" +
 	"\x12STATUS_UNSPECIFIED\x10\x00\x12\v\n" +
 	"\aPENDING\x10\x01\x12\f\n" +

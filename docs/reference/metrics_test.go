@@ -21,7 +21,7 @@ import (
 	"go.opentelemetry.io/otel/metric"
 
 	"github.com/gpuaas/gpuaas/docs/reference"
-	"github.com/gpuaas/gpuaas/pkg/telemetry"
+	"github.com/gpuaas/gpuaas/pkg/telemetry/metrics"
 )
 
 // instrument is an OpenTelemetry instrument as the source makes it.
@@ -48,7 +48,7 @@ func TestReferenceOfMetrics(t *testing.T) {
 		}))
 	}
 	require.NotEmpty(t, found)
-	tel, err := telemetry.Start(t.Context(), telemetry.Config{Service: "reference"})
+	tel, err := metrics.Start()
 	require.NoError(t, err)
 	defer func() { require.NoError(t, tel.Close(t.Context())) }()
 	for _, i := range found {

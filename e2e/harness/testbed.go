@@ -77,14 +77,16 @@ type Testbed struct {
 	number      int
 	alone       bool
 	Dir, RunDir string
-	Containerd  *devcluster.Containerd
-	Hub         *devcluster.Hub
-	Agent       *devcluster.Agent
-	Agents      []*devcluster.Agent
-	Tenant      *scenario.Tenant
-	Publisher   *scenario.Publisher
-	Operator    *client.Hub
-	Allocation  client.Allocation
+	// Env is for the hubs and agents that are configured from now on.
+	Env        []string
+	Containerd *devcluster.Containerd
+	Hub        *devcluster.Hub
+	Agent      *devcluster.Agent
+	Agents     []*devcluster.Agent
+	Tenant     *scenario.Tenant
+	Publisher  *scenario.Publisher
+	Operator   *client.Hub
+	Allocation client.Allocation
 }
 
 // New makes a testbed beside those of other tests: the test is parallel and is checked for leaks by its own names.
@@ -193,7 +195,7 @@ func (w *Testbed) StartContainerdIn(dir string) {
 func (w *Testbed) HubConfig() devcluster.HubConfig {
 	return devcluster.HubConfig{
 		Bin: Binaries(w.T), Dir: filepath.Join(w.Dir, "hub"), Listen: "127.0.0.1:0",
-		SessionListen: "127.0.0.1:0",
+		SessionListen: "127.0.0.1:0", Env: w.Env,
 	}
 }
 
@@ -224,7 +226,7 @@ func (w *Testbed) AgentConfig(name string) devcluster.AgentConfig {
 		APIURL: w.Hub.Ready.APIURL, RootFingerprint: w.Hub.RootFingerprint,
 		ContainerdAddress: w.Containerd.Address, ContainerdNamespace: fmt.Sprintf("e2e-%03d-%s", w.number, name),
 		Bridge: w.Bridge(n), PodCIDR: w.Subnet(n) + "0/24", PortRange: w.Ports(n),
-		CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name),
+		CgroupParent: fmt.Sprintf("/gpuaas-e2e-%03d-%s", w.number, name), Env: w.Env,
 		ExtraArgs: []string{
 			"--metering-interval", "1s", "--usage-interval", "3s", "--resync", "5s", "--report-interval",
 			"5s",

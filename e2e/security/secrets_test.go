@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	api "github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/telemetry/telemetrytest"
 )
 
 // keyFiles are the files that may hold a key or a token in plain, as ARCHITECTURE.md lists them: 0600, all of them.
@@ -25,10 +26,16 @@ func keyFiles() []string {
 	}
 }
 
-// Law 11: after an app's whole lifecycle no secret is in a log, an event, an audit row, a container's spec, a database,
-// or any file but the listed ones.
+// collectorsKey is what hub and agent show to their collector of traces.
+const collectorsKey = "the-key-of-the-collector"
+
+// Law 11: after an app's whole lifecycle no secret is in a log, a span, an event, an audit row, a container's spec, a
+// database, or any file but the listed ones.
 func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
-	w := harness.NewPlatform(t)
+	collector := telemetrytest.NewCollector(t)
+	w := harness.New(t)
+	w.Env = append(harness.TracesTo(collector.URL), "OTEL_EXPORTER_OTLP_HEADERS=authorization=Bearer "+collectorsKey)
+	w.SetUpPlatform()
 	secrets := secrets(w)
 	i := w.Launch("app")
 	_, err := w.Tenant.AwaitCharge(w.Ctx, i.ID)
@@ -66,6 +73,11 @@ func TestLaw11NoSecretIsWrittenDown(t *testing.T) {
 	// The databases write their buffers out when they end.
 	require.NoError(t, w.Agent.Stop())
 	require.NoError(t, w.Hub.Stop())
+	spans := collector.Text(t)
+	require.Contains(t, spans, "StartContainer")
+	for name, secret := range secrets {
+		require.NotContains(t, spans, secret, "%s in a span", name)
+	}
 	scanned := 0
 	for _, root := range []string{w.Dir, w.RunDir} {
 		require.NoError(t, filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
@@ -127,6 +139,7 @@ func secrets(w *harness.Testbed) map[string]string {
 	}
 	tenant := filepath.Join(w.Dir, "tenant-acme")
 	s := map[string]string{
+		"the collector's key":        collectorsKey,
 		"the admin token":            read(w.Hub.Ready.TokenFile),
 		"the passphrase":             read(w.Hub.Config.PassphraseFile()),
 		"the join token":             read(filepath.Join(w.Agent.Config.Dir, "join-token")),

@@ -63,6 +63,10 @@ type Member struct {
 	AppVersion    string
 	Revision      uint64
 	CorrelationID string
+	// Traceparent is the W3C trace context of the request for the revision; empty where there was none.
+	Traceparent string
+	// How the instance is operated.
+	OperatingMode, ControlPlaneScope, RuntimeBackend string
 	// NamedAt is when the revision was requested; delegations are checked as of then. Zero if unknown.
 	NamedAt time.Time
 	// ManifestEnvelope and DelegationEnvelope are protocol.Envelope in protobuf; the second is empty where the catalog key
@@ -183,6 +187,10 @@ func compileWorkload(m Member) (*protocol.Workload, error) {
 		ReadinessTimeoutSeconds: wholeSeconds(m.ReadinessTimeout),
 		ParametersJson:          m.ParametersJSON,
 		FirstNamedAt:            timestamp(m.NamedAt),
+		Traceparent:             m.Traceparent,
+		OperatingMode:           m.OperatingMode,
+		ControlPlaneScope:       m.ControlPlaneScope,
+		RuntimeBackend:          m.RuntimeBackend,
 	}, nil
 }
 

@@ -8,8 +8,6 @@ import (
 	"reflect"
 	"regexp"
 	"strings"
-
-	"go.opentelemetry.io/otel/trace"
 )
 
 // LogConfig says how a daemon logs.
@@ -21,7 +19,8 @@ type LogConfig struct {
 }
 
 // NewLogger makes a logger that writes no secret: a field whose name says that it is one is replaced, at any depth, and
-// so is a token or a private key inside any text. A line within a trace carries its ids.
+// so is a token or a private key inside any text. A line carries the fields of its context (WithFields), and the
+// ids of the trace that this is in.
 func NewLogger(w io.Writer, conf LogConfig) (*slog.Logger, error) {
 	level := slog.LevelInfo
 	if conf.Level != "" {
@@ -32,27 +31,29 @@ func NewLogger(w io.Writer, conf LogConfig) (*slog.Logger, error) {
 	options := &slog.HandlerOptions{Level: level, ReplaceAttr: redactor()}
 	switch conf.Format {
 	case "", "json":
-		return slog.New(traced{slog.NewJSONHandler(w, options)}), nil
+		return slog.New(contextual{slog.NewJSONHandler(w, options)}), nil
 	case "text":
-		return slog.New(traced{slog.NewTextHandler(w, options)}), nil
+		return slog.New(contextual{slog.NewTextHandler(w, options)}), nil
 	}
 	return nil, fmt.Errorf("log format %q: want json or text", conf.Format)
 }
 
-// traced adds the ids of the trace that the context is in.
-type traced struct{ slog.Handler }
+// contextual adds what the context knows.
+type contextual struct{ slog.Handler }
 
-func (h traced) Handle(ctx context.Context, r slog.Record) error {
-	if sc := trace.SpanContextFromContext(ctx); sc.IsValid() {
+func (h contextual) Handle(ctx context.Context, r slog.Record) error {
+	if attrs := contextAttrs(ctx); len(attrs) > 0 {
 		r = r.Clone()
-		r.AddAttrs(slog.String("trace_id", sc.TraceID().String()), slog.String("span_id", sc.SpanID().String()))
+		r.AddAttrs(attrs...)
 	}
 	return h.Handler.Handle(ctx, r)
 }
 
-func (h traced) WithAttrs(attrs []slog.Attr) slog.Handler { return traced{h.Handler.WithAttrs(attrs)} }
+func (h contextual) WithAttrs(attrs []slog.Attr) slog.Handler {
+	return contextual{h.Handler.WithAttrs(attrs)}
+}
 
-func (h traced) WithGroup(name string) slog.Handler { return traced{h.Handler.WithGroup(name)} }
+func (h contextual) WithGroup(name string) slog.Handler { return contextual{h.Handler.WithGroup(name)} }
 
 func redactor() func([]string, slog.Attr) slog.Attr {
 	clean := cleaner()

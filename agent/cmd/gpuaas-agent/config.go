@@ -23,6 +23,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 const (
@@ -151,11 +152,11 @@ func (c *config) ports() (from, to uint16, err error) {
 }
 
 func (c *config) logger() (*slog.Logger, error) {
-	var level slog.Level
-	if err := level.UnmarshalText([]byte(c.logLevel)); err != nil {
+	log, err := telemetry.NewLogger(os.Stderr, telemetry.LogConfig{Level: c.logLevel})
+	if err != nil {
 		return nil, fault.New(fault.Malformed, fault.CodeFlagInvalid, "--log-level must be debug, info, warn or error.", err)
 	}
-	return slog.New(slog.NewJSONHandler(os.Stderr, &slog.HandlerOptions{Level: level})), nil
+	return log, nil
 }
 
 func (c *config) runtimeConfig(log *slog.Logger) runtime.Config {

@@ -32,6 +32,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -225,6 +226,13 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	if err := n.store.Identify(n.creds.Identity().NodeID, n.creds.Signer()); err != nil {
 		return err
 	}
+	stop, err := telemetry.StartTraces(ctx, telemetry.Program{
+		Service: "gpuaas-agent", Version: daemon.Version(), Instance: n.creds.Identity().NodeID,
+	}, n.log)
+	if err != nil {
+		return err
+	}
+	defer stop()
 	socket, err := local.Listen(ctx, c.socket(), mode)
 	if err != nil {
 		return err

@@ -87,9 +87,8 @@ func (r *Reconciler) admit(ctx context.Context) {
 		decision := accept.Admit(p.Workload, bundles, accepted.IssuedAt, parsed)
 		decisions[p.SHA256Hex()] = decision
 		if !decision.Admitted {
-			r.log.WarnContext(ctx, "workload refused", slog.String("member_id", p.MemberID),
-				slog.String("reason", decision.Reason.Text()), slog.String("detail", decision.Detail),
-				slog.String("correlation_id", p.Workload.GetCorrelationId()))
+			r.log.WarnContext(r.workContext(ctx, p.MemberID), "workload refused", slog.String("member_id", p.MemberID),
+				slog.String("reason", decision.Reason.Text()), slog.String("detail", decision.Detail))
 		}
 	}
 	if len(decisions) == 0 {

@@ -45,6 +45,7 @@ func (r *Reconciler) guardDisk(ctx context.Context) {
 	for {
 		over, pause := r.machine.Disk.OverLimit(ctx)
 		for _, x := range over {
+			ctx := r.workContext(ctx, r.store.Runs()[x.ID].MemberID)
 			r.log.WarnContext(ctx, "stopping a container that exceeds its disk limit", slog.String("container_id", x.ID),
 				slog.String("detail", x.Detail))
 			if err := r.store.UpdateRun(x.ID, func(run *state.Run) { run.OverDisk = x.Detail }); err != nil {

@@ -24,6 +24,7 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		return
 	}
 	pull, pulling := a.(agent.PullImage)
+	ctx = r.workContext(ctx, id)
 	acting, cancel := context.WithCancel(ctx)
 	w := &work{image: pull.Image, service: agent.ServiceOf(a), cancel: cancel}
 	r.markBusy(id, w)
@@ -43,7 +44,7 @@ func (r *Reconciler) start(ctx context.Context, a agent.Action) {
 		}
 		began := time.Now()
 		failpoint.Hit("agent/action/begun")
-		err := r.execute(acting, a)
+		err := traced(acting, a, func(ctx context.Context) error { return r.execute(ctx, a) })
 		failpoint.Hit("agent/action/done")
 		r.log.DebugContext(ctx, "action", slog.String("action", fmt.Sprintf("%T", a)), slog.String("member_id", id),
 			slog.Duration("took", time.Since(began)), slog.Any("error", err))

@@ -79,7 +79,9 @@ func (r *Reconciler) launch(ctx context.Context, a agent.SetupNetwork) error {
 	errs := make([]error, len(a.Start))
 	var containers sync.WaitGroup
 	for i, start := range a.Start {
-		containers.Go(func() { errs[i] = r.startContainer(launching, start, n) })
+		containers.Go(func() {
+			errs[i] = traced(launching, start, func(ctx context.Context) error { return r.startContainer(ctx, start, n) })
+		})
 	}
 	n.err = r.setupNetworks(ctx, a, n)
 	close(n.complete)
@@ -125,7 +127,7 @@ func (r *Reconciler) startContainer(ctx context.Context, a agent.StartContainer,
 	}
 	failpoint.Hit("agent/start/run_opened")
 	r.log.InfoContext(ctx, "starting a container", slog.String("member_id", a.MemberID), slog.String("run_id", run.ID),
-		slog.String("image", a.Service.Spec.GetImage()), slog.String("correlation_id", a.Workload.CorrelationID))
+		slog.String("image", a.Service.Spec.GetImage()))
 	paths := r.machine.Network.Namespaces(network.ID(a.MemberID, a.Service.Attachment()))
 	spec := runtime.Spec{
 		ID:         run.ID,

@@ -71,7 +71,7 @@ func (r *Reconciler) probe(ctx context.Context, snap snapshot) {
 			if r.probers[c.ID] != nil {
 				continue
 			}
-			probing, cancel := context.WithCancel(ctx)
+			probing, cancel := context.WithCancel(r.workContext(ctx, c.MemberID))
 			p := &prober{cancel: cancel}
 			r.probers[c.ID] = p
 			at := addressesOf(snap.members[c.MemberID], service)

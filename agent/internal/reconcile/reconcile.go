@@ -262,7 +262,7 @@ func (r *Reconciler) statuses(ctx context.Context, s snapshot, now time.Time) []
 			continue
 		}
 		if err := r.store.SignRefusal(status); err != nil {
-			r.log.ErrorContext(ctx, "cannot sign the owner's refusal",
+			r.log.ErrorContext(r.workContext(ctx, status.GetMemberId()), "cannot sign the owner's refusal",
 				slog.String("member_id", status.GetMemberId()), slog.Any("error", err))
 		}
 	}

@@ -154,7 +154,8 @@ func (r *Runtime) endCommand(ctx context.Context, containerID string, p client.P
 	end, cancel := r.detached(ctx)
 	defer cancel()
 	if _, err := p.Delete(end, client.WithProcessKill); err != nil && !errdefs.IsNotFound(err) {
-		r.cfg.Log.Warn("cannot delete a finished command", slog.String("container_id", containerID), slog.Any("error", err))
+		r.cfg.Log.WarnContext(ctx, "cannot delete a finished command", slog.String("container_id", containerID),
+			slog.Any("error", err))
 	}
 }
 

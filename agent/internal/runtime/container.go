@@ -179,7 +179,8 @@ func (r *Runtime) abandon(ctx context.Context, id string) {
 	clean, cancel := r.detached(ctx)
 	defer cancel()
 	if err := r.Remove(clean, id); err != nil {
-		r.cfg.Log.Warn("cannot clean up after a failed start", slog.String("container_id", id), slog.Any("error", err))
+		r.cfg.Log.WarnContext(ctx, "cannot clean up after a failed start", slog.String("container_id", id),
+			slog.Any("error", err))
 	}
 }
 

@@ -22,7 +22,7 @@ func (s *session) report(ctx context.Context) error {
 			return errors.New("the control stream is closed")
 		}
 		if r := s.observer.Report(); r.Passes > 0 {
-			if err := s.sendReport(r); err != nil {
+			if err := s.sendReport(ctx, r); err != nil {
 				return err
 			}
 		}
@@ -62,7 +62,7 @@ func (s *session) awaitReportAck(ctx context.Context) bool {
 	}
 }
 
-func (s *session) sendReport(r agent.Report) error {
+func (s *session) sendReport(ctx context.Context, r agent.Report) error {
 	if err := s.sendPulls(true); err != nil {
 		return err
 	}
@@ -71,11 +71,13 @@ func (s *session) sendReport(r agent.Report) error {
 	s.mu.Lock()
 	counter, workloads := s.reports.Next(r.Workloads, now, func(id string) bool { return members[id].Reported })
 	s.mu.Unlock()
+	end := s.traceStatuses(ctx, workloads)
 	out := &protocol.Report{
 		Counter: counter, At: timestamppb.New(now), Epoch: r.Epoch, Generation: r.Generation, Conditions: r.Conditions,
 		Workloads: workloads, Accelerators: r.Accelerators, Environments: r.Environments, Volumes: r.Volumes,
 	}
 	err := s.send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: out}})
+	end(err)
 	failpoint.Hit("agent/report/sent")
 	return err
 }

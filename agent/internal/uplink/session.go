@@ -36,6 +36,7 @@ func (u *Uplink) session(ctx context.Context, observer Reconciler) (lasted time.
 		observer:   observer,
 		unreadable: make(chan error, 1),
 		acks:       notify.NewSignal(),
+		reported:   map[string]reportedStatus{},
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	code, reason := link.CodeOK, "the agent is stopping"
@@ -82,6 +83,9 @@ type session struct {
 	reports hubsession.Reports
 	// acks wakes when the hub has acknowledged a report.
 	acks notify.Signal
+
+	// reported are the statuses that were sent in this session, by member; report alone uses it.
+	reported map[string]reportedStatus
 
 	pullsMu sync.Mutex
 	// pulls are those that the hub was told of last.
@@ -206,7 +210,7 @@ func (s *session) receive(ctx context.Context) error {
 		}
 		switch x := m.GetMessage().(type) {
 		case *protocol.HubMessage_PushState:
-			err = s.answer(s.u.acceptor.State(ctx, x.PushState.GetEnvelope(), x.PushState.GetParts()))
+			err = s.acceptState(ctx, x.PushState)
 		case *protocol.HubMessage_PushLeases:
 			err = s.answer(s.u.acceptor.Leases(x.PushLeases.GetEnvelope()))
 		case *protocol.HubMessage_PushBundle:
@@ -222,6 +226,14 @@ func (s *session) receive(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// acceptState accepts a state in the trace of the hub's push.
+func (s *session) acceptState(ctx context.Context, m *protocol.PushState) error {
+	ctx, end := traced(ctx, m.GetTraceparent(), "accept state")
+	ack, err := s.u.acceptor.State(ctx, m.GetEnvelope(), m.GetParts())
+	end(err)
+	return s.answer(ack, err)
 }
 
 func (s *session) answer(a *protocol.Ack, _ error) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/loop"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -183,7 +184,10 @@ func (u *Uplink) fetch(ctx context.Context, request *protocol.FetchRequest) (*pr
 func exchange(ctx context.Context, conn *link.Conn, request *protocol.FetchRequest,
 	answer *protocol.FetchResponse,
 ) error {
-	stream, err := conn.Open(ctx, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_FETCH})
+	stream, err := conn.Open(ctx, &protocol.StreamHeader{
+		Kind:        protocol.StreamHeader_KIND_FETCH,
+		Traceparent: telemetry.Traceparent(ctx),
+	})
 	if err != nil {
 		return err
 	}

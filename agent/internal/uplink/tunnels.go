@@ -39,7 +39,9 @@ func (s *session) serveTunnels(ctx context.Context) error {
 				stream.Abort()
 				return
 			}
+			ctx, end := traced(ctx, header.GetTraceparent(), "serve tunnel")
 			s.tunnel(ctx, stream)
+			end(nil)
 		})
 	}
 }

@@ -35,6 +35,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/loop"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
+	"github.com/gpuaas/gpuaas/pkg/telemetry/metrics"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
 
@@ -62,10 +63,10 @@ type base struct {
 	log  logger
 	*closers
 
-	keys      *trust.Keys
-	process   db.Process
-	telemetry *telemetry.Telemetry
-	denied    *fleet.DenyList
+	keys     *trust.Keys
+	process  db.Process
+	exporter *metrics.Metrics
+	denied   *fleet.DenyList
 	ports
 	db     *db.DB
 	lease  *db.Lease
@@ -109,7 +110,7 @@ func open(ctx context.Context, c config, log logger, stdout io.Writer) (_ *hub, 
 	if err := checkClock(keys, time.Now()); err != nil {
 		return nil, err
 	}
-	exporter, err := startTelemetry(ctx, c, keys, log, opened)
+	exporter, err := startTelemetry(ctx, keys, log, opened)
 	if err != nil {
 		return nil, err
 	}
@@ -127,35 +128,41 @@ func open(ctx context.Context, c config, log logger, stdout io.Writer) (_ *hub, 
 		return nil, err
 	}
 	return wire(ctx, base{
-		conf:      c,
-		log:       log,
-		closers:   opened,
-		keys:      keys,
-		process:   process,
-		telemetry: exporter,
-		denied:    denied,
-		ports:     bound,
-		db:        d,
-		lease:     lease,
-		sealer:    sealer,
+		conf:     c,
+		log:      log,
+		closers:  opened,
+		keys:     keys,
+		process:  process,
+		exporter: exporter,
+		denied:   denied,
+		ports:    bound,
+		db:       d,
+		lease:    lease,
+		sealer:   sealer,
 	})
 }
 
-func startTelemetry(ctx context.Context, c config, keys *trust.Keys, log logger, opened *closers,
-) (*telemetry.Telemetry, error) {
-	t, err := telemetry.Start(ctx, telemetry.Config{
-		Service: "gpuaas-hub", Version: daemon.Version(), Instance: keys.HubID(), OTLPEndpoint: c.otlpEndpoint,
-		SampleRatio: 1, Log: log,
+func startTelemetry(ctx context.Context, keys *trust.Keys, log logger, opened *closers) (*metrics.Metrics, error) {
+	stop, err := telemetry.StartTraces(ctx, telemetry.Program{
+		Service: "gpuaas-hub", Version: daemon.Version(), Instance: keys.HubID(),
+	}, log)
+	if err != nil {
+		return nil, err
+	}
+	opened.add(func() error {
+		stop()
+		return nil
 	})
+	m, err := metrics.Start()
 	if err != nil {
 		return nil, err
 	}
 	opened.add(func() error {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), closeTimeout)
 		defer cancel()
-		return t.Close(ctx)
+		return m.Close(ctx)
 	})
-	return t, nil
+	return m, nil
 }
 
 // ports are the listeners, with what their handshakes need.
@@ -479,7 +486,7 @@ func (h *hub) run(ctx context.Context, stdout io.Writer, hangup <-chan os.Signal
 
 func (h *hub) serveMetrics(ctx context.Context) error {
 	mux := http.NewServeMux()
-	mux.Handle("GET /metrics", h.telemetry.Handler())
+	mux.Handle("GET /metrics", h.exporter.Handler())
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: closeTimeout}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()

@@ -46,7 +46,6 @@ type config struct {
 	webhookNetworks     []string
 	identity            identityConfig
 	metricsListen       string
-	otlpEndpoint        string
 	logLevel            string
 	logFormat           string
 }
@@ -116,7 +115,6 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 		"not public, like 10.1.0.0/16 (repeatable)")
 	c.identity.add(f)
 	f.StringVar(&c.metricsListen, "metrics-listen", "", "loopback HOST:PORT for Prometheus at /metrics (default: off)")
-	f.StringVar(&c.otlpEndpoint, "otlp-endpoint", "", "URL of an OTLP/HTTP collector for traces (default: off)")
 	f.StringVar(&c.logLevel, "log-level", "info", "debug, info, warn or error")
 	f.StringVar(&c.logFormat, "log-format", "json", "json or text")
 	return cmd

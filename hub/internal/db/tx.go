@@ -10,9 +10,12 @@ import (
 	"github.com/cockroachdb/cockroach-go/v2/crdb"
 	crdbpgx "github.com/cockroachdb/cockroach-go/v2/crdb/crdbpgxv5"
 	"github.com/jackc/pgx/v5"
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 const (
@@ -76,7 +79,13 @@ func Query[T any](ctx context.Context, d *DB, fn func(tx Tx) (T, error)) (T, err
 
 func run[T any](ctx context.Context, d *DB, opts pgx.TxOptions, fn func(tx Tx) (T, error)) (T, error) {
 	once := func(ctx context.Context, body func(Tx) error) result { return d.once(ctx, opts, body) }
-	return attempt(ctx, opts.AccessMode == pgx.ReadWrite, once, fn)
+	if opts.AccessMode != pgx.ReadWrite || !trace.SpanFromContext(ctx).IsRecording() {
+		return attempt(ctx, opts.AccessMode == pgx.ReadWrite, once, fn)
+	}
+	ctx, span := otel.Tracer("gpuaas/db").Start(ctx, "transaction")
+	out, err := attempt(ctx, true, once, fn)
+	telemetry.EndSpan(span, err)
+	return out, err
 }
 
 // attempt runs fn until it has come to an end.

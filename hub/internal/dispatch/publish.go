@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -36,7 +37,9 @@ var (
 type nodeSnapshot struct {
 	node fleet.Node
 	rev  int64
-	plan plan.Snapshot
+	// traceparent is of the change that made rev.
+	traceparent string
+	plan        plan.Snapshot
 	// header, parts and volumes are of the newest state.
 	header  stateHeader
 	parts   []*protocol.PartRef
@@ -51,7 +54,8 @@ func loadIntent(ctx context.Context, tx db.Tx, nodeID string) (s nodeSnapshot, e
 	if !s.node.Syncable() {
 		return nodeSnapshot{}, errNotSyncable
 	}
-	s.rev, err = fleet.IntentRev(ctx, tx, nodeID)
+	intent, err := fleet.GetIntent(ctx, tx, nodeID)
+	s.rev, s.traceparent = intent.Rev, intent.Traceparent
 	return s, err
 }
 
@@ -147,11 +151,30 @@ func (d *Dispatcher) compile(ctx context.Context, s nodeSnapshot) (plan.NodeStat
 	}
 	state, left, err = plan.CompileEach(s.plan, last)
 	for _, l := range left {
-		d.Log.ErrorContext(ctx, "member left out of its node's state", slog.String("node_id", s.node.ID),
+		d.Log.ErrorContext(withFieldsOf(ctx, s.plan, l.MemberID), "member left out of its node's state",
+			slog.String("node_id", s.node.ID),
 			slog.String("member_id", l.MemberID),
 			slog.Bool("last_document_kept", l.Kept), slog.Any("error", l.Cause))
 	}
 	return state, left, err
+}
+
+// withFieldsOf is for log lines about a member.
+func withFieldsOf(ctx context.Context, s plan.Snapshot, memberID string) context.Context {
+	i := slices.IndexFunc(s.Members, func(m plan.Member) bool { return m.ID == memberID })
+	if i < 0 {
+		return ctx
+	}
+	m := s.Members[i]
+	return telemetry.WithFields(telemetry.Continue(ctx, m.Traceparent), telemetry.Fields{
+		CorrelationID:     m.CorrelationID,
+		OrgID:             m.OrgID,
+		ProjectID:         m.ProjectID,
+		AppInstanceID:     m.InstanceID,
+		OperatingMode:     m.OperatingMode,
+		ControlPlaneScope: m.ControlPlaneScope,
+		RuntimeBackend:    m.RuntimeBackend,
+	})
 }
 
 func samePartRefs(a, b []*protocol.PartRef) bool {

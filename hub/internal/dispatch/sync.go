@@ -6,6 +6,8 @@ import (
 	"crypto/sha256"
 	"errors"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -16,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -29,6 +32,8 @@ type nodeSync struct {
 	leases        []*protocol.Lease
 	// snapshot is what to compile where the state is not current.
 	snapshot nodeSnapshot
+	// traceparent is of the change that made the latest intent.
+	traceparent string
 }
 
 // syncNode publishes a new state where the newest is outdated, and pushes what a connected node does not hold. Leases
@@ -52,7 +57,8 @@ func (d *Dispatcher) syncNode(ctx context.Context, nodeID string, minGeneration 
 		}
 	}
 	if !n.current {
-		n.header, err = d.publish(ctx, n.snapshot, n.minGeneration)
+		publish := func(ctx context.Context) (stateHeader, error) { return d.publish(ctx, n.snapshot, n.minGeneration) }
+		n.header, err = d.traced(ctx, "compile and sign state", n.traceparent, publish)
 		if isNotSyncable(err) {
 			return nil
 		}
@@ -61,9 +67,26 @@ func (d *Dispatcher) syncNode(ctx context.Context, nodeID string, minGeneration 
 		}
 	}
 	if connected && !n.header.version().Equal(heldBy(acked)) {
-		return d.pushState(ctx, nodeID)
+		_, err = d.traced(ctx, "push state", n.traceparent, func(ctx context.Context) (stateHeader, error) {
+			return n.header, d.pushState(ctx, nodeID)
+		})
 	}
-	return nil
+	return err
+}
+
+// traced is work in the trace of the change that made a node's latest intent; of a change without one, in none.
+func (d *Dispatcher) traced(ctx context.Context, name, traceparent string,
+	work func(context.Context) (stateHeader, error),
+) (stateHeader, error) {
+	if traceparent == "" {
+		return work(ctx)
+	}
+	ctx, span := otel.Tracer("gpuaas/dispatch").Start(telemetry.Continue(ctx, traceparent), name)
+	h, err := work(ctx)
+	span.SetAttributes(attribute.String("gpuaas.node_id", h.nodeID), attribute.Int64("gpuaas.generation",
+		int64(h.generation)))
+	telemetry.EndSpan(span, err)
+	return h, err
 }
 
 // isNotSyncable reports whether the node is gone or not syncable.
@@ -89,6 +112,7 @@ func (d *Dispatcher) loadNode(ctx context.Context, nodeID string, acked nodelink
 		if connected {
 			held = heldBy(acked)
 		}
+		n.traceparent = s.traceparent
 		n.minGeneration = d.lowestGeneration(s.node, n.header, held, minGeneration)
 		n.current = n.header.rev == s.rev && n.header.generation >= n.minGeneration && d.signedByCurrentKey(n.header)
 		if connected {
@@ -130,6 +154,7 @@ func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
 	if err != nil {
 		return err
 	}
+	m.Traceparent = telemetry.Traceparent(ctx)
 	failpoint.Hit("hub/dispatch/loaded")
 	d.Link.PushState(nodeID, m, doc.generation, doc.sha256)
 	failpoint.Hit("hub/dispatch/pushed")

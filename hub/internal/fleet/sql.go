@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -153,8 +154,9 @@ const IntentQueue = "node_intents"
 // enqueued after the commit.
 func BumpIntent(ctx context.Context, tx db.Tx, nodeID string) error {
 	tx.Enqueue(IntentQueue, nodeID)
-	return tx.Queue(ctx, `INSERT INTO node_intents (node_id, rev) VALUES ($1, 1)
-		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1`, nodeID)
+	return tx.Queue(ctx, `INSERT INTO node_intents (node_id, rev, traceparent) VALUES ($1, 1, $2)
+		ON CONFLICT (node_id) DO UPDATE SET rev = node_intents.rev + 1, traceparent = excluded.traceparent`, nodeID,
+		telemetry.Traceparent(ctx))
 }
 
 // IntentRevs returns the revisions of the nodes' intents; a node without one is left out.
@@ -164,9 +166,25 @@ func IntentRevs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int
 }
 
 // IntentRev returns the revision of the node's intent; 0 before the first.
-func IntentRev(ctx context.Context, tx db.Tx, nodeID string) (rev int64, err error) {
-	revs, err := IntentRevs(ctx, tx, []string{nodeID})
-	return revs[nodeID], err
+func IntentRev(ctx context.Context, tx db.Tx, nodeID string) (int64, error) {
+	i, err := GetIntent(ctx, tx, nodeID)
+	return i.Rev, err
+}
+
+// Intent is the revision of a node's intent, 0 before the first, and the W3C trace context of its last change.
+type Intent struct {
+	Rev         int64
+	Traceparent string
+}
+
+// GetIntent returns the node's intent.
+func GetIntent(ctx context.Context, tx db.Tx, nodeID string) (Intent, error) {
+	i, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Intent],
+		`SELECT rev, traceparent FROM node_intents WHERE node_id = $1`, nodeID)
+	if db.IsNoRows(err) {
+		return Intent{}, nil
+	}
+	return i, err
 }
 
 // addSuspect adds an incarnation to those that must not continue; beyond maxSuspects the oldest is dropped.

@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/sha256"
@@ -17,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 const (
@@ -97,6 +99,8 @@ func (a *api) authenticate(c *gin.Context, state *call) (leave func(), err error
 		}
 		return nil, err
 	}
+	org := cmp.Or(telemetry.FieldsOf(c.Request.Context()).OrgID, state.principal.OrgID)
+	telemetry.SetFields(c.Request.Context(), telemetry.Fields{OrgID: org})
 	state.caller = callerOf(state.principal)
 	a.known.Add(digest, state.caller)
 	state.again = func(ctx context.Context) (iam.Principal, error) {
@@ -211,8 +215,7 @@ func (a *api) fail(c *gin.Context, err error) {
 		if f.Kind == fault.Internal {
 			level = slog.LevelError
 		}
-		a.conf.Log.LogAttrs(ctx, level, "request failed", slog.String("code", string(f.Code)), slog.Any("error", err),
-			slog.String("correlation_id", state.correlationID))
+		a.conf.Log.LogAttrs(ctx, level, "request failed", slog.String("code", string(f.Code)), slog.Any("error", err))
 	}
 	a.audit(ctx, state, f)
 	if c.Writer.Written() {
@@ -247,7 +250,6 @@ func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 	}
 	if err := a.conf.Auditor.AuditFailure(ctx, m, failure); err != nil {
 		a.unrecorded.Add(unrecorded)
-		a.conf.Log.ErrorContext(ctx, "audit row of a failed request is lost", slog.Any("error", err),
-			slog.String("correlation_id", state.correlationID))
+		a.conf.Log.ErrorContext(ctx, "audit row of a failed request is lost", slog.Any("error", err))
 	}
 }

@@ -182,7 +182,7 @@ func (p appStream) serve(w http.ResponseWriter) error {
 	defer cancel()
 	if err := p.server.Commands.AuditStream(ctx, m, p.endAction, p.instance, detail); err != nil {
 		cmp.Or(p.server.Log, slog.New(slog.DiscardHandler)).ErrorContext(ctx, "audit row of a stream's end is lost",
-			slog.Any("error", err), slog.String("correlation_id", m.CorrelationID))
+			slog.Any("error", err))
 	}
 	return err
 }

@@ -50,6 +50,12 @@ const (
 	defaultRegistryBytesPerSecond = 256 << 20
 	defaultRegistryBurstBytes     = artifact.MaxUploadBytes
 
+	// Callers may ask that their requests be traced, an address this many times.
+	addressTracesPerSecond = 10
+	addressTracesBurst     = 100
+	tracesPerSecond        = 50
+	tracesBurst            = 500
+
 	// rowShare is the part of a caller's rate that may leave audit rows by failing; a burst of requests may leave a row
 	// each.
 	rowShare = 50
@@ -137,6 +143,8 @@ type budgets struct {
 	logins, addressLogins *budget
 	// What the registry's transfers move.
 	callerBytes, orgBytes, nodeBytes *budget
+	// Traces that callers asked for.
+	addressTraces, traces *budget
 	// What failing requests write to the audit trail.
 	addressRows, anonymousRows          *budget
 	callerRows, orgRows, identifiedRows *budget
@@ -149,6 +157,7 @@ func newBudgets(conf Config) *budgets {
 		anonymous:      newBudget("anonymous", anonymousPerSecond, anonymousBurst, nil),
 		api:            newBudget("api", apiShare*perSecond, apiShare*burst, nil),
 		nodes:          newBudget("nodes", nodesPerSecond, nodesBurst, nil),
+		traces:         newBudget("traces", tracesPerSecond, tracesBurst, nil),
 		anonymousRows:  newBudget("anonymous_rows", anonymousRowsPerSecond, anonymousRowsBurst, nil),
 		identifiedRows: newBudget("rows", apiShare*perSecond/rowShare, apiShare*burst, nil),
 	}
@@ -162,6 +171,7 @@ func newBudgets(conf Config) *budgets {
 	b.callerBytes = newByteBudget("caller_bytes", bytesPerSecond, burstBytes, b.api)
 	b.orgBytes = newByteBudget("org_bytes", orgShare*bytesPerSecond, orgShare*burstBytes, b.api)
 	b.nodeBytes = newByteBudget("node_bytes", bytesPerSecond, burstBytes, b.nodes)
+	b.addressTraces = newBudget("address_traces", addressTracesPerSecond, addressTracesBurst, b.traces)
 	b.addressRows = newBudget("address_rows", 1/time.Minute.Seconds(), 1, b.anonymousRows)
 	b.callerRows = newBudget("caller_rows", perSecond/rowShare, burst, b.identifiedRows)
 	b.orgRows = newBudget("org_rows", orgShare*perSecond/rowShare, orgShare*burst, b.identifiedRows)
@@ -204,6 +214,12 @@ func (b *budgets) ofRow(id callerID, ip string) []charge {
 		return []charge{{b.addressRows, address}, {b.anonymousRows, ""}}
 	}
 	return append(chargesOf(id, b.callerRows, b.orgRows), charge{b.identifiedRows, ""})
+}
+
+// ofTrace is charged for a trace that is sent to the collector because its caller asks for it.
+func (b *budgets) ofTrace(ip string) []charge {
+	address, _ := prefixes(ip)
+	return []charge{{b.addressTraces, address}, {b.traces, ""}}
 }
 
 // bytesOfNode are charged with what a node moves through the registry.

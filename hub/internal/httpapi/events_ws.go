@@ -70,8 +70,7 @@ func (e eventSocket) VisitFollowEventsResponse(w http.ResponseWriter) error {
 	defer cancel()
 	code, reason, err := e.follow(ctx, conn)
 	if err != nil {
-		e.log.InfoContext(ctx, "a client of events was cut off", slog.Any("error", err),
-			slog.String("correlation_id", callOf(e.request.Context()).correlationID))
+		e.log.InfoContext(ctx, "a client of events was cut off", slog.Any("error", err))
 		return err
 	}
 	return conn.Close(code, reason)

@@ -137,8 +137,7 @@ func (a *api) engine(s StrictServerInterface) *gin.Engine {
 		},
 		HandlerErrorFunc: a.fail,
 		ResponseErrorHandlerFunc: func(c *gin.Context, err error) {
-			a.conf.Log.InfoContext(c.Request.Context(), "answer not delivered", slog.Any("error", err),
-				slog.String("correlation_id", callOf(c.Request.Context()).correlationID))
+			a.conf.Log.InfoContext(c.Request.Context(), "answer not delivered", slog.Any("error", err))
 		},
 	})
 	options := GinServerOptions{ErrorHandler: func(c *gin.Context, err error, _ int) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -82,7 +81,7 @@ func newTestAPI(t *testing.T, s StrictServerInterface, change ...func(*Config)) 
 	t.Helper()
 	d := &testAPI{now: time.Unix(1_800_000_000, 0).UTC()}
 	conf := Config{
-		Authenticator: d, Auditor: d, Log: slog.New(slog.NewJSONHandler(d, nil)), Now: func() time.Time { return d.now },
+		Authenticator: d, Auditor: d, Log: jsonLog(t, d), Now: func() time.Time { return d.now },
 		RequestsPerSecond: 1e6, Burst: 1e6,
 	}
 	for _, f := range change {

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -82,7 +81,7 @@ func newHouseWith(t *testing.T, identity *command.IdentityProvider) *house {
 	h.tail = server.Queries.Tail
 	h.Handler, err = NewHandler(server, Config{
 		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.Service{DB: h.d},
-		Log: slog.New(slog.NewJSONHandler(h.log, nil)), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+		Log: jsonLog(t, h.log), Now: h.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
 	h.begin = h.now

@@ -6,7 +6,6 @@ import (
 	"crypto/rand"
 	"fmt"
 	"io"
-	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -123,7 +122,7 @@ func (s *theater) open(t *testing.T) {
 	}
 	s.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
-		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+		Log: jsonLog(t, s.log), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
 	s.direct = s.Handler

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 // registryHandler adds a request id, a line in the log, recovery from panics and budgets to the registry, which is not
@@ -17,16 +18,17 @@ func (a *api) registryHandler(route string, next http.Handler) http.Handler {
 		counted := &countingWriter{ResponseWriter: w}
 		w.Header().Set(requestIDHeader, id)
 		r.Header.Set(requestIDHeader, id)
+		r = r.WithContext(telemetry.WithFields(r.Context(), telemetry.Fields{CorrelationID: id}))
 		defer func() { //nolint:contextcheck // the request's own context is in r
 			p := recover()
 			if p != nil && p != http.ErrAbortHandler { //nolint:errorlint // the documented sentinel, compared as net/http does
-				a.logPanic(r.Context(), p, id)
+				a.logPanic(r.Context(), p)
 			}
 			if p != nil && counted.status == 0 {
 				http.Error(w, http.StatusText(http.StatusInternalServerError), http.StatusInternalServerError)
 				counted.status = http.StatusInternalServerError
 			}
-			a.logRequest(r, route, counted.status, counted.bytes, a.conf.Now().Sub(start), id)
+			a.logRequest(r, route, counted.status, counted.bytes, a.conf.Now().Sub(start))
 			if p != nil {
 				panic(http.ErrAbortHandler) // the client must see that the answer is incomplete
 			}

@@ -13,11 +13,11 @@ import (
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/propagation"
 	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 // maxRequestIDBytes bounds X-Request-ID; a longer one is replaced.
@@ -35,7 +35,12 @@ func (a *api) observe(c *gin.Context) {
 	if state.op != nil {
 		route = state.op.template
 	}
-	ctx := propagation.TraceContext{}.Extract(c.Request.Context(), propagation.HeaderCarrier(c.Request.Header))
+	ctx := telemetry.WithFields(a.continued(c.Request.Context(), c.Request.Header, state), telemetry.Fields{
+		CorrelationID: state.correlationID,
+		OrgID:         idParam(c, "org_id"),
+		ProjectID:     idParam(c, "project_id"),
+		AppInstanceID: idParam(c, "app_instance_id"),
+	})
 	ctx, span := a.tracer.Start(ctx, c.Request.Method+" "+route, trace.WithSpanKind(trace.SpanKindServer),
 		trace.WithAttributes(
 			attribute.String("http.request.method", methodLabel(c.Request.Method)),
@@ -62,26 +67,45 @@ func (a *api) observe(c *gin.Context) {
 		attribute.String("http.route", route),
 		attribute.Int("http.response.status_code", status),
 	))
-	a.logRequest(c.Request, route, status, max(0, int64(c.Writer.Size())), took, state.correlationID,
+	a.logRequest(c.Request, route, status, max(0, int64(c.Writer.Size())), took,
 		slog.String("code", string(state.failure)), slog.String("principal_type", string(state.principal.Type)),
-		slog.String("principal_id", state.principal.ID), slog.String("org_id", state.principal.OrgID),
+		slog.String("principal_id", state.principal.ID), slog.String("principal_org_id", state.principal.OrgID),
 		slog.String("remote_ip", state.remoteIP))
+}
+
+// continued is within the span of the caller's traceparent header. Whether the trace is sent to the collector, a caller
+// may say within its budget: anybody may send the header.
+func (a *api) continued(ctx context.Context, h http.Header, state *call) context.Context {
+	header := h.Get("traceparent")
+	inTrace := telemetry.Continue(ctx, header)
+	if !trace.SpanContextFromContext(inTrace).IsSampled() ||
+		a.budgets.spend(a.budgets.ofTrace(state.remoteIP), state.at) == nil {
+		return inTrace
+	}
+	return telemetry.ContinueUnsampled(ctx, header)
+}
+
+// idParam returns an id of the path; empty where it is none, which the contract refuses.
+func idParam(c *gin.Context, name string) string {
+	if id := c.Param(name); db.IsID(id) {
+		return id
+	}
+	return ""
 }
 
 // logRequest writes the line that each request has in the log.
 func (a *api) logRequest(r *http.Request, route string, status int, bytes int64, took time.Duration,
-	correlationID string, more ...slog.Attr,
+	more ...slog.Attr,
 ) {
 	a.conf.Log.LogAttrs(r.Context(), levelOf(status), "request", append([]slog.Attr{
 		slog.String("method", methodLabel(r.Method)), slog.String("route", route), slog.Int("status", status),
 		slog.Int64("duration_us", took.Microseconds()), slog.Int64("response_bytes", bytes),
-		slog.String("correlation_id", correlationID),
 	}, more...)...)
 }
 
-func (a *api) logPanic(ctx context.Context, p any, correlationID string) {
+func (a *api) logPanic(ctx context.Context, p any) {
 	a.conf.Log.ErrorContext(ctx, "panic", slog.String("panic", fmt.Sprint(p)),
-		slog.String("stack", string(debug.Stack())), slog.String("correlation_id", correlationID))
+		slog.String("stack", string(debug.Stack())))
 }
 
 // errPanic is a panic in a handler; the log has its text.
@@ -94,7 +118,7 @@ func (a *api) guarded(c *gin.Context) {
 			if p == http.ErrAbortHandler { //nolint:errorlint // the documented sentinel, compared as net/http does
 				panic(p)
 			}
-			a.logPanic(c.Request.Context(), p, callOf(c.Request.Context()).correlationID)
+			a.logPanic(c.Request.Context(), p)
 			a.fail(c, fault.As(errPanic))
 		}
 	}()

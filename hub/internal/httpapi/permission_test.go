@@ -3,7 +3,6 @@ package httpapi
 import (
 	"cmp"
 	"context"
-	"log/slog"
 	"maps"
 	"net/http"
 	"regexp"
@@ -46,7 +45,7 @@ func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 	var err error
 	s.Handler, err = NewHandler(api, Config{
 		Authenticator: powerless{orgID, projectID}, Auditor: &command.Service{DB: s.d},
-		Log: slog.New(slog.NewJSONHandler(s.log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+		Log: jsonLog(t, s.log), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
 	doc, err := openapi3.NewLoader().LoadFromData(hubapi.OpenAPI)

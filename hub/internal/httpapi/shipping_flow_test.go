@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/json"
 	"encoding/pem"
-	"log/slog"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -74,7 +73,7 @@ func newYard(t *testing.T) *yard {
 	api.Queries.Registry, api.Commands.Registry, api.RegistryHost = registry, registry, registry.Host()
 	y.Handler, err = NewHandler(api, Config{
 		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.Service{DB: y.d}, Registry: registry,
-		Log: slog.New(slog.NewJSONHandler(y.log, nil)), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+		Log: jsonLog(t, y.log), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
 	y.Handler = conforms(t, y.Handler)

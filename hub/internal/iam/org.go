@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 const (
@@ -128,6 +129,7 @@ func InProject(ctx context.Context, tx db.Tx, p Principal, permission Permission
 	if err != nil {
 		return Project{}, err
 	}
+	telemetry.SetFields(ctx, telemetry.Fields{OrgID: project.OrgID, ProjectID: project.ID})
 	return project, Authorize(p, permission, project.OrgID, project.ID)
 }
 

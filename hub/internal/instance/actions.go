@@ -208,7 +208,7 @@ func begin(ctx context.Context, tx db.Tx, i Instance, req Request, kind string, 
 	if err := insertOperation(ctx, tx, i, kind, req, now); err != nil {
 		return Change{}, err
 	}
-	i.Operation = Operation{Kind: kind, By: req.By, CorrelationID: req.CorrelationID}
+	i.Operation = operationOf(ctx, kind, req)
 	for _, m := range i.Members {
 		if m.Unreachable && !m.External {
 			// An unreachable node shows at once.

@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -58,6 +59,7 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 	if err != nil {
 		return Instance{}, false, err
 	}
+	ctx = telemetry.Continue(ctx, w.GetTraceparent())
 	made = len(list) == 0
 	if made {
 		i = Instance{

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -221,7 +222,8 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 	i.Lifecycle = lifecycle.Lifecycle{Status: lifecycle.Requested, Health: lifecycle.HealthUnknown}
 	i.Revision, i.Version, i.ResourceVersion = 1, first.AppVersion, 1
 	i.ParametersJSON, i.ConfigJSON, i.Resources = first.ParametersJSON, first.ConfigJSON, first.Resources
-	i.Operation = Operation{Kind: operationDeploy, By: i.RequestedBy, CorrelationID: i.CorrelationID}
+	req := Request{OperationID: operationID, By: i.RequestedBy, CorrelationID: i.CorrelationID}
+	i.Operation = operationOf(ctx, operationDeploy, req)
 	i.CreatedAt, i.UpdatedAt, i.Members = now, now, slices.Clone(i.Members)
 	for n := range i.Members {
 		m := &i.Members[n]
@@ -244,10 +246,10 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 	if err := insertRevision(ctx, tx, i.ID, Revision{No: i.Revision}, first, i.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
-	req := Request{OperationID: operationID, By: i.RequestedBy, CorrelationID: i.CorrelationID}
 	if err := insertOperation(ctx, tx, i, operationDeploy, req, now); err != nil {
 		return Change{}, err
 	}
+	telemetry.SetFields(ctx, i.LogFields())
 	return Change{Instance: i, Steps: []lifecycle.Step{{To: lifecycle.Requested}}, FirstVersion: 1, DesiredChanged: true},
 		nil
 }
@@ -264,7 +266,20 @@ func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) 
 	if len(list) == 0 {
 		return Instance{}, errNotFound()
 	}
+	telemetry.SetFields(ctx, list[0].LogFields())
 	return list[0], nil
+}
+
+// LogFields are what log lines of work on the instance have.
+func (i Instance) LogFields() telemetry.Fields {
+	return telemetry.Fields{
+		OrgID:             i.OrgID,
+		ProjectID:         i.ProjectID,
+		AppInstanceID:     i.ID,
+		OperatingMode:     i.Modes.OperatingMode,
+		ControlPlaneScope: i.Modes.ControlPlaneScope,
+		RuntimeBackend:    i.Modes.RuntimeBackend,
+	}
 }
 
 // Filter selects a page of a list; After is the last id of the previous page.
@@ -328,7 +343,7 @@ func RequestDecommission(ctx context.Context, tx db.Tx, i Instance, req Request,
 	if err := insertOperation(ctx, tx, i, operationDecommission, req, now); err != nil {
 		return Change{}, err
 	}
-	i.Operation = Operation{Kind: operationDecommission, By: req.By, CorrelationID: req.CorrelationID}
+	i.Operation = operationOf(ctx, operationDecommission, req)
 	// An unreachable node shows at once.
 	after, more := i.advance(next)
 	return saveSteps(ctx, tx, i, after, append([]lifecycle.Step{step}, more...), now)

@@ -7,6 +7,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -15,6 +16,8 @@ type Operation struct {
 	Kind          string
 	By            principal.Actor
 	CorrelationID string
+	// Traceparent is the W3C trace context of the request; empty where there was none.
+	Traceparent string
 }
 
 const (
@@ -45,6 +48,10 @@ func operationOutcome(s lifecycle.Step) (outcome string, over bool) {
 	}
 }
 
+func operationOf(ctx context.Context, kind string, r Request) Operation {
+	return Operation{Kind: kind, By: r.By, CorrelationID: r.CorrelationID, Traceparent: telemetry.Traceparent(ctx)}
+}
+
 // insertOperation also marks the instance's earlier operations as superseded.
 func insertOperation(ctx context.Context, tx db.Tx, i Instance, kind string, r Request, now time.Time) error {
 	if err := tx.Queue(ctx,
@@ -53,9 +60,9 @@ func insertOperation(ctx context.Context, tx db.Tx, i Instance, kind string, r R
 		return err
 	}
 	return tx.Queue(ctx, `INSERT INTO instance_operations (id, instance_id, kind, revision, status, reason,
-			requested_by_type, requested_by_id, correlation_id, started_at)
-		VALUES ($1, $2, $3, $4, 'running', '', $5, $6, $7, $8)`,
-		r.OperationID, i.ID, kind, i.Revision, r.By.Type, r.By.ID, r.CorrelationID, now)
+			requested_by_type, requested_by_id, correlation_id, traceparent, started_at)
+		VALUES ($1, $2, $3, $4, 'running', '', $5, $6, $7, $8, $9)`,
+		r.OperationID, i.ID, kind, i.Revision, r.By.Type, r.By.ID, r.CorrelationID, telemetry.Traceparent(ctx), now)
 }
 
 func endOperations(ctx context.Context, tx db.Tx, instanceID, outcome string, reason protocol.WorkloadStatus_Reason,

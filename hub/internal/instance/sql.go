@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -66,11 +67,12 @@ func insertRevision(ctx context.Context, tx db.Tx, instanceID string, made Revis
 	return tx.Queue(ctx,
 		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
 			delegation_envelope, features, readiness_timeout_ms, correlation_id, created_at, previous_revision,
-			fallback_revision, ready_at, resources, rolls_back)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)`,
+			fallback_revision, ready_at, resources, rolls_back, traceparent)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)`,
 		instanceID, made.No, r.AppVersion, r.ParametersJSON, r.ConfigJSON, r.ManifestEnvelope,
 		orEmpty(r.DelegationEnvelope), features, r.ReadinessTimeout.Milliseconds(),
-		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt), resources, made.RollsBack)
+		correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt), resources, made.RollsBack,
+		telemetry.Traceparent(ctx))
 }
 
 // copyRevision makes a revision with the content of an earlier one, for all members, under the current delegation.
@@ -80,12 +82,12 @@ func copyRevision(ctx context.Context, tx db.Tx, i Instance, from int64, made Re
 	if _, err := tx.Exec(ctx,
 		`INSERT INTO instance_revisions (instance_id, revision, app_version, parameters, config, manifest_envelope,
 			delegation_envelope, features, readiness_timeout_ms, correlation_id, created_at, previous_revision,
-			fallback_revision, rolls_back, ready_at, resources)
+			fallback_revision, rolls_back, ready_at, resources, traceparent)
 		SELECT instance_id, $3, app_version, parameters, config, manifest_envelope, $9,
-			features, readiness_timeout_ms, $4, $5, $6, $7, $10, $8, resources
+			features, readiness_timeout_ms, $4, $5, $6, $7, $10, $8, resources, $11
 		FROM instance_revisions WHERE instance_id = $1 AND revision = $2`,
 		i.ID, from, made.No, correlationID, now, made.Previous, made.Fallback, zeronull.Timestamptz(made.ReadyAt),
-		orEmpty(delegation), made.RollsBack); err != nil {
+		orEmpty(delegation), made.RollsBack, telemetry.Traceparent(ctx)); err != nil {
 		return err
 	}
 	ids := make([]string, 0, len(i.Members))
@@ -321,7 +323,7 @@ func selectInstances(ctx context.Context, tx db.Tx, where string, args ...any) (
 			r.app_version, r.parameters, r.config, r.resources,
 			coalesce((SELECT p.app_version FROM instance_revisions p WHERE p.instance_id = i.id
 			AND p.revision = r.previous_revision), ''),
-			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id
+			o.kind, o.requested_by_type, o.requested_by_id, o.correlation_id, o.traceparent
 		FROM app_instances i
 		JOIN instance_revisions r ON r.instance_id = i.id AND r.revision = i.revision
 		JOIN instance_operations o ON o.id = (SELECT l.id FROM instance_operations l WHERE l.instance_id = i.id
@@ -352,7 +354,8 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 		&hints, &i.RequestedBy.Type, &i.RequestedBy.ID, &i.CorrelationID, &i.ResourceVersion, &i.CreatedAt, &i.UpdatedAt,
 		(*zeronull.Timestamptz)(&i.ActivatedAt),
 		&i.Version, &i.ParametersJSON, &i.ConfigJSON, &resources, &i.PreviousVersion,
-		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID); err != nil {
+		&i.Operation.Kind, &i.Operation.By.Type, &i.Operation.By.ID, &i.Operation.CorrelationID,
+		&i.Operation.Traceparent); err != nil {
 		return Instance{}, err
 	}
 	i.Members = []Member{m}
@@ -370,11 +373,12 @@ func scanInstance(row pgx.CollectableRow) (Instance, error) {
 
 // selectDesired returns the members of a condition that nodes are to run.
 func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Member, error) {
-	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.manifest_envelope,
+	const revision = `%[1]s.app_version, %[1]s.revision, %[1]s.correlation_id, %[1]s.traceparent, %[1]s.manifest_envelope,
 		%[1]s.delegation_envelope, %[1]s.parameters,
 		%[1]s.features, %[1]s.readiness_timeout_ms, %[1]s.created_at, %[1]s.rolls_back, %[2]s.services`
 	return db.Select(ctx, tx, scanDesired,
 		`SELECT m.id, m.instance_id, m.allocation_id, i.org_id, i.org_slug, i.project_id, i.app_slug, i.status,
+			i.operating_mode, i.control_plane_scope, i.runtime_backend,
 			`+fmt.Sprintf(revision, "r", "s")+`, `+fmt.Sprintf(revision, "f", "fs")+`
 		FROM instance_members m
 		JOIN app_instances i ON i.id = m.instance_id
@@ -390,6 +394,7 @@ func selectDesired(ctx context.Context, tx db.Tx, where, id string) ([]plan.Memb
 // content receives the columns of one revision; all nil where there is none.
 type content struct {
 	version, correlationID, parameters       *string
+	traceparent                              *string
 	manifest, delegation, features, services []byte
 	revision, timeoutMillis                  *int64
 	createdAt                                *time.Time
@@ -398,7 +403,7 @@ type content struct {
 
 func (c *content) into() []any {
 	return []any{
-		&c.version, &c.revision, &c.correlationID, &c.manifest, &c.delegation, &c.parameters, &c.features,
+		&c.version, &c.revision, &c.correlationID, &c.traceparent, &c.manifest, &c.delegation, &c.parameters, &c.features,
 		&c.timeoutMillis, &c.createdAt, &c.rollsBack, &c.services,
 	}
 }
@@ -406,7 +411,7 @@ func (c *content) into() []any {
 func (c *content) fill(m *plan.Member) (err error) {
 	m.AppVersion, m.CorrelationID, m.ParametersJSON = *c.version, *c.correlationID, *c.parameters
 	m.ManifestEnvelope, m.DelegationEnvelope, m.NamedAt = c.manifest, c.delegation, c.createdAt.UTC()
-	m.RollsBack = *c.rollsBack
+	m.RollsBack, m.Traceparent = *c.rollsBack, *c.traceparent
 	m.Revision, m.ReadinessTimeout = uint64(*c.revision), time.Duration(*c.timeoutMillis)*time.Millisecond
 	if err := json.Unmarshal(c.features, &m.Features); err != nil {
 		return fmt.Errorf("member %s: features: %w", m.ID, err)
@@ -421,8 +426,10 @@ func scanDesired(row pgx.CollectableRow) (plan.Member, error) {
 		status         lifecycle.Status
 		main, fallback content
 	)
-	into := append([]any{&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status},
-		main.into()...)
+	into := append([]any{
+		&m.ID, &m.InstanceID, &m.AllocationID, &m.OrgID, &m.OrgSlug, &m.ProjectID, &m.AppSlug, &status,
+		&m.OperatingMode, &m.ControlPlaneScope, &m.RuntimeBackend,
+	}, main.into()...)
 	if err := row.Scan(append(into, fallback.into()...)...); err != nil {
 		return plan.Member{}, err
 	}

@@ -9,9 +9,13 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/trace"
 	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -27,6 +31,8 @@ type connection struct {
 	out     *outbox
 	log     *slog.Logger
 	tunnels tunnels
+	// traces bounds how many of the node's requests are traced.
+	traces *rate.Limiter
 	// uploaded is closed when the node has uploaded its state to a restored hub, or at once where none is needed.
 	uploaded   chan struct{}
 	uploadDone func()
@@ -44,6 +50,12 @@ type connection struct {
 
 // closeGrace is how long a node has to read GoAway.
 const closeGrace = time.Second
+
+const (
+	// tracesPerSecond and tracesBurst bound the requests of one node that are traced.
+	tracesPerSecond = 10
+	tracesBurst     = 100
+)
 
 func goAway(reason string) *protocol.HubMessage {
 	return &protocol.HubMessage{Message: &protocol.HubMessage_GoAway{GoAway: &protocol.GoAway{Reason: reason}}}
@@ -261,9 +273,17 @@ func (c *connection) accept(ctx context.Context, running *sync.WaitGroup) error 
 		}
 		running.Go(func() {
 			defer func() { <-slots }()
-			serve(ctx, stream)
+			serve(c.continued(ctx, header), stream)
 		})
 	}
+}
+
+// continued is within the node's span that opened a stream. A node may have so many of its requests traced.
+func (c *connection) continued(ctx context.Context, header *protocol.StreamHeader) context.Context {
+	if c.traces.Allow() {
+		return telemetry.Continue(ctx, header.GetTraceparent())
+	}
+	return telemetry.ContinueUnsampled(ctx, header.GetTraceparent())
 }
 
 // usage serves a usage stream, after the state upload where a restored hub needs one: usage of a member that the hub
@@ -291,12 +311,23 @@ func (c *connection) fetch(ctx context.Context, stream *link.Stream) {
 	if err := stream.Receive(request, protocol.MaxHeaderBytes); err != nil {
 		return
 	}
-	response, err := c.handler.Fetch(ctx, c.peer.NodeID, request)
+	response, err := c.tracedFetch(ctx, request)
 	if err != nil {
 		c.log.InfoContext(ctx, "fetch refused", slog.Any("error", err))
 		response = &protocol.FetchResponse{ErrorReason: fetchErrorReason(err)}
 	}
 	_ = stream.Send(response)
+}
+
+func (c *connection) tracedFetch(ctx context.Context, request *protocol.FetchRequest) (*protocol.FetchResponse, error) {
+	if !trace.SpanContextFromContext(ctx).IsValid() {
+		return c.handler.Fetch(ctx, c.peer.NodeID, request)
+	}
+	ctx, span := otel.Tracer("gpuaas/nodelink").Start(ctx, "answer fetch", trace.WithSpanKind(trace.SpanKindServer),
+		trace.WithAttributes(attribute.String("gpuaas.node_id", c.peer.NodeID)))
+	response, err := c.handler.Fetch(ctx, c.peer.NodeID, request)
+	telemetry.EndSpan(span, err)
+	return response, err
 }
 
 // fetchErrorReason is the reason of a refusal; any other error is temporary.

@@ -19,6 +19,7 @@ import (
 
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/metric"
+	"golang.org/x/time/rate"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -392,6 +393,7 @@ func (s *Server) open(ctx context.Context, conn *link.Conn, handler Handler, pee
 		conn:         conn,
 		control:      stream,
 		out:          newOutbox(),
+		traces:       rate.NewLimiter(tracesPerSecond, tracesBurst),
 		log:          log,
 		acked:        ackedByHello(peer.NodeID, session.SessionNo, hello),
 		incarnation:  hello.GetIncarnation(),

@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/pkg/duplex"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -124,7 +125,10 @@ func (s *Server) openTunnel(ctx context.Context, nodeID, orgID string, r *protoc
 	}
 	opening, cancel := context.WithTimeout(ctx, tunnelAnswerTimeout)
 	defer cancel()
-	stream, err := c.conn.Open(opening, &protocol.StreamHeader{Kind: protocol.StreamHeader_KIND_TUNNEL})
+	stream, err := c.conn.Open(opening, &protocol.StreamHeader{
+		Kind:        protocol.StreamHeader_KIND_TUNNEL,
+		Traceparent: telemetry.Traceparent(ctx),
+	})
 	if err != nil {
 		free()
 		return nil, unreachable(err)

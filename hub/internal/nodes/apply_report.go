@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -30,23 +31,28 @@ func (r Report) origin() origin { return origin{r.NodeID, r.Address} }
 // ApplyReport applies a node's report in the caller's transaction: inventory, members, the steps of their instances,
 // and for members proved gone their capacity and bills. No member of the node is set aside any more.
 func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) error {
+	_, err := applyWhole(ctx, tx, r, now)
+	return err
+}
+
+func applyWhole(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]instance.Change, error) {
 	if err := r.applyInventory(ctx, tx, now); err != nil {
-		return err
+		return nil, err
 	}
 	if err := applyVolumes(ctx, tx, r, now); err != nil {
-		return err
+		return nil, err
 	}
 	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil), now); err != nil {
-		return err
+		return nil, err
 	}
 	changes, err := instance.ApplyReport(ctx, tx, r.Report, now)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if err := finding.ResolveOthers(ctx, tx, r.NodeID, finding.Report, nil); err != nil {
-		return err
+		return nil, err
 	}
-	return completeAll(ctx, tx, r.origin(), actionReport, changes, now)
+	return changes, completeAll(ctx, tx, r.origin(), actionReport, changes, now)
 }
 
 // applyInventory applies what the report says that the node has.
@@ -71,15 +77,16 @@ func beginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (member
 
 // applyReportMembers is ApplyReport for some members of a report that was begun, and nothing once a newer report has
 // come.
-func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time) error {
+func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time,
+) ([]instance.Change, error) {
 	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(memberIDs), now); err != nil {
-		return err
+		return nil, err
 	}
 	changes, err := instance.ContinueReport(ctx, tx, r.Report, memberIDs, now)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return completeAll(ctx, tx, r.origin(), actionReport, changes, now)
+	return changes, completeAll(ctx, tx, r.origin(), actionReport, changes, now)
 }
 
 // applyVolumes stores where the node's volumes are. Each change goes on under the id of what was asked of it.
@@ -130,6 +137,7 @@ func completeAll(ctx context.Context, tx db.Tx, from origin, action string, chan
 ) error {
 	for _, c := range changes {
 		by := from.by(c.Instance.Operation.CorrelationID, now)
+		by.TraceID = telemetry.TraceID(c.Instance.Operation.Traceparent)
 		if err := change.CompleteInstance(ctx, tx, by, action, c); err != nil {
 			return err
 		}

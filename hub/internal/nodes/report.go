@@ -33,6 +33,8 @@ type reportResult struct {
 
 	report    Report
 	memberIDs []string
+	// changes are those of instances that were committed.
+	changes []instance.Change
 }
 
 // applyReport applies a report in one transaction. When that fails permanently, the members are applied in smaller and
@@ -105,7 +107,7 @@ func (a incomingReport) apply(ctx context.Context, tx db.Tx, whole bool) (out re
 		Volumes:      r.GetVolumes(),
 	}
 	if whole {
-		err = ApplyReport(ctx, tx, out.report, a.now)
+		out.changes, err = applyWhole(ctx, tx, out.report, a.now)
 	} else {
 		out.memberIDs, err = beginReport(ctx, tx, out.report, a.now)
 	}
@@ -121,11 +123,12 @@ func (svc *Service) applyMembers(ctx context.Context, out *reportResult, now tim
 		if temporary != nil {
 			return temporary
 		}
-		err := writeTx(ctx, svc, func(tx db.Tx) error {
+		changes, err := runTx(ctx, svc, func(tx db.Tx) ([]instance.Change, error) {
 			return applyReportMembers(ctx, tx, out.report, members, now)
 		})
 		switch {
 		case err == nil:
+			out.changes = append(out.changes, changes...)
 		case !isUnpostable(ctx, err):
 			temporary = err
 		case len(members) == 1:

@@ -236,6 +236,7 @@ func (svc *Service) Report(ctx context.Context, peer nodelink.Peer, sessionNo ui
 	if err != nil && !out.split {
 		return err
 	}
+	svc.traceChanges(ctx, out, now)
 	failpoint.Hit("hub/report/committed")
 	if out.newlyQuarantined {
 		svc.Log.WarnContext(ctx, "node quarantined", slog.String("node_id", nodeID),

@@ -52,6 +52,8 @@ CREATE TABLE IF NOT EXISTS instance_revisions (
   features JSONB NOT NULL,
   readiness_timeout_ms INT8 NOT NULL,
   correlation_id TEXT NOT NULL,
+  -- W3C trace context of the request; empty where there was none.
+  traceparent TEXT NOT NULL DEFAULT '',
   created_at TIMESTAMPTZ NOT NULL,
   -- The target of a rollback without a version; 0 if there is none.
   previous_revision INT8 NOT NULL DEFAULT 0,
@@ -137,6 +139,8 @@ CREATE TABLE IF NOT EXISTS instance_operations (
   requested_by_type TEXT NOT NULL,
   requested_by_id TEXT NOT NULL,
   correlation_id TEXT NOT NULL,
+  -- W3C trace context of the request; empty where there was none.
+  traceparent TEXT NOT NULL DEFAULT '',
   started_at TIMESTAMPTZ NOT NULL,
   ended_at TIMESTAMPTZ,
   -- Since when the instance has a later operation; NULL while this is its latest.

@@ -73,7 +73,9 @@ CREATE TABLE IF NOT EXISTS join_tokens (
 -- compiled from.
 CREATE TABLE IF NOT EXISTS node_intents (
   node_id UUID PRIMARY KEY,
-  rev INT8 NOT NULL
+  rev INT8 NOT NULL,
+  -- W3C trace context of the change that made this revision; empty where there was none.
+  traceparent TEXT NOT NULL DEFAULT ''
 );
 
 -- The current connection of a node. A report with a counter that is not above report_counter is outdated. reachable is

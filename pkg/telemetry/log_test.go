@@ -1,19 +1,16 @@
 package telemetry_test
 
 import (
+	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
+	"maps"
 	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 	"go.opentelemetry.io/otel"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/metric"
-	"go.opentelemetry.io/otel/trace"
 
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
@@ -79,66 +76,53 @@ func TestLogSettingsAreChecked(t *testing.T) {
 	require.Empty(t, out.String())
 }
 
-func TestMetricsAreScrapedAndTracesHaveIDs(t *testing.T) {
-	tel, err := telemetry.Start(t.Context(), telemetry.Config{Service: "gpuaas-hub", Version: "v0", Instance: "i"})
-	require.NoError(t, err)
-	defer func() { require.NoError(t, tel.Close(t.Context())) }()
-
-	counter, err := otel.Meter("test").Int64Counter("things")
-	require.NoError(t, err)
-	for i := range 3000 {
-		counter.Add(t.Context(), 1, metric.WithAttributes(attribute.Int("i", i)))
-	}
-	w := httptest.NewRecorder()
-	tel.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
-	require.Equal(t, http.StatusOK, w.Code)
-	require.Contains(t, w.Body.String(), "things_total{")
-	require.Contains(t, w.Body.String(), "go_goroutines")
-	require.LessOrEqual(t, strings.Count(w.Body.String(), "things_total{"), 1000, "label sets are bounded")
-
-	ctx, span := otel.Tracer("test").Start(t.Context(), "work")
-	require.True(t, span.SpanContext().TraceID().IsValid())
+func TestALineHasTheFieldsOfItsWork(t *testing.T) {
 	var out strings.Builder
 	log, err := telemetry.NewLogger(&out, telemetry.LogConfig{})
 	require.NoError(t, err)
-	log.InfoContext(ctx, "inside")
-	require.Contains(t, out.String(), span.SpanContext().TraceID().String())
-	span.End()
+	stop, err := telemetry.StartTraces(t.Context(), telemetry.Program{}, log)
+	require.NoError(t, err)
+	defer stop()
+	ctx, span := otel.Tracer("gpuaas/test").Start(t.Context(), "work")
+	require.False(t, span.IsRecording(), "no collector is configured")
+
+	telemetry.SetFields(ctx, telemetry.Fields{OrgID: "nowhere"}) // outside of any work
+	ctx = telemetry.WithFields(ctx, telemetry.Fields{CorrelationID: "request", OrgID: "caller's"})
+	inner := telemetry.WithFields(ctx, telemetry.Fields{AppInstanceID: "other"})
+	telemetry.SetFields(ctx, telemetry.Fields{
+		OrgID: "org", ProjectID: "project", AppInstanceID: "instance", OperatingMode: "tenant_managed",
+		ControlPlaneScope: "project", RuntimeBackend: "containerd",
+	})
+	log.InfoContext(ctx, "line", slog.String("more", "x"))
+	log.InfoContext(inner, "line")
+	log.Info("line")
+
+	var lines []map[string]any
+	for line := range strings.SplitSeq(strings.TrimSpace(out.String()), "\n") {
+		fields := map[string]any{}
+		require.NoError(t, json.Unmarshal([]byte(line), &fields))
+		delete(fields, "time")
+		lines = append(lines, fields)
+	}
+	common := map[string]any{"level": "INFO", "msg": "line"}
+	ids := map[string]any{
+		"trace_id": span.SpanContext().TraceID().String(), "span_id": span.SpanContext().SpanID().String(),
+		"correlation_id": "request",
+	}
+	require.Equal(t, []map[string]any{
+		merged(common, ids, map[string]any{
+			"more": "x", "org_id": "org", "project_id": "project", "app_instance_id": "instance",
+			"operating_mode": "tenant_managed", "control_plane_scope": "project", "runtime_backend": "containerd",
+		}),
+		merged(common, ids, map[string]any{"org_id": "caller's", "app_instance_id": "other"}),
+		common,
+	}, lines)
 }
 
-func TestTracesGoToTheCollector(t *testing.T) {
-	got := make(chan string, 1)
-	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
-		select {
-		case got <- r.URL.Path:
-		default:
-		}
-	}))
-	defer collector.Close()
-	tel, err := telemetry.Start(t.Context(), telemetry.Config{
-		Service: "gpuaas-hub", OTLPEndpoint: collector.URL,
-		SampleRatio: 1,
-	})
-	require.NoError(t, err)
-	_, span := otel.Tracer("test").Start(t.Context(), "work")
-	span.End()
-	require.NoError(t, tel.Close(t.Context()))
-	require.Contains(t, <-got, "/v1/traces")
-}
-
-func TestACallersTraceparentDoesNotDecideWhatIsSampled(t *testing.T) {
-	tel, err := telemetry.Start(t.Context(), telemetry.Config{
-		Service: "gpuaas-hub", OTLPEndpoint: "http://127.0.0.1:1",
-		SampleRatio: 0,
-	})
-	require.NoError(t, err)
-	remote := trace.NewSpanContext(trace.SpanContextConfig{
-		TraceID: trace.TraceID{1}, SpanID: trace.SpanID{1},
-		TraceFlags: trace.FlagsSampled, Remote: true,
-	})
-	_, span := otel.Tracer("test").Start(trace.ContextWithRemoteSpanContext(t.Context(), remote), "work")
-	require.Equal(t, remote.TraceID(), span.SpanContext().TraceID())
-	require.False(t, span.SpanContext().IsSampled())
-	span.End()
-	require.NoError(t, tel.Close(t.Context()))
+func merged(all ...map[string]any) map[string]any {
+	out := map[string]any{}
+	for _, m := range all {
+		maps.Copy(out, m)
+	}
+	return out
 }
