@@ -116,6 +116,10 @@ func (h *fakeHub) serveUsers(w http.ResponseWriter, r *http.Request, route strin
 		answer(w, 200, client.Token{AccessToken: "minted", TokenType: "Bearer", ExpiresIn: 900})
 	case "POST " + project + "/service-accounts":
 		answer(w, 201, h.account())
+	case "GET " + project + "/service-accounts":
+		answer(w, 200, client.ServiceAccountList{Items: []client.ServiceAccount{h.account()}})
+	case "POST " + project + "/service-accounts/" + accountID + "/rotate-key":
+		answer(w, 201, h.rotated(r))
 	case "GET /orgs/" + orgID + "/users":
 		answer(w, 200, client.UserList{Items: []client.User{h.user()}})
 	case "POST /users/" + userID + "/disable":
@@ -355,6 +359,17 @@ func (h *fakeHub) account() client.ServiceAccount {
 			KeyID: accountID, Algorithm: "Ed25519", PrivateKeyPem: testKey,
 		},
 	}
+}
+
+// rotated is the account after a rotation that asked for an overlap.
+func (h *fakeHub) rotated(r *http.Request) client.ServiceAccount {
+	var body client.ServiceAccountKeyRotation
+	_ = json.NewDecoder(r.Body).Decode(&body)
+	account := h.account()
+	account.Keys = []client.ServiceAccountPublicKey{
+		{KeyID: orgID, ExpiresAt: time.Unix(body.OverlapSeconds, 0)}, {KeyID: accountID},
+	}
+	return account
 }
 
 // testKey is good for nothing: it was made for these scripts.

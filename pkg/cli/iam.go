@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
+	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -79,6 +81,7 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 		{"ROLE", func(sa client.ServiceAccount) string { return string(sa.Role) }},
 		{"STATUS", func(sa client.ServiceAccount) string { return string(sa.Status) }},
 		{"ID", func(sa client.ServiceAccount) string { return sa.ID }},
+		{"KEYS", keysOf},
 		{"CREATED", func(sa client.ServiceAccount) string { return stamp(sa.CreatedAt) }},
 	}
 	return group("sa", "Service accounts: identities for programs", a.createServiceAccountCommand(columns),
@@ -179,9 +182,11 @@ func (a *app) oneServiceAccount(verb, short string, run func(ctx context.Context
 
 func (a *app) rotateKeyCommand(columns []column[client.ServiceAccount]) *cobra.Command {
 	var save string
+	var overlap time.Duration
 	c := a.oneServiceAccount("rotate-key", "Replace the key of a service account; the new one is shown once",
 		func(ctx context.Context, s *session, project, id string) error {
-			sa, err := client.Read[client.ServiceAccount](s.hub.RotateServiceAccountKey(ctx, project, id, s.editors()...))
+			sa, err := client.Read[client.ServiceAccount](s.hub.RotateServiceAccountKey(ctx, project, id,
+				client.ServiceAccountKeyRotation{OverlapSeconds: int64(overlap.Seconds())}, s.editors()...))
 			if err != nil {
 				return err
 			}
@@ -189,7 +194,22 @@ func (a *app) rotateKeyCommand(columns []column[client.ServiceAccount]) *cobra.C
 		})
 	c.Flags().StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing "+
 		"the key")
+	c.Flags().DurationVar(&overlap, "overlap", 0, "how long the key before stays valid, at most 720h (default: it ends "+
+		"at once)")
 	return c
+}
+
+// keysOf names the valid keys of an account, with their ends.
+func keysOf(sa client.ServiceAccount) string {
+	var all []string
+	for _, k := range sa.Keys {
+		text := k.KeyID
+		if !k.ExpiresAt.IsZero() {
+			text += " until " + stamp(k.ExpiresAt)
+		}
+		all = append(all, text)
+	}
+	return strings.Join(all, ", ")
 }
 
 // closed ends a request whose answer has no content.

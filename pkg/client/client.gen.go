@@ -555,9 +555,14 @@ type ClientInterface interface {
 
 	// MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 	//
-	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+	// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+	// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+	// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+	// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	//
+	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -566,9 +571,14 @@ type ClientInterface interface {
 
 	// MintServiceAccountToken Exchange a service account's key for a short-lived token
 	//
-	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+	// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+	// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+	// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+	// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	//
+	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1671,10 +1681,27 @@ type ClientInterface interface {
 	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/disable (the `DisableServiceAccount` operationId).
 	DisableServiceAccount(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
-	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+	// RotateServiceAccountKeyWithBody Give a service account a new key; older keys end at once, or after an overlap that is asked for
+	//
+	// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+	// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+	// two. The body may be left out.
+	//
+	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
-	RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error)
+	RotateServiceAccountKeyWithBody(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// RotateServiceAccountKey Give a service account a new key; older keys end at once, or after an overlap that is asked for
+	//
+	// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+	// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+	// two. The body may be left out.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+	RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, body RotateServiceAccountKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListVolumes Volumes of the project
 	//
@@ -2916,9 +2943,14 @@ func (c *Client) RefreshSession(ctx context.Context, body RefreshSessionJSONRequ
 
 // MintServiceAccountTokenWithBody Exchange a service account's key for a short-lived token
 //
-// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+//
+// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+// never longer than the key. When the key or the account ends, the token ends with it.
 //
 // Takes any type of body and a specified content type.
 //
@@ -2937,9 +2969,14 @@ func (c *Client) MintServiceAccountTokenWithBody(ctx context.Context, contentTyp
 
 // MintServiceAccountToken Exchange a service account's key for a short-lived token
 //
-// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+//
+// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+// never longer than the key. When the key or the account ends, the token ends with it.
 //
 // Takes a body of the `application/json` content type.
 //
@@ -5372,11 +5409,38 @@ func (c *Client) DisableServiceAccount(ctx context.Context, projectID ProjectID,
 	return c.Client.Do(req)
 }
 
-// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+// RotateServiceAccountKeyWithBody Give a service account a new key; older keys end at once, or after an overlap that is asked for
+//
+// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+// two. The body may be left out.
+//
+// Takes any type of body and a specified content type.
 //
 // Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
-func (c *Client) RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*http.Response, error) {
-	req, err := NewRotateServiceAccountKeyRequest(c.Server, projectID, serviceAccountID)
+func (c *Client) RotateServiceAccountKeyWithBody(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateServiceAccountKeyRequestWithBody(c.Server, projectID, serviceAccountID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// RotateServiceAccountKey Give a service account a new key; older keys end at once, or after an overlap that is asked for
+//
+// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+// two. The body may be left out.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+func (c *Client) RotateServiceAccountKey(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, body RotateServiceAccountKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewRotateServiceAccountKeyRequest(c.Server, projectID, serviceAccountID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -13208,8 +13272,19 @@ func NewDisableServiceAccountRequest(server string, projectID ProjectID, service
 	return req, nil
 }
 
-// NewRotateServiceAccountKeyRequest constructs an http.Request for the RotateServiceAccountKey method
-func NewRotateServiceAccountKeyRequest(server string, projectID ProjectID, serviceAccountID ServiceAccountID) (*http.Request, error) {
+// NewRotateServiceAccountKeyRequest calls the generic RotateServiceAccountKey builder with application/json body
+func NewRotateServiceAccountKeyRequest(server string, projectID ProjectID, serviceAccountID ServiceAccountID, body RotateServiceAccountKeyJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewRotateServiceAccountKeyRequestWithBody(server, projectID, serviceAccountID, "application/json", bodyReader)
+}
+
+// NewRotateServiceAccountKeyRequestWithBody constructs an http.Request for the RotateServiceAccountKey method, with any body, and a specified content type
+func NewRotateServiceAccountKeyRequestWithBody(server string, projectID ProjectID, serviceAccountID ServiceAccountID, contentType string, body io.Reader) (*http.Request, error) {
 	var err error
 
 	var pathParam0 string
@@ -13241,10 +13316,12 @@ func NewRotateServiceAccountKeyRequest(server string, projectID ProjectID, servi
 		return nil, err
 	}
 
-	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
 	if err != nil {
 		return nil, err
 	}
+
+	req.Header.Add("Content-Type", contentType)
 
 	return req, nil
 }
@@ -14799,9 +14876,14 @@ type ClientWithResponsesInterface interface {
 
 	// MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 	//
-	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+	// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+	// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+	// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+	// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	//
+	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -14810,9 +14892,14 @@ type ClientWithResponsesInterface interface {
 
 	// MintServiceAccountTokenWithResponse Exchange a service account's key for a short-lived token
 	//
-	// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-	// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-	// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+	// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+	// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+	// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+	// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	//
+	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -16039,12 +16126,27 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/disable (the `DisableServiceAccount` operationId).
 	DisableServiceAccountWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*DisableServiceAccountResponse, error)
 
-	// RotateServiceAccountKeyWithResponse Give a service account a new key; older keys and their tokens end at once
+	// RotateServiceAccountKeyWithBodyWithResponse Give a service account a new key; older keys end at once, or after an overlap that is asked for
 	//
-	// Returns a wrapper object for the known response body format(s).
+	// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+	// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+	// two. The body may be left out.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
-	RotateServiceAccountKeyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error)
+	RotateServiceAccountKeyWithBodyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error)
+
+	// RotateServiceAccountKeyWithResponse Give a service account a new key; older keys end at once, or after an overlap that is asked for
+	//
+	// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+	// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+	// two. The body may be left out.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+	RotateServiceAccountKeyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, body RotateServiceAccountKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error)
 
 	// ListVolumesWithResponse Volumes of the project
 	//
@@ -24677,9 +24779,14 @@ func (c *ClientWithResponses) RefreshSessionWithResponse(ctx context.Context, bo
 
 // MintServiceAccountTokenWithBodyWithResponse Exchange a service account's key for a short-lived token
 //
-// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+//
+// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+// never longer than the key. When the key or the account ends, the token ends with it.
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -24694,9 +24801,14 @@ func (c *ClientWithResponses) MintServiceAccountTokenWithBodyWithResponse(ctx co
 
 // MintServiceAccountTokenWithResponse Exchange a service account's key for a short-lived token
 //
-// Proof is the private key itself, or an `assertion`: a JWT signed with it (EdDSA, `iss` and `sub` the service
-// account's id, `aud` `gpuaas`, `jti`, and an `exp` at most five minutes ahead). A raw newline inside a JSON
-// string is not JSON: build the body with `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+//
+// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+// never longer than the key. When the key or the account ends, the token ends with it.
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -26721,13 +26833,34 @@ func (c *ClientWithResponses) DisableServiceAccountWithResponse(ctx context.Cont
 	return ParseDisableServiceAccountResponse(rsp)
 }
 
-// RotateServiceAccountKeyWithResponse Give a service account a new key; older keys and their tokens end at once
+// RotateServiceAccountKeyWithBodyWithResponse Give a service account a new key; older keys end at once, or after an overlap that is asked for
 //
-// Returns a wrapper object for the known response body format(s).
+// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+// two. The body may be left out.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
-func (c *ClientWithResponses) RotateServiceAccountKeyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error) {
-	rsp, err := c.RotateServiceAccountKey(ctx, projectID, serviceAccountID, reqEditors...)
+func (c *ClientWithResponses) RotateServiceAccountKeyWithBodyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error) {
+	rsp, err := c.RotateServiceAccountKeyWithBody(ctx, projectID, serviceAccountID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseRotateServiceAccountKeyResponse(rsp)
+}
+
+// RotateServiceAccountKeyWithResponse Give a service account a new key; older keys end at once, or after an overlap that is asked for
+//
+// Without `overlap_seconds` every older key ends at once, with its tokens. With it the key that is replaced stays
+// valid so long, beside the new one, and a key that was replaced before ends at once: there are never more than
+// two. The body may be left out.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key (the `RotateServiceAccountKey` operationId).
+func (c *ClientWithResponses) RotateServiceAccountKeyWithResponse(ctx context.Context, projectID ProjectID, serviceAccountID ServiceAccountID, body RotateServiceAccountKeyJSONRequestBody, reqEditors ...RequestEditorFn) (*RotateServiceAccountKeyResponse, error) {
+	rsp, err := c.RotateServiceAccountKey(ctx, projectID, serviceAccountID, body, reqEditors...)
 	if err != nil {
 		return nil, err
 	}

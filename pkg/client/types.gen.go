@@ -1152,6 +1152,21 @@ func (e ServiceAccountRole) Valid() bool {
 	}
 }
 
+// Defines values for ServiceAccountTokenRequestGrantType.
+const (
+	ServiceAccountTokenRequestGrantTypeUrnIetfParamsOauthGrantTypeJwtBearer ServiceAccountTokenRequestGrantType = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+)
+
+// Valid indicates whether the value is a known member of the ServiceAccountTokenRequestGrantType enum.
+func (e ServiceAccountTokenRequestGrantType) Valid() bool {
+	switch e {
+	case ServiceAccountTokenRequestGrantTypeUrnIetfParamsOauthGrantTypeJwtBearer:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ServiceDependencyCondition.
 const (
 	ServiceDependencyConditionServiceCompletedSuccessfully ServiceDependencyCondition = "service_completed_successfully"
@@ -3584,8 +3599,11 @@ type ServiceAccount struct {
 	ID ID `json:"id"`
 
 	// Key In the answer to its creation only.
-	Key  ServiceAccountKey `json:"key,omitempty,omitzero"`
-	Name DisplayName       `json:"name"`
+	Key ServiceAccountKey `json:"key,omitempty,omitzero"`
+
+	// Keys Those that are valid, the oldest first
+	Keys []ServiceAccountPublicKey `json:"keys"`
+	Name DisplayName               `json:"name"`
 
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID                 `json:"project_id"`
@@ -3624,29 +3642,50 @@ type ServiceAccountKey struct {
 // ServiceAccountKeyAlgorithm defines model for ServiceAccountKey.Algorithm.
 type ServiceAccountKeyAlgorithm string
 
+// ServiceAccountKeyRotation defines model for ServiceAccountKeyRotation.
+type ServiceAccountKeyRotation struct {
+	// OverlapSeconds How long the key that is replaced stays valid; 0 ends it at once
+	OverlapSeconds int64 `json:"overlap_seconds,omitempty,omitzero"`
+}
+
 // ServiceAccountList defines model for ServiceAccountList.
 type ServiceAccountList struct {
 	Items      []ServiceAccount `json:"items"`
 	NextCursor string           `json:"next_cursor,omitempty,omitzero"`
 }
 
+// ServiceAccountPublicKey defines model for ServiceAccountPublicKey.
+type ServiceAccountPublicKey struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// ExpiresAt Of a key that a newer one has replaced
+	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"`
+
+	// KeyID UUIDv7 in lower case.
+	KeyID ID `json:"key_id"`
+}
+
 // ServiceAccountRole defines model for ServiceAccountRole.
 type ServiceAccountRole string
 
-// ServiceAccountTokenRequest Either an assertion, or key_id with private_key_pem.
+// ServiceAccountTokenRequest Either an assertion, or service_account_id and key_id with private_key_pem.
 type ServiceAccountTokenRequest struct {
-	Assertion string `json:"assertion,omitempty,omitzero"`
+	Assertion string                              `json:"assertion,omitempty,omitzero"`
+	GrantType ServiceAccountTokenRequestGrantType `json:"grant_type,omitempty,omitzero"`
 
 	// KeyID UUIDv7 in lower case.
 	KeyID ID `json:"key_id,omitempty,omitzero"`
 
-	// PrivateKeyPem Send an assertion instead, as the SDK does; it proves the key without sending it.
+	// PrivateKeyPem Send an assertion instead, as the Go SDK does; it proves the key without sending it.
 	// Deprecated: this property has been marked as deprecated upstream, but no `x-deprecated-reason` was set
 	PrivateKeyPem string `json:"private_key_pem,omitempty,omitzero"`
 
 	// ServiceAccountID UUIDv7 in lower case.
-	ServiceAccountID ID `json:"service_account_id"`
+	ServiceAccountID ID `json:"service_account_id,omitempty,omitzero"`
 }
+
+// ServiceAccountTokenRequestGrantType defines model for ServiceAccountTokenRequest.GrantType.
+type ServiceAccountTokenRequestGrantType string
 
 // ServiceDependency defines model for ServiceDependency.
 type ServiceDependency struct {
@@ -5157,6 +5196,9 @@ type RotateSecretJSONRequestBody = SecretRotate
 
 // CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
 type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
+
+// RotateServiceAccountKeyJSONRequestBody defines body for RotateServiceAccountKey for application/json ContentType.
+type RotateServiceAccountKeyJSONRequestBody = ServiceAccountKeyRotation
 
 // CreateVolumeJSONRequestBody defines body for CreateVolume for application/json ContentType.
 type CreateVolumeJSONRequestBody = VolumeCreate

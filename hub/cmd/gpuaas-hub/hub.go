@@ -378,6 +378,7 @@ func newCommands(b base, registry *artifact.Registry) (*command.Service, error) 
 		Registry:       registry,
 		LeaseDuration:  b.conf.leaseDuration,
 		CertificateTTL: b.conf.certificateLifetime,
+		TokenTTL:       b.conf.tokenTTL(),
 		MayDial:        b.conf.webhookAddresses().MayDial,
 	}, err
 }

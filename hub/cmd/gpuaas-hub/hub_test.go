@@ -76,7 +76,7 @@ func start(t *testing.T, h home, change ...func(*config)) *running {
 		dataDir: h.data, listen: "127.0.0.1:0", sessionListen: "127.0.0.1:0", metricsListen: "127.0.0.1:0",
 		leaseDuration:       time.Hour,
 		certificateLifetime: time.Hour, serverLifetime: 24 * time.Hour, resync: 30 * time.Second,
-		retention: periodic.DefaultRetention(), postingInterval: time.Hour,
+		retention: periodic.DefaultRetention(), postingInterval: time.Hour, tokenTTLSeconds: 60,
 	}
 	for _, apply := range change {
 		apply(&c)

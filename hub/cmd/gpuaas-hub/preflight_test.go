@@ -60,6 +60,14 @@ func TestStartSaysWhatIsWrongAndWhatToDo(t *testing.T) {
 			append([]string{"--data-dir", h.data, "--lease-duration", "1000h"}, free...), "flag_invalid",
 			"168h",
 		},
+		"short tokens": {
+			append([]string{"--data-dir", h.data, "--auth-service-account-token-ttl-seconds", "59"}, free...), "flag_invalid",
+			"60 and 3600",
+		},
+		"long tokens": {
+			append([]string{"--data-dir", h.data, "--auth-service-account-token-ttl-seconds", "3601"}, free...), "flag_invalid",
+			"60 and 3600",
+		},
 		"log level": {
 			append([]string{"--data-dir", h.data, "--log-level", "loud"}, free...), "log_flags_invalid",
 			"--log-level",

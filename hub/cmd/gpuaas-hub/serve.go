@@ -20,6 +20,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/delivery"
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
@@ -39,6 +40,7 @@ type config struct {
 	postgresBinDir      string
 	leaseDuration       time.Duration
 	certificateLifetime time.Duration
+	tokenTTLSeconds     int
 	serverLifetime      time.Duration
 	resync              time.Duration
 	retention           periodic.Retention
@@ -104,6 +106,8 @@ Every flag --foo-bar can also be given as the environment variable GPUAAS_HUB_FO
 		"without hearing from the hub, 15m to 168h")
 	f.DurationVar(&c.certificateLifetime, "certificate-lifetime", 24*time.Hour, "lifetime of node certificates, 15s to "+
 		"168h; nodes renew at half of it")
+	f.IntVar(&c.tokenTTLSeconds, "auth-service-account-token-ttl-seconds", int(iam.DefaultTokenTTL/time.Second),
+		"how long tokens of service accounts count, 60 to 3600 seconds")
 	f.DurationVar(&c.serverLifetime, "server-certificate-lifetime", 30*24*time.Hour, "lifetime of the hub's own "+
 		"certificate, 24h to 2160h")
 	f.DurationVar(&c.resync, "resync", 30*time.Second, "how often the hub checks everything again without a cause, "+
@@ -140,6 +144,8 @@ func (c config) check() error {
 		return bad("lease-duration", "must be between 15m and 168h")
 	case c.certificateLifetime < 15*time.Second || c.certificateLifetime > 7*24*time.Hour:
 		return bad("certificate-lifetime", "must be between 15s and 168h")
+	case c.tokenTTL() < iam.MinTokenTTL || c.tokenTTL() > iam.MaxTokenTTL:
+		return bad("auth-service-account-token-ttl-seconds", "must be between 60 and 3600")
 	case c.serverLifetime < 24*time.Hour || c.serverLifetime > 90*24*time.Hour:
 		return bad("server-certificate-lifetime", "must be between 24h and 2160h")
 	case c.resync < 100*time.Millisecond || c.resync > time.Hour:
@@ -169,6 +175,9 @@ func (c config) check() error {
 	}
 	return nil
 }
+
+// tokenTTL is how long tokens of service accounts count.
+func (c config) tokenTTL() time.Duration { return time.Duration(c.tokenTTLSeconds) * time.Second }
 
 func retentionFlags(f *pflag.FlagSet, r *periodic.Retention) {
 	f.DurationVar(&r.Events, "retention-events", r.Events, "how long events stay, 24h or longer")

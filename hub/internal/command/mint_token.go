@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
@@ -18,7 +19,7 @@ const actionMint = "iam.service_account.mint_token"
 func (s *Service) MintToken(ctx context.Context, m Meta, proof iam.Proof) (iam.AccessToken, error) {
 	id := db.NewID()
 	return run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (iam.AccessToken, error) {
-		token, err := iam.Mint(ctx, tx, proof, s.Sealer, id, m.Now)
+		token, err := iam.Mint(ctx, tx, proof, s.Sealer, id, cmp.Or(s.TokenTTL, iam.DefaultTokenTTL), m.Now)
 		if err != nil {
 			return iam.AccessToken{}, err
 		}

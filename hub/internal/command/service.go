@@ -32,6 +32,8 @@ type Service struct {
 	Identity *IdentityProvider
 	// LeaseDuration is the longest lease that a member gets at a start.
 	LeaseDuration time.Duration
+	// TokenTTL is how long tokens of service accounts count; zero is iam.DefaultTokenTTL.
+	TokenTTL time.Duration
 	// CertificateTTL of each node certificate.
 	CertificateTTL time.Duration
 

@@ -2,6 +2,7 @@ package command
 
 import (
 	"context"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
@@ -54,9 +55,10 @@ func (s *Service) DisableServiceAccount(ctx context.Context, m Meta, projectID, 
 	})
 }
 
-// RotateServiceAccountKey gives a service account a new key and ends the older ones.
-func (s *Service) RotateServiceAccountKey(ctx context.Context, m Meta, projectID,
-	id string,
+// RotateServiceAccountKey gives a service account a new key and ends the older ones; the one that it replaces after an
+// overlap.
+func (s *Service) RotateServiceAccountKey(ctx context.Context, m Meta, projectID, id string,
+	overlap time.Duration,
 ) (ServiceAccountWithKey, error) {
 	key, err := iam.NewKey(db.NewID(), m.Now)
 	if err != nil {
@@ -69,12 +71,13 @@ func (s *Service) RotateServiceAccountKey(ctx context.Context, m Meta, projectID
 		if err := iam.MayGrant(m.Principal, sa.Role, sa.OrgID, sa.ProjectID); err != nil {
 			return ServiceAccountWithKey{}, err
 		}
-		after, err := iam.RotateKey(ctx, tx, sa, key)
+		after, err := iam.RotateKey(ctx, tx, sa, key, overlap)
 		if err != nil {
 			return ServiceAccountWithKey{}, err
 		}
 		return ServiceAccountWithKey{after, key},
-			m.recordServiceAccount(ctx, tx, "iam.service_account.key_rotated", after, nil, map[string]string{"key_id": key.ID})
+			m.recordServiceAccount(ctx, tx, "iam.service_account.key_rotated", after, nil,
+				map[string]any{"key_id": key.ID, "overlap_seconds": overlap / time.Second})
 	})
 }
 

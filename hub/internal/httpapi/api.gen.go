@@ -1163,6 +1163,21 @@ func (e ServiceAccountRole) Valid() bool {
 	}
 }
 
+// Defines values for ServiceAccountTokenRequestGrantType.
+const (
+	ServiceAccountTokenRequestGrantTypeUrnIetfParamsOauthGrantTypeJwtBearer ServiceAccountTokenRequestGrantType = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+)
+
+// Valid indicates whether the value is a known member of the ServiceAccountTokenRequestGrantType enum.
+func (e ServiceAccountTokenRequestGrantType) Valid() bool {
+	switch e {
+	case ServiceAccountTokenRequestGrantTypeUrnIetfParamsOauthGrantTypeJwtBearer:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for ServiceDependencyCondition.
 const (
 	ServiceDependencyConditionServiceCompletedSuccessfully ServiceDependencyCondition = "service_completed_successfully"
@@ -3595,8 +3610,11 @@ type ServiceAccount struct {
 	ID ID `json:"id"`
 
 	// Key In the answer to its creation only.
-	Key  ServiceAccountKey `json:"key,omitempty,omitzero"`
-	Name DisplayName       `json:"name"`
+	Key ServiceAccountKey `json:"key,omitempty,omitzero"`
+
+	// Keys Those that are valid, the oldest first
+	Keys []ServiceAccountPublicKey `json:"keys"`
+	Name DisplayName               `json:"name"`
 
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID                 `json:"project_id"`
@@ -3635,29 +3653,50 @@ type ServiceAccountKey struct {
 // ServiceAccountKeyAlgorithm defines model for ServiceAccountKey.Algorithm.
 type ServiceAccountKeyAlgorithm string
 
+// ServiceAccountKeyRotation defines model for ServiceAccountKeyRotation.
+type ServiceAccountKeyRotation struct {
+	// OverlapSeconds How long the key that is replaced stays valid; 0 ends it at once
+	OverlapSeconds int64 `json:"overlap_seconds,omitempty,omitzero"`
+}
+
 // ServiceAccountList defines model for ServiceAccountList.
 type ServiceAccountList struct {
 	Items      []ServiceAccount `json:"items"`
 	NextCursor string           `json:"next_cursor,omitempty,omitzero"`
 }
 
+// ServiceAccountPublicKey defines model for ServiceAccountPublicKey.
+type ServiceAccountPublicKey struct {
+	CreatedAt time.Time `json:"created_at"`
+
+	// ExpiresAt Of a key that a newer one has replaced
+	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"`
+
+	// KeyID UUIDv7 in lower case.
+	KeyID ID `json:"key_id"`
+}
+
 // ServiceAccountRole defines model for ServiceAccountRole.
 type ServiceAccountRole string
 
-// ServiceAccountTokenRequest Either an assertion, or key_id with private_key_pem.
+// ServiceAccountTokenRequest Either an assertion, or service_account_id and key_id with private_key_pem.
 type ServiceAccountTokenRequest struct {
-	Assertion string `json:"assertion,omitempty,omitzero"`
+	Assertion string                              `json:"assertion,omitempty,omitzero"`
+	GrantType ServiceAccountTokenRequestGrantType `json:"grant_type,omitempty,omitzero"`
 
 	// KeyID UUIDv7 in lower case.
 	KeyID ID `json:"key_id,omitempty,omitzero"`
 
-	// PrivateKeyPem Send an assertion instead, as the SDK does; it proves the key without sending it.
+	// PrivateKeyPem Send an assertion instead, as the Go SDK does; it proves the key without sending it.
 	// Deprecated: this property has been marked as deprecated upstream, but no `x-deprecated-reason` was set
 	PrivateKeyPem string `json:"private_key_pem,omitempty,omitzero"`
 
 	// ServiceAccountID UUIDv7 in lower case.
-	ServiceAccountID ID `json:"service_account_id"`
+	ServiceAccountID ID `json:"service_account_id,omitempty,omitzero"`
 }
+
+// ServiceAccountTokenRequestGrantType defines model for ServiceAccountTokenRequest.GrantType.
+type ServiceAccountTokenRequestGrantType string
 
 // ServiceDependency defines model for ServiceDependency.
 type ServiceDependency struct {
@@ -5169,6 +5208,9 @@ type RotateSecretJSONRequestBody = SecretRotate
 // CreateServiceAccountJSONRequestBody defines body for CreateServiceAccount for application/json ContentType.
 type CreateServiceAccountJSONRequestBody = ServiceAccountCreate
 
+// RotateServiceAccountKeyJSONRequestBody defines body for RotateServiceAccountKey for application/json ContentType.
+type RotateServiceAccountKeyJSONRequestBody = ServiceAccountKeyRotation
+
 // CreateVolumeJSONRequestBody defines body for CreateVolume for application/json ContentType.
 type CreateVolumeJSONRequestBody = VolumeCreate
 
@@ -5600,7 +5642,7 @@ type ServerInterface interface {
 	// DisableServiceAccount Stop a service account; its keys and tokens end at once
 	// (POST /projects/{project_id}/service-accounts/{service_account_id}/disable)
 	DisableServiceAccount(c *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID)
-	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+	// RotateServiceAccountKey Give a service account a new key; older keys end at once, or after an overlap that is asked for
 	// (POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key)
 	RotateServiceAccountKey(c *gin.Context, projectID ProjectID, serviceAccountID ServiceAccountID)
 	// ListVolumes Volumes of the project
@@ -16935,6 +16977,7 @@ func (response DisableServiceAccountdefaultApplicationProblemPlusJSONResponse) V
 type RotateServiceAccountKeyRequestObject struct {
 	ProjectID        ProjectID        `json:"project_id"`
 	ServiceAccountID ServiceAccountID `json:"service_account_id"`
+	Body             *RotateServiceAccountKeyJSONRequestBody
 }
 
 type RotateServiceAccountKeyResponseObject interface {
@@ -18213,7 +18256,7 @@ type StrictServerInterface interface {
 	// DisableServiceAccount Stop a service account; its keys and tokens end at once
 	// (POST /projects/{project_id}/service-accounts/{service_account_id}/disable)
 	DisableServiceAccount(ctx context.Context, request DisableServiceAccountRequestObject) (DisableServiceAccountResponseObject, error)
-	// RotateServiceAccountKey Give a service account a new key; older keys and their tokens end at once
+	// RotateServiceAccountKey Give a service account a new key; older keys end at once, or after an overlap that is asked for
 	// (POST /projects/{project_id}/service-accounts/{service_account_id}/rotate-key)
 	RotateServiceAccountKey(ctx context.Context, request RotateServiceAccountKeyRequestObject) (RotateServiceAccountKeyResponseObject, error)
 	// ListVolumes Volumes of the project
@@ -22949,6 +22992,27 @@ func (sh *strictHandler) RotateServiceAccountKey(ctx *gin.Context, projectID Pro
 
 	request.ProjectID = projectID
 	request.ServiceAccountID = serviceAccountID
+
+	var body RotateServiceAccountKeyJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		if !errors.Is(err, io.EOF) {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+	} else {
+		request.Body = &body
+	}
 
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
 		return sh.ssi.RotateServiceAccountKey(ctx, request.(RotateServiceAccountKeyRequestObject))

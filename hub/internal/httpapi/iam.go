@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
@@ -23,7 +24,7 @@ func (s *Server) MintServiceAccountToken(ctx context.Context,
 	}
 	return MintServiceAccountToken200JSONResponse{
 		AccessToken: token.Text, TokenType: TokenTokenTypeBearer, ExpiresAt: token.ExpiresAt,
-		ExpiresIn: int64(iam.AccessTokenLifetime / time.Second),
+		ExpiresIn: int64(math.Ceil(token.ExpiresAt.Sub(m.Now).Seconds())),
 	}, nil
 }
 
@@ -113,12 +114,12 @@ func (s *Server) CreateUserToken(ctx context.Context,
 	}, nil
 }
 
-// ListServiceAccounts lists a project's service accounts, without keys.
+// ListServiceAccounts lists a project's service accounts with their public keys.
 func (s *Server) ListServiceAccounts(ctx context.Context,
 	r ListServiceAccountsRequestObject,
 ) (ListServiceAccountsResponseObject, error) {
 	items, next, err := pageByID(r.Params.Cursor, r.Params.Limit, func(p db.Page) ([]iam.ServiceAccount, error) {
-		return s.Queries.ServiceAccounts(ctx, principalOf(ctx), r.ProjectID, p)
+		return s.Queries.ServiceAccounts(ctx, principalOf(ctx), r.ProjectID, metaFrom(ctx).Now, p)
 	}, func(v iam.ServiceAccount) string { return v.ID })
 	return ListServiceAccounts200JSONResponse{Items: views(items, serviceAccountView), NextCursor: next}, err
 }
@@ -149,7 +150,11 @@ func (s *Server) DisableServiceAccount(ctx context.Context,
 func (s *Server) RotateServiceAccountKey(ctx context.Context,
 	r RotateServiceAccountKeyRequestObject,
 ) (RotateServiceAccountKeyResponseObject, error) {
-	made, err := s.Commands.RotateServiceAccountKey(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID)
+	var overlap time.Duration
+	if r.Body != nil {
+		overlap = time.Duration(r.Body.OverlapSeconds) * time.Second
+	}
+	made, err := s.Commands.RotateServiceAccountKey(ctx, metaFrom(ctx), r.ProjectID, r.ServiceAccountID, overlap)
 	return RotateServiceAccountKey201JSONResponse(withKey(made)), err
 }
 
@@ -182,10 +187,15 @@ func userView(u iam.User) User {
 }
 
 func serviceAccountView(sa iam.ServiceAccount) ServiceAccount {
-	return ServiceAccount{
+	out := ServiceAccount{
 		ID: sa.ID, ProjectID: sa.ProjectID, Name: sa.Name, Slug: sa.Slug, Description: sa.Description,
 		Role: ServiceAccountRole(sa.Role), Status: ServiceAccountStatus(sa.Status), CreatedAt: sa.CreatedAt,
+		Keys: []ServiceAccountPublicKey{},
 	}
+	for _, k := range sa.Keys {
+		out.Keys = append(out.Keys, ServiceAccountPublicKey{KeyID: k.ID, CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt})
+	}
+	return out
 }
 
 func withKey(made command.ServiceAccountWithKey) ServiceAccount {

@@ -1,7 +1,9 @@
 package httpapi
 
 import (
+	"crypto/x509"
 	"encoding/json"
+	"encoding/pem"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/golang-jwt/jwt/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
@@ -31,6 +34,8 @@ type house struct {
 	tail  *event.Tail
 	admin string
 	log   *safeLog
+	// commands are those behind the Handler.
+	commands *command.Service
 
 	begin time.Time
 
@@ -78,6 +83,7 @@ func newHouseWith(t *testing.T, identity *command.IdentityProvider) *house {
 	require.True(t, made)
 	server := serverOn(h.d, sealer, nil)
 	server.Commands.Identity = identity
+	h.commands = server.Commands
 	h.tail = server.Queries.Tail
 	h.Handler, err = NewHandler(server, Config{
 		Authenticator: TokenAuthenticator{DB: h.d}, Auditor: &command.Service{DB: h.d},
@@ -192,6 +198,70 @@ func TestServiceAccountFromBirthToToken(t *testing.T) {
 	require.Equal(t, 403, h.ask(t, robot, "POST", "/orgs", "k4", `{"slug":"x","display_name":"x"}`).status)
 	h.wait(901 * time.Second)
 	require.Equal(t, 401, h.ask(t, robot, "GET", "/auth/whoami", "", "").status, "expired")
+}
+
+// The assertion of RFC 7523 is enough for a token; the request names neither account nor key beside it.
+func TestAnAssertionIsExchangedForAToken(t *testing.T) {
+	h := newHouse(t)
+	_, projectID, boss := h.tenant(t, "acme")
+	sa := h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", "k1", `{"name":"CI","slug":"ci"}`, 201)
+	key, _ := sa.body["key"].(map[string]any)
+	text, _ := key["private_key_pem"].(string)
+	block, _ := pem.Decode([]byte(text))
+	private, err := x509.ParsePKCS8PrivateKey(block.Bytes)
+	require.NoError(t, err)
+	assertion := jwt.NewWithClaims(jwt.SigningMethodEdDSA, jwt.RegisteredClaims{
+		Issuer: sa.text("id"), Subject: sa.text("id"), Audience: jwt.ClaimStrings{"gpuaas"}, ID: "once",
+		IssuedAt: jwt.NewNumericDate(h.clock()), ExpiresAt: jwt.NewNumericDate(h.clock().Add(time.Minute)),
+	})
+	assertion.Header["kid"] = key["key_id"]
+	signed, err := assertion.SignedString(private)
+	require.NoError(t, err)
+	body := func(grant string) string { return `{"grant_type":"` + grant + `","assertion":"` + signed + `"}` }
+	const path = "/auth/service-account/token"
+	h.must(t, "", "POST", path, "", body("client_credentials"), 400)
+	token := h.must(t, "", "POST", path, "", body("urn:ietf:params:oauth:grant-type:jwt-bearer"), 200)
+	me := h.must(t, token.text("access_token"), "GET", "/auth/whoami", "", "", 200)
+	require.Equal(t, sa.text("id"), me.text("id"))
+	again := h.must(t, "", "POST", path, "", body("urn:ietf:params:oauth:grant-type:jwt-bearer"), 401)
+	require.Equal(t, "credentials_invalid", again.text("code"))
+}
+
+// Both keys count during the overlap that was asked for, and are listed with their ends.
+func TestAKeyIsRotatedWithAnOverlap(t *testing.T) {
+	h := newHouse(t)
+	h.commands.TokenTTL = 2 * time.Minute
+	_, projectID, boss := h.tenant(t, "acme")
+	path := "/projects/" + projectID + "/service-accounts"
+	first := h.must(t, boss, "POST", path, "k1", `{"name":"CI","slug":"ci"}`, 201)
+	rotate := path + "/" + first.text("id") + "/rotate-key"
+	h.must(t, boss, "POST", rotate, "k2", `{"overlap_seconds":2592001}`, 400)
+	second := h.must(t, boss, "POST", rotate, "k3", `{"overlap_seconds":600}`, 201)
+	mint := func(sa answer) answer { return h.ask(t, "", "POST", "/auth/service-account/token", "", mintBody(sa)) }
+	keyID := func(sa answer) any { key, _ := sa.body["key"].(map[string]any); return key["key_id"] }
+	listed := func() []any {
+		items, _ := h.must(t, boss, "GET", path, "", "", 200).body["items"].([]any)
+		account, _ := items[0].(map[string]any)
+		keys, _ := account["keys"].([]any)
+		return keys
+	}
+	keys := listed()
+	require.Len(t, keys, 2)
+	replaced, newest := keys[0].(map[string]any), keys[1].(map[string]any)
+	require.Equal(t, []any{keyID(first), keyID(second)}, []any{replaced["key_id"], newest["key_id"]})
+	require.NotContains(t, newest, "expires_at")
+	ends, err := time.Parse(time.RFC3339, fmt.Sprint(replaced["expires_at"]))
+	require.NoError(t, err)
+	require.WithinDuration(t, h.clock().Add(600*time.Second), ends, 5*time.Second)
+	for _, sa := range []answer{first, second} {
+		token := mint(sa)
+		require.Equal(t, 200, token.status)
+		require.InDelta(t, 120, token.body["expires_in"], 0, "as the hub is configured")
+	}
+	h.wait(601 * time.Second)
+	require.Equal(t, 401, mint(first).status)
+	require.Equal(t, 200, mint(second).status)
+	require.Len(t, listed(), 1)
 }
 
 func TestServiceAccountIsRotatedDisabledAndDeleted(t *testing.T) {

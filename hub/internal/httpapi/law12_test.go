@@ -38,11 +38,13 @@ func samples() map[string]string {
 func accountSamples() map[string]string {
 	return map[string]string{
 		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID +
-			`","private_key_pem":"pem","assertion":"jwt"}`,
-		"login":              `{"email":"a@b","password":"p","code":"123456"}`,
-		"finishBrowserLogin": `{"state":"s","code":"c"}`,
-		"finishDeviceLogin":  `{"handle":"h"}`,
-		"refreshSession":     `{"refresh_token":"t"}`,
+			`","private_key_pem":"pem","assertion":"jwt",` +
+			`"grant_type":"urn:ietf:params:oauth:grant-type:jwt-bearer"}`,
+		"rotateServiceAccountKey": `{"overlap_seconds":60}`,
+		"login":                   `{"email":"a@b","password":"p","code":"123456"}`,
+		"finishBrowserLogin":      `{"state":"s","code":"c"}`,
+		"finishDeviceLogin":       `{"handle":"h"}`,
+		"refreshSession":          `{"refresh_token":"t"}`,
 		"acceptInvitation": `{"token":"t","display_name":"A","password":"0123456789ab","totp":{"secret":"` +
 			`ABCDEFGHIJKLMNOPQRSTUVWXYZ","code":"123456"}}`,
 		"createInvitation": `{"email":"a@b","roles":["org_member"],"custom_roles":["` + someID +

@@ -1,6 +1,7 @@
 package iam
 
 import (
+	"cmp"
 	"context"
 	"crypto/ed25519"
 	"crypto/rand"
@@ -21,11 +22,13 @@ import (
 )
 
 const (
-	// AccessTokenLifetime is that of a service account's token.
-	AccessTokenLifetime = 900 * time.Second
+	// DefaultTokenTTL is the lifetime of a service account's token where the hub is not configured otherwise.
+	DefaultTokenTTL = 15 * time.Minute
+	// MinTokenTTL and MaxTokenTTL bound it.
+	MinTokenTTL, MaxTokenTTL = time.Minute, time.Hour
 	// Audience is that of access tokens and of assertions.
 	Audience = "gpuaas"
-	// maxAssertionLife bounds how far ahead an assertion may expire, and with it how long its jti is remembered.
+	// maxAssertionLife bounds an assertion's lifetime, and with it how long its jti is remembered.
 	maxAssertionLife = 5 * time.Minute
 	// clockSkew is how far the clock of an assertion's signer may differ.
 	clockSkew = 30 * time.Second
@@ -42,6 +45,7 @@ type Sealer interface {
 
 // Proof is what a service account shows to get a token: the private key itself, or an assertion signed with it.
 type Proof struct {
+	// ServiceAccountID may be empty beside an assertion, which names the account itself.
 	ServiceAccountID, KeyID string
 	PrivateKeyPEM           string
 	Assertion               string
@@ -66,42 +70,17 @@ type accessClaims struct {
 type keyedAccount struct {
 	ServiceAccount
 	PublicKey []byte
+	// KeyExpiresAt is nil for a key that ends by rotation only.
+	KeyExpiresAt *time.Time
 }
 
 // Mint exchanges a proof for an access token. A wrong proof is Unauthenticated without saying what was wrong: an
-// account that does not exist and a key that does not fit answer alike. tokenID is a fresh id.
-func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID string,
+// account that does not exist and a key that does not fit answer alike. tokenID is a fresh id; the token counts for
+// ttl, but no longer than the key.
+func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID string, ttl time.Duration,
 	now time.Time,
 ) (AccessToken, error) {
-	if err := proof.check(); err != nil {
-		return AccessToken{}, err
-	}
-	keyID := proof.KeyID
-	if proof.Assertion != "" {
-		var err error
-		if keyID, err = headerKeyID(proof.Assertion); err != nil {
-			return AccessToken{}, wrongProof(err)
-		}
-	}
-	if !db.IsID(keyID) {
-		return AccessToken{}, wrongProof(errors.New("key id is no id"))
-	}
-	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[keyedAccount], `
-		SELECT `+serviceAccountColumns+`, k.public_key
-		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id
-		WHERE s.id = $1 AND k.id = $2 AND s.status = 'active' AND s.deleted_at IS NULL AND k.revoked_at IS NULL`,
-		proof.ServiceAccountID, keyID)
-	if db.IsNoRows(err) {
-		return AccessToken{}, wrongProof(err)
-	}
-	if err != nil {
-		return AccessToken{}, err
-	}
-	if proof.Assertion != "" {
-		err = checkAssertion(ctx, tx, proof, sa.PublicKey, now)
-	} else {
-		err = checkPrivateKey(proof.PrivateKeyPEM, sa.PublicKey)
-	}
+	sa, keyID, err := prove(ctx, tx, proof, now)
 	if err != nil {
 		return AccessToken{}, err
 	}
@@ -109,8 +88,11 @@ func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID str
 	if err != nil {
 		return AccessToken{}, err
 	}
-	expires := now.Add(AccessTokenLifetime).Truncate(time.Second)
-	out := AccessToken{ExpiresAt: expires, Account: sa.ServiceAccount, KeyID: keyID}
+	expires := now.Add(ttl)
+	if end := sa.KeyExpiresAt; end != nil && end.Before(expires) {
+		expires = *end
+	}
+	out := AccessToken{ExpiresAt: expires.Truncate(time.Second), Account: sa.ServiceAccount, KeyID: keyID}
 	token := jwt.NewWithClaims(jwt.SigningMethodEdDSA, accessClaims{
 		RegisteredClaims: jwt.RegisteredClaims{
 			Subject: sa.ID, Audience: jwt.ClaimStrings{Audience}, ID: tokenID,
@@ -125,6 +107,39 @@ func Mint(ctx context.Context, tx db.Tx, proof Proof, sealer Sealer, tokenID str
 	return out, nil
 }
 
+// prove returns the account that a proof is right for, and the id of the key that proves it.
+func prove(ctx context.Context, tx db.Tx, proof Proof, now time.Time) (sa keyedAccount, keyID string, err error) {
+	if err := proof.check(); err != nil {
+		return sa, "", err
+	}
+	if proof.Assertion != "" {
+		issuer := ""
+		if proof.KeyID, issuer, err = namedBy(proof.Assertion); err != nil {
+			return sa, "", wrongProof(err)
+		}
+		proof.ServiceAccountID = cmp.Or(proof.ServiceAccountID, issuer)
+	}
+	if !db.IsID(proof.KeyID) || !db.IsID(proof.ServiceAccountID) {
+		return sa, "", wrongProof(errors.New("key id or account is no id"))
+	}
+	sa, err = db.SelectOne(ctx, tx, pgx.RowToStructByPos[keyedAccount], `
+		SELECT `+serviceAccountColumns+`, k.public_key, k.expires_at
+		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id
+		WHERE s.id = $1 AND k.id = $2 AND s.status = 'active' AND s.deleted_at IS NULL AND `+liveKey+`$3)`,
+		proof.ServiceAccountID, proof.KeyID, now)
+	switch {
+	case db.IsNoRows(err):
+		return sa, "", wrongProof(err)
+	case err != nil:
+		return sa, "", err
+	case proof.Assertion != "":
+		err = checkAssertion(ctx, tx, proof, sa.PublicKey, now)
+	default:
+		err = checkPrivateKey(proof.PrivateKeyPEM, sa.PublicKey)
+	}
+	return sa, proof.KeyID, err
+}
+
 // Authenticate finds out who presents the token of an Authorization header (without "Bearer "), with one statement.
 // Every bad token is Unauthenticated alike. proofs may be nil.
 func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, token string, now time.Time) (Principal, error) {
@@ -137,10 +152,10 @@ func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, token string, n
 	}
 	// What proves the token: the hub's key that it names, and the live account key that it was given for.
 	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[keyedAccount], `
-		SELECT `+serviceAccountColumns+`, g.public_key
+		SELECT `+serviceAccountColumns+`, g.public_key, k.expires_at
 		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id CROSS JOIN iam_signing_keys g
 		WHERE g.id = $1 AND s.id = $2 AND k.id = $3 AND s.status = 'active' AND s.deleted_at IS NULL
-		AND k.revoked_at IS NULL`, t.kid, t.claims.Subject, t.claims.KeyID)
+		AND `+liveKey+`$4)`, t.kid, t.claims.Subject, t.claims.KeyID, now)
 	if db.IsNoRows(err) {
 		return Principal{}, unauthenticated(err)
 	}
@@ -212,7 +227,9 @@ func (p Proof) check() error {
 		return bad.WithField("/assertion", "is one proof too many beside private_key_pem")
 	case p.PrivateKeyPEM != "" && p.KeyID == "":
 		return bad.WithField("/key_id", "is required beside private_key_pem")
-	case !db.IsID(p.ServiceAccountID):
+	case p.ServiceAccountID == "" && p.Assertion == "":
+		return bad.WithField("/service_account_id", "is required where there is no assertion")
+	case p.ServiceAccountID != "" && !db.IsID(p.ServiceAccountID):
 		return bad.WithField("/service_account_id", "is no id")
 	}
 	return nil
@@ -242,14 +259,15 @@ func checkPrivateKey(text string, public ed25519.PublicKey) error {
 	return nil
 }
 
-// headerKeyID reads which key a JWT claims to be signed with; nothing is verified yet.
-func headerKeyID(text string) (string, error) {
-	token, _, err := jwt.NewParser().ParseUnverified(text, &jwt.RegisteredClaims{})
+// namedBy reads which key of which account a JWT claims to be signed with; nothing is verified yet.
+func namedBy(text string) (keyID, issuer string, err error) {
+	var claims jwt.RegisteredClaims
+	token, _, err := jwt.NewParser().ParseUnverified(text, &claims)
 	if err != nil {
-		return "", err
+		return "", "", err
 	}
-	kid, _ := token.Header["kid"].(string)
-	return kid, nil
+	keyID, _ = token.Header["kid"].(string)
+	return keyID, claims.Issuer, nil
 }
 
 // checkAssertion follows RFC 7523 §3: signature, issuer and subject, audience, a short life, and a jti that is used
@@ -266,7 +284,9 @@ func checkAssertion(ctx context.Context, tx db.Tx, proof Proof, public ed25519.P
 		return wrongProof(err)
 	case token.Header["typ"] == accessType:
 		return wrongProof(errors.New("an access token is no assertion"))
-	case claims.ExpiresAt.Sub(now) > maxAssertionLife+clockSkew:
+	case claims.IssuedAt == nil:
+		return wrongProof(errors.New("assertion without iat"))
+	case claims.ExpiresAt.Sub(claims.IssuedAt.Time) > maxAssertionLife:
 		return wrongProof(errors.New("assertion lives too long"))
 	case claims.ID == "" || len(claims.ID) > maxJTI:
 		return wrongProof(errors.New("assertion without a jti of at most 128 bytes"))

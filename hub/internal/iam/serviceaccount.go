@@ -25,6 +25,9 @@ const KeyAlgorithm = "Ed25519"
 
 const maxDescription = 2048
 
+// MaxKeyOverlap is the longest time for which a key stays valid beside the one that replaces it.
+const MaxKeyOverlap = 30 * 24 * time.Hour
+
 // ServiceAccount is a program's identity, bound to one project.
 type ServiceAccount struct {
 	ID, OrgID, ProjectID    string
@@ -34,6 +37,16 @@ type ServiceAccount struct {
 	// ResourceVersion counts the changes of the account, its making included.
 	ResourceVersion int64
 	CreatedAt       time.Time
+	// Keys are those that are valid, the oldest first. Answers that show the account have them.
+	Keys []PublicKey `db:"-"`
+}
+
+// PublicKey says of a valid key of a service account what may be known.
+type PublicKey struct {
+	ID        string
+	CreatedAt time.Time
+	// ExpiresAt is the end of a key that a newer one has replaced; zero for the newest one.
+	ExpiresAt time.Time
 }
 
 // Key is a service account's key pair at the moment it is made. The hub keeps the public half only.
@@ -93,6 +106,7 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	if !made {
 		return ServiceAccount{}, taken("service account of this project", "/slug")
 	}
+	sa.Keys = []PublicKey{{ID: key.ID, CreatedAt: key.CreatedAt}}
 	return sa, insertKey(ctx, tx, sa.ID, key)
 }
 
@@ -106,12 +120,24 @@ func GetServiceAccount(ctx context.Context, tx db.Tx, projectID, id string) (Ser
 	return sa, err
 }
 
-// ListServiceAccounts lists the accounts of a project.
-func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, page db.Page) ([]ServiceAccount, error) {
-	return selectPage[ServiceAccount](ctx, tx, page, `
+// ListServiceAccounts lists the accounts of a project with their keys.
+func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, now time.Time,
+	page db.Page,
+) ([]ServiceAccount, error) {
+	all, err := selectPage[ServiceAccount](ctx, tx, page, `
 		SELECT `+serviceAccountColumns+` FROM service_accounts s
 		WHERE s.project_id = $1 AND s.deleted_at IS NULL AND ($2::UUID IS NULL OR s.id > $2::UUID)
 		ORDER BY s.id LIMIT $3`, projectID)
+	if err != nil {
+		return nil, err
+	}
+	return all, readKeys(ctx, tx, all, now)
+}
+
+func withKeys(ctx context.Context, tx db.Tx, sa ServiceAccount, now time.Time) (ServiceAccount, error) {
+	one := []ServiceAccount{sa}
+	err := readKeys(ctx, tx, one, now)
+	return one[0], err
 }
 
 // DisableServiceAccount stops the account: neither its keys nor tokens already given out count any more. Disabling
@@ -121,22 +147,35 @@ func DisableServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, now
 		return sa, nil
 	}
 	sa.Status = StatusDisabled
+	if err := revokeKeys(ctx, tx, sa.ID, now); err != nil {
+		return sa, err
+	}
 	return updateServiceAccount(ctx, tx, sa, false, now)
 }
 
-// RotateKey gives the account a new key and revokes every older one at once, with the tokens minted by them: a key is
-// rotated because it may be known to others.
-func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key) (ServiceAccount, error) {
+// RotateKey gives the account a new key. The newest of the older keys stays valid for the overlap; every other one ends
+// at once, with the tokens minted by it. Without an overlap that is all of them: a key may be rotated because it is
+// known to others.
+func RotateKey(ctx context.Context, tx db.Tx, sa ServiceAccount, key Key,
+	overlap time.Duration,
+) (ServiceAccount, error) {
 	if sa.Status != StatusActive {
 		return sa, fault.New(fault.Conflict, codeServiceAccountDisabled, "The service account is disabled.", nil).Permanent()
 	}
-	if err := revokeKeys(ctx, tx, sa.ID, key.CreatedAt); err != nil {
+	if overlap < 0 || overlap > MaxKeyOverlap {
+		return sa, invalid().WithField("/overlap_seconds", "must be from 0 to 2592000")
+	}
+	if err := replaceKeys(ctx, tx, sa.ID, key.CreatedAt, overlap); err != nil {
 		return sa, err
 	}
 	if err := insertKey(ctx, tx, sa.ID, key); err != nil {
 		return sa, err
 	}
-	return updateServiceAccount(ctx, tx, sa, false, key.CreatedAt)
+	sa, err := updateServiceAccount(ctx, tx, sa, false, key.CreatedAt)
+	if err != nil {
+		return sa, err
+	}
+	return withKeys(ctx, tx, sa, key.CreatedAt)
 }
 
 // DeleteServiceAccount removes the account; its slug is free again.

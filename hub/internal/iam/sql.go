@@ -5,6 +5,7 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -46,6 +47,45 @@ func insertKey(ctx context.Context, tx db.Tx, serviceAccountID string, key Key) 
 	_, err := tx.Exec(ctx,
 		`INSERT INTO service_account_keys (id, service_account_id, public_key, created_at) VALUES ($1, $2, $3, $4)`,
 		key.ID, serviceAccountID, []byte(key.Public), key.CreatedAt)
+	return err
+}
+
+// liveKey is true for a key k that is valid at a time, which is a parameter.
+const liveKey = `k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > `
+
+// readKeys reads the valid keys of the accounts.
+func readKeys(ctx context.Context, tx db.Tx, accounts []ServiceAccount, now time.Time) error {
+	ids := make([]string, len(accounts))
+	for i, sa := range accounts {
+		ids[i] = sa.ID
+	}
+	keys := map[string][]PublicKey{}
+	_, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (k PublicKey, err error) {
+		var of string
+		var end *time.Time
+		if err = row.Scan(&of, &k.ID, &k.CreatedAt, &end); end != nil {
+			k.ExpiresAt = *end
+		}
+		keys[of] = append(keys[of], k)
+		return k, err
+	}, `SELECT k.service_account_id, k.id, k.created_at, k.expires_at FROM service_account_keys k
+		WHERE k.service_account_id = ANY($1::UUID[]) AND `+liveKey+`$2) ORDER BY k.created_at, k.id`, ids, now)
+	for i := range accounts {
+		accounts[i].Keys = keys[accounts[i].ID]
+	}
+	return err
+}
+
+// replaceKeys ends the account's keys: the newest of those that are valid after the overlap, the others now.
+func replaceKeys(ctx context.Context, tx db.Tx, serviceAccountID string, now time.Time, overlap time.Duration) error {
+	if overlap == 0 {
+		return revokeKeys(ctx, tx, serviceAccountID, now)
+	}
+	_, err := tx.Exec(ctx, `
+		UPDATE service_account_keys SET
+		       expires_at = CASE WHEN expires_at IS NULL THEN $3::TIMESTAMPTZ ELSE expires_at END,
+		       revoked_at = CASE WHEN expires_at IS NULL THEN revoked_at ELSE $2::TIMESTAMPTZ END
+		WHERE service_account_id = $1 AND revoked_at IS NULL`, serviceAccountID, now, now.Add(overlap))
 	return err
 }
 

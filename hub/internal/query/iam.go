@@ -54,12 +54,14 @@ func (s *Service) UserTokens(ctx context.Context, p iam.Principal, userID string
 		})
 }
 
-// ServiceAccounts lists a project's service accounts, without keys.
-func (s *Service) ServiceAccounts(ctx context.Context, p iam.Principal, projectID string,
+// ServiceAccounts lists a project's service accounts with their public keys.
+func (s *Service) ServiceAccounts(ctx context.Context, p iam.Principal, projectID string, now time.Time,
 	page db.Page,
 ) ([]iam.ServiceAccount, error) {
 	check := access.Project(p, iam.ServiceAccountRead, projectID)
-	return listIn(ctx, s, check, iam.ListServiceAccounts, projectID, page)
+	return read(ctx, s, check, func(tx db.Tx, project iam.Project) ([]iam.ServiceAccount, error) {
+		return iam.ListServiceAccounts(ctx, tx, project.ID, now, page)
+	})
 }
 
 // ProjectRoles lists who holds roles in this project only.

@@ -182,6 +182,8 @@ CREATE TABLE IF NOT EXISTS service_account_keys (
   service_account_id UUID NOT NULL REFERENCES service_accounts (id),
   public_key BYTEA NOT NULL,
   created_at TIMESTAMPTZ NOT NULL,
+  -- Of a key that a newer one has replaced, and that stays valid until then.
+  expires_at TIMESTAMPTZ,
   revoked_at TIMESTAMPTZ
 );
 

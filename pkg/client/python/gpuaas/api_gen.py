@@ -1525,6 +1525,7 @@ class ServiceAccount:
 
     created_at: datetime
     id: Id
+    keys: list[ServiceAccountPublicKey]
     name: DisplayName
     project_id: Id
     role: ServiceAccountRole
@@ -1555,6 +1556,13 @@ class ServiceAccountKey:
 
 
 @dataclass(kw_only=True)
+class ServiceAccountKeyRotation:
+    """ServiceAccountKeyRotation."""
+
+    overlap_seconds: int | None = None
+
+
+@dataclass(kw_only=True)
 class ServiceAccountList:
     """ServiceAccountList."""
 
@@ -1563,13 +1571,23 @@ class ServiceAccountList:
 
 
 @dataclass(kw_only=True)
-class ServiceAccountTokenRequest:
-    """Either an assertion, or key_id with private_key_pem."""
+class ServiceAccountPublicKey:
+    """ServiceAccountPublicKey."""
 
-    service_account_id: Id
+    created_at: datetime
+    key_id: Id
+    expires_at: datetime | None = None
+
+
+@dataclass(kw_only=True)
+class ServiceAccountTokenRequest:
+    """Either an assertion, or service_account_id and key_id with private_key_pem."""
+
     assertion: str | None = None
+    grant_type: Literal["urn:ietf:params:oauth:grant-type:jwt-bearer"] | None = None
     key_id: Id | None = None
     private_key_pem: str | None = None
+    service_account_id: Id | None = None
 
 
 @dataclass(kw_only=True)
@@ -4229,16 +4247,18 @@ class Operations(ABC):
         self,
         project_id: str,
         service_account_id: str,
+        body: ServiceAccountKeyRotation | None = None,
         *,
         if_match: str | None = None,
         idempotency_key: str | None = None,
     ) -> ServiceAccount:
-        """Give a service account a new key; older keys and their tokens end at once; needs iam.service_account.write."""
+        """Give a service account a new key; older keys end at once, or after an overlap that is asked for; needs iam.service_account.write."""
         return self._call(
             "POST",
             f"/projects/{quote(project_id, safe='')}/service-accounts/{quote(service_account_id, safe='')}/rotate-key",
             ServiceAccount,
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
+            body=body,
         )
 
     def rotate_webhook_secret(
