@@ -254,17 +254,7 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 
 // Get returns an instance of the project; one of another project is not found.
 func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) {
-	if !db.IsID(id) || !db.IsID(projectID) {
-		return Instance{}, errNotFound()
-	}
-	list, err := selectInstances(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
-	if err != nil {
-		return Instance{}, err
-	}
-	if len(list) == 0 {
-		return Instance{}, errNotFound()
-	}
-	return list[0], nil
+	return selectOne(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
 }
 
 // Filter selects a page of a list; After is the last id of the previous page.
