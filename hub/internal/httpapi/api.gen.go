@@ -70,20 +70,26 @@ func (e AccessCredentialStatus) Valid() bool {
 
 // Defines values for AccessExplanationReason.
 const (
-	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
-	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
-	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
-	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
+	AccessExplanationReasonAttached        AccessExplanationReason = "attached"
+	AccessExplanationReasonDisabled        AccessExplanationReason = "disabled"
+	AccessExplanationReasonOtherOrg        AccessExplanationReason = "other_org"
+	AccessExplanationReasonPermitted       AccessExplanationReason = "permitted"
+	AccessExplanationReasonPlatformManaged AccessExplanationReason = "platform_managed"
+	AccessExplanationReasonRoleMissing     AccessExplanationReason = "role_missing"
 )
 
 // Valid indicates whether the value is a known member of the AccessExplanationReason enum.
 func (e AccessExplanationReason) Valid() bool {
 	switch e {
+	case AccessExplanationReasonAttached:
+		return true
 	case AccessExplanationReasonDisabled:
 		return true
 	case AccessExplanationReasonOtherOrg:
 		return true
 	case AccessExplanationReasonPermitted:
+		return true
+	case AccessExplanationReasonPlatformManaged:
 		return true
 	case AccessExplanationReasonRoleMissing:
 		return true
@@ -1786,6 +1792,9 @@ type AccessCredentialList struct {
 type AccessExplanation struct {
 	Allowed bool `json:"allowed"`
 
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id,omitempty,omitzero"`
+
 	// CustomRoles Ids of roles that the org has made
 	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
 
@@ -1797,7 +1806,8 @@ type AccessExplanation struct {
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID `json:"project_id,omitempty,omitzero"`
 
-	// Reason `role_missing`: the principal holds no role there that has the permission
+	// Reason `role_missing`: the principal holds no role there that has the permission. `platform_managed` and
+	// `attached`: the app instance is operated by the platform, or by the project that it belongs to.
 	Reason AccessExplanationReason `json:"reason"`
 
 	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
@@ -1807,7 +1817,8 @@ type AccessExplanation struct {
 	Rules []AccessRule `json:"rules"`
 }
 
-// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
+// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission. `platform_managed` and
+// `attached`: the app instance is operated by the platform, or by the project that it belongs to.
 type AccessExplanationReason string
 
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
@@ -1831,6 +1842,9 @@ type AccessPrincipalType string
 
 // AccessQuestion defines model for AccessQuestion.
 type AccessQuestion struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id,omitempty,omitzero"`
+
 	// OrgID UUIDv7 in lower case.
 	OrgID      ID              `json:"org_id,omitempty,omitzero"`
 	Permission string          `json:"permission"`

@@ -86,3 +86,41 @@ func TestAnAttachedProjectUsesAnInstanceAndDoesNotOperateIt(t *testing.T) {
 	require.Equal(t, http.StatusNotFound, res.StatusCode)
 	require.Equal(t, 404, s.ask(t, operator, "GET", used+one, "", "").status)
 }
+
+// TestAnExplanationAboutAnInstanceNamesWhatItsEffectiveValuesForbid: the same permission in the same project, and what
+// the platform does differently for each value.
+func TestAnExplanationAboutAnInstanceNamesWhatItsEffectiveValuesForbid(t *testing.T) {
+	s, _, i, boss, stranger := forwarded(t)
+	second := s.must(t, boss, "POST", "/projects", "p2", `{"slug":"second","display_name":"Second"}`, 201).text("id")
+	set := func(mode, scope, boundary string) {
+		s.tx(t, func(ctx context.Context, tx db.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE app_instances SET operating_mode = $2, control_plane_scope = $3,
+				tenant_boundary_mode = $4 WHERE id = $1`, i.ID, mode, scope, boundary)
+			return err
+		})
+	}
+	why := func(token, permission, project string) answer {
+		return s.why(t, token, permission, `,"project_id":"`+project+`","app_instance_id":"`+i.ID+`"`)
+	}
+	for name, c := range map[string]struct{ token, mode, scope, boundary, permission, reason string }{
+		"own":            {boss, "tenant_dedicated", "project", "project_isolated", "apps.instance.stop", "permitted"},
+		"own, shared":    {boss, "tenant_dedicated", "tenant", "tenant_shared", "apps.instance.stop", "permitted"},
+		"managed":        {boss, "platform_managed", "platform", "platform_shared", "apps.instance.stop", "platform_managed"},
+		"managed, read":  {boss, "platform_managed", "platform", "platform_shared", "apps.instance.read", "permitted"},
+		"managed, admin": {s.admin, "platform_managed", "platform", "platform_shared", "apps.instance.stop", "permitted"},
+	} {
+		set(c.mode, c.scope, c.boundary)
+		a := why(c.token, c.permission, i.ProjectID)
+		require.Equal(t, 200, a.status, "%s: %s", name, a.raw)
+		require.Equal(t, c.reason, a.text("reason"), name)
+		require.Equal(t, i.ID, a.text("app_instance_id"), name)
+	}
+	set("tenant_dedicated", "tenant", "tenant_shared")
+	require.Equal(t, 404, why(boss, "apps.instance.stop", second).status, "not attached yet")
+	s.must(t, boss, "POST", "/projects/"+second+"/app-instances/"+i.ID+"/attachments", "a1", "", 201)
+	require.Equal(t, "attached", why(boss, "apps.instance.stop", second).text("reason"))
+	require.Equal(t, []string{"attached"}, ruleIDs(why(boss, "apps.instance.stop", second)))
+	require.Equal(t, "permitted", why(boss, "apps.instance.connect", second).text("reason"))
+	require.Equal(t, 404, why(stranger, "apps.instance.stop", i.ProjectID).status)
+	require.Equal(t, 404, s.why(t, boss, "apps.instance.stop", `,"app_instance_id":"`+i.ID+`"`).status, "in no project")
+}

@@ -43,8 +43,10 @@ const Know Permission = "know"
 
 // IDs of policies that explanations give a reason of their own.
 const (
-	tenantBoundary = "tenant_boundary"
-	disabledRule   = "disabled"
+	tenantBoundary  = "tenant_boundary"
+	disabledRule    = "disabled"
+	platformManaged = "platform_managed"
+	attachedRule    = "attached"
 )
 
 // Entities of the policies.

@@ -128,9 +128,10 @@ class AccessExplanation:
     allowed: bool
     permission: str
     principal: AccessPrincipal
-    reason: Literal["permitted", "role_missing", "other_org", "disabled"]
+    reason: Literal["permitted", "role_missing", "other_org", "disabled", "platform_managed", "attached"]
     roles_with_permission: list[str]
     rules: list[AccessRule]
+    app_instance_id: Id | None = None
     custom_roles: CustomRoleIds | None = None
     org_id: Id | None = None
     project_id: Id | None = None
@@ -157,6 +158,7 @@ class AccessQuestion:
     """AccessQuestion."""
 
     permission: str
+    app_instance_id: Id | None = None
     org_id: Id | None = None
     principal: AccessPrincipal | None = None
     project_id: Id | None = None
