@@ -19,13 +19,14 @@ func (a *app) authCommand() *cobra.Command {
 
 func (a *app) whyCommand() *cobra.Command {
 	var (
-		org, user, account string
-		platform           bool
+		org, user, account, instance string
+		platform                     bool
 	)
 	c := a.action("why PERMISSION", "Why a permission is held, or why not", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, args []string) (err error) {
-			if user != "" && account != "" || platform && org != "" {
-				return usage(errors.New("--user and --service-account exclude each other, and so do --platform and --org"))
+			if user != "" && account != "" || platform && org != "" || instance != "" && (platform || org != "") {
+				return usage(errors.New("--user and --service-account exclude each other, and so do --platform, --org and " +
+					"--instance"))
 			}
 			q := client.AccessQuestion{Permission: args[0]}
 			switch {
@@ -37,6 +38,11 @@ func (a *app) whyCommand() *cobra.Command {
 			}
 			if err != nil {
 				return err
+			}
+			if instance != "" {
+				if q.AppInstanceID, err = s.instanceID(ctx, q.ProjectID, instance); err != nil {
+					return err
+				}
 			}
 			switch {
 			case user != "":
@@ -52,12 +58,14 @@ func (a *app) whyCommand() *cobra.Command {
 			return showAnswer(s, whyColumns())(s.hub.ExplainAccess(ctx, q, s.editors()...))
 		})
 	c.Long = `Say whether you, or another user or a service account, have a permission on what belongs to the project,
-with --org to the org as a whole, or with --platform to the platform, and which rule decided.`
+with --instance on one app instance, with --org on the org as a whole, or with --platform on the platform, and which
+rule decided.`
 	c.Example = `  gpuaas auth why apps.instance.create
   gpuaas auth why iam.user.read --org acme --user ada@acme.example`
 	f := c.Flags()
 	f.StringVar(&org, "org", "", "about the org as a whole, by id or slug")
 	f.BoolVar(&platform, "platform", false, "about what belongs to the platform, like nodes and prices")
+	f.StringVar(&instance, "instance", "", "about doing it to this app instance, by id or display name")
 	f.StringVar(&user, "user", "", "about this user, by id or e-mail address (default: yourself)")
 	f.StringVar(&account, "service-account", "", "about this service account, by id, or by slug in the project")
 	return c

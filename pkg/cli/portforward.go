@@ -3,6 +3,7 @@ package cli
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -33,7 +34,7 @@ func (a *app) portForwardCommand() *cobra.Command {
 		if err != nil {
 			return err
 		}
-		i, err := client.Read[client.AppInstance](s.hub.GetAppInstance(ctx, project, id, s.editors()...))
+		i, err := s.connectable(ctx, project, id)
 		if err != nil {
 			return err
 		}
@@ -47,6 +48,21 @@ func (a *app) portForwardCommand() *cobra.Command {
 	c.Flags().StringVar(&f.address, "address", "127.0.0.1", "address of this machine to listen on")
 	c.Flags().StringVar(&f.to.MemberID, "member", "", "member of the app instance (default: the first)")
 	return c
+}
+
+// connectable reads an instance of the project, or, as far as that shows it, one that the project is attached to.
+func (s *session) connectable(ctx context.Context, project, id string) (client.AppInstance, error) {
+	i, err := client.Read[client.AppInstance](s.hub.GetAppInstance(ctx, project, id, s.editors()...))
+	if p, is := errors.AsType[*client.Problem](err); !is || p.Status != http.StatusNotFound {
+		return i, err
+	}
+	shared, denied := client.Read[client.AttachmentList](s.hub.ListAppInstanceAttachments(ctx, project, id, nil,
+		s.editors()...))
+	if denied != nil || len(shared.Items) == 0 {
+		return i, err
+	}
+	a := shared.Items[0]
+	return client.AppInstance{ID: id, Status: a.Status, Endpoints: a.Endpoints}, nil
 }
 
 // localPort splits [LOCAL:]PORT_NAME; without LOCAL the system chooses a free port.

@@ -23,6 +23,7 @@ const (
 	Snapshot   = "volume_snapshot"
 	Member     = "member"
 	Webhook    = "webhook"
+	Attachment = "attachment"
 )
 
 // By says who makes a change, when, and how it is traced.

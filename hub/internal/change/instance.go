@@ -23,6 +23,11 @@ func CompleteInstance(ctx context.Context, tx db.Tx, by By, action string, c ins
 			return err
 		}
 	}
+	if c.Ends() {
+		if err := detachAll(ctx, tx, by, c.Instance.ID); err != nil {
+			return err
+		}
+	}
 	if c.Instance.External() {
 		return RecordInstance(ctx, tx, by, action, c)
 	}

@@ -29,7 +29,8 @@ func (s *Service) DecommissionInstance(ctx context.Context, m Meta, projectID,
 
 // mayOperate reports as Forbidden that the caller may not do this to an app instance that the platform manages.
 func mayOperate(m Meta, permission iam.Permission, i instance.Instance) error {
-	return iam.AuthorizeOperation(m.Principal, permission, i.OrgID, i.ProjectID, i.Modes.OperatingMode)
+	return iam.AuthorizeOperation(m.Principal, permission, i.OrgID, i.ProjectID,
+		iam.OnInstance{OperatingMode: i.Modes.OperatingMode})
 }
 
 // action asks for one step in an app instance's life.
@@ -47,6 +48,11 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 		}
 		if err := mayOperate(m, permission, i); err != nil {
 			return instance.Instance{}, err
+		}
+		if permission == iam.InstanceDelete {
+			if err := instance.CheckDetached(ctx, tx, i.ID); err != nil {
+				return instance.Instance{}, err
+			}
 		}
 		if err := checkResynced(ctx, tx, permission, i); err != nil {
 			return instance.Instance{}, err

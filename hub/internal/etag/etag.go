@@ -83,6 +83,10 @@ func query(kind string) (sql string, params []string) {
 	case "app_version":
 		return `SELECT resource_version::TEXT FROM app_versions WHERE app_slug = $1 AND version = $2`,
 			[]string{"app_slug", "version"}
+	case "attachment":
+		return `SELECT i.resource_version::TEXT FROM instance_attachments a JOIN app_instances i ON i.id = a.instance_id
+			WHERE a.id = $1 AND i.id = $2 AND $3 IN (a.owner_project_id, a.project_id)`,
+			[]string{"attachment_id", "app_instance_id", "project_id"}
 	case "entitlement":
 		return `SELECT resource_version::TEXT FROM entitlements WHERE project_id = $1 AND app_slug = $2`,
 			[]string{"project_id", "app_slug"}

@@ -107,10 +107,14 @@ func (s *Server) streamTo(ctx context.Context, permission iam.Permission, projec
 		return appStream{}, err
 	}
 	member, err := memberOf(i, memberID, "/member_id")
-	return appStream{
+	p := appStream{
 		server: s, request: request, meta: metaFrom(ctx), again: callOf(ctx).again, instance: i, member: member,
-		permission: permission, detail: map[string]any{"member_id": member.ID},
-	}, err
+		permission: permission, projectID: projectID, detail: map[string]any{"member_id": member.ID},
+	}
+	if projectID != i.ProjectID {
+		p.detail["attached_project_id"] = projectID
+	}
+	return p, err
 }
 
 // upgradeOf returns the request of an operation whose connection becomes a stream.
@@ -134,6 +138,8 @@ type appStream struct {
 	again    func(context.Context) (iam.Principal, error)
 	instance instance.Instance
 	member   instance.Member
+	// projectID is the caller's: that of the instance, or one that is attached to it.
+	projectID string
 	// permission is needed for as long as the stream lasts.
 	permission        iam.Permission
 	action, endAction string
@@ -235,7 +241,7 @@ func (p appStream) check(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	i, err := p.server.Queries.InstanceFor(ctx, caller, p.permission, p.instance.ProjectID, p.instance.ID)
+	i, err := p.server.Queries.InstanceFor(ctx, caller, p.permission, p.projectID, p.instance.ID)
 	if err != nil {
 		return err
 	}

@@ -84,13 +84,20 @@ func forwarded(t *testing.T) (*theater, *httptest.Server, instance.Instance, str
 	t.Helper()
 	s := &theater{house: newHouse(t), logCheckEvery: time.Millisecond}
 	orgID, projectID, boss := s.tenant(t, "acme")
+	hub, i, stranger := s.forward(t, orgID, projectID, boss)
+	return s, hub, i, boss, stranger
+}
+
+// forward serves a running instance of the project.
+func (s *theater) forward(t *testing.T, orgID, projectID, boss string) (*httptest.Server, instance.Instance, string) {
+	t.Helper()
 	_, _, stranger := s.tenant(t, "other")
 	s.open(t)
 	s.ports = map[string]func(context.Context) (duplex.Stream, error){"http": shouter(t)}
 	allocation := s.must(t, boss, "POST", "/projects/"+projectID+"/allocations", "k1", sliceBody, 201).text("id")
 	hub := httptest.NewServer(s.direct)
 	t.Cleanup(hub.Close)
-	return s, hub, s.instance(t, orgID, projectID, allocation), boss, stranger
+	return hub, s.instance(t, orgID, projectID, allocation), stranger
 }
 
 // rowsOf waits for the given number of audit rows about the instance's streams.

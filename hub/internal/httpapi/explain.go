@@ -14,6 +14,7 @@ func (s *Server) ExplainAccess(ctx context.Context, r ExplainAccessRequestObject
 	why, err := s.Queries.Explain(ctx, principalOf(ctx), query.Question{
 		Permission: r.Body.Permission,
 		Of:         access.Scope{OrgID: r.Body.OrgID, ProjectID: r.Body.ProjectID},
+		InstanceID: r.Body.AppInstanceID,
 		About:      principal.Actor{Type: principal.Type(r.Body.Principal.Type), ID: r.Body.Principal.ID},
 	})
 	if err != nil {
@@ -26,6 +27,8 @@ func (s *Server) ExplainAccess(ctx context.Context, r ExplainAccessRequestObject
 		Principal:  AccessPrincipal{Type: AccessPrincipalType(why.About.Type), ID: why.About.ID},
 		OrgID:      why.Of.OrgID,
 		ProjectID:  why.Of.ProjectID,
+
+		AppInstanceID: r.Body.AppInstanceID,
 		Rules: views(why.Rules, func(r iam.Rule) AccessRule {
 			return AccessRule{ID: r.ID, Description: r.Description}
 		}),

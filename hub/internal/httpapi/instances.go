@@ -310,7 +310,7 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 		PlacementIntent:    PlacementIntent{AllocationIds: i.PlacementAllocationIDs},
 		Status:             AppInstanceStatus(i.Lifecycle.Status), StatusReason: StatusReason(i.Lifecycle.Reason.Text()),
 		Health:   AppInstanceHealth(i.Lifecycle.Health),
-		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: []Endpoint{},
+		Revision: i.Revision, PreviousVersion: i.PreviousVersion, HintResults: []HintResult{}, Endpoints: endpointViews(i),
 		Members:       []Member{},
 		Resources:     resourcesView(i.Resources),
 		Ports:         portsView(i.Resources),
@@ -327,12 +327,6 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 	}
 	for _, m := range i.Members {
 		out.Members = append(out.Members, memberView(i, m))
-		for _, e := range m.Endpoints {
-			out.Endpoints = append(out.Endpoints, Endpoint{
-				Name: e.Name, URL: e.URL(), NodeID: m.NodeID,
-				Access: EndpointAccess("private"),
-			})
-		}
 	}
 	if err := json.Unmarshal([]byte(i.ParametersJSON), &out.Parameters); err != nil {
 		return AppInstance{}, fmt.Errorf("parameters of instance %s: %w", i.ID, err)
@@ -346,6 +340,19 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 		return AppInstance{}, fmt.Errorf("config of instance %s: %w", i.ID, err)
 	}
 	return out, nil
+}
+
+func endpointViews(i instance.Instance) []Endpoint {
+	out := []Endpoint{}
+	for _, m := range i.Members {
+		for _, e := range m.Endpoints {
+			out = append(out, Endpoint{
+				Name: e.Name, URL: e.URL(), NodeID: m.NodeID,
+				Access: EndpointAccess("private"),
+			})
+		}
+	}
+	return out
 }
 
 func memberView(i instance.Instance, m instance.Member) Member {

@@ -50,7 +50,7 @@ func accountSamples() map[string]string {
 		"createInvitation": `{"email":"a@b","roles":["org_member"],"custom_roles":["` + someID +
 			`"],"expires_in_seconds":60}`,
 		"explainAccess": `{"permission":"apps.instance.read","org_id":"` + someID + `","project_id":"` + someID +
-			`","principal":{"type":"user","id":"` + someID + `"}}`,
+			`","app_instance_id":"` + someID + `","principal":{"type":"user","id":"` + someID + `"}}`,
 		"createOrg":            `{"slug":"acme","display_name":"Acme"}`,
 		"createProject":        `{"org_id":"` + someID + `","slug":"p","display_name":"P"}`,
 		"createServiceAccount": `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,

@@ -67,7 +67,7 @@ func newStage(t *testing.T) *stage {
 			`{"url":"https://hooks.example/x"}`, 201).text("id"),
 		"invitation_id": s.must(t, boss, "POST", "/orgs/"+orgID+"/invitations", "invitation",
 			`{"email":"b@acme.example","roles":["org_member"]}`, 201).text("id"),
-		"session_id": db.NewID(), "task_id": db.NewID(), "member_id": instance.Members[0].ID,
+		"session_id": db.NewID(), "task_id": db.NewID(), "attachment_id": db.NewID(), "member_id": instance.Members[0].ID,
 		"org_id": orgID, "project_id": projectID, "user_id": user, "token_id": token, "service_account_id": account,
 		"role_id": role, "allocation_id": allocation, "volume_id": volume, "snapshot_id": db.NewID(), "node_id": s.node,
 		"app_instance_id": instance.ID, "app_slug": "demo", "version": "1.0.0",
@@ -114,6 +114,14 @@ func (s *stage) insert(t *testing.T) {
 				`INSERT INTO instance_tasks (id, instance_id, kind, revision, phases, state, requested_by_type, requested_by_id,
 				correlation_id, created_at, updated_at) VALUES ($1, $2, 'deploy', 1, '[]', 'pending', 'user', $3, 'c', $4, $4)`,
 				[]any{s.ids["task_id"], s.ids["app_instance_id"], s.ids["user_id"], now},
+			},
+			{
+				`INSERT INTO instance_attachments (id, instance_id, org_id, owner_project_id, project_id, requested_by_type,
+				requested_by_id, correlation_id, created_at) VALUES ($1, $2, $3, $4, $5, 'user', $6, 'c', $7)`,
+				[]any{
+					s.ids["attachment_id"], s.ids["app_instance_id"], s.ids["org_id"], s.ids["project_id"], db.NewID(),
+					s.ids["user_id"], now,
+				},
 			},
 			{`INSERT INTO package_indexes (project_id, url, username, own_ca, sealed_url, updated_at)
 				VALUES ($1, 'https://packages.example', '', false, '', $2)`, []any{s.ids["project_id"], now}},

@@ -17,6 +17,9 @@ const (
 	RoleMissing Reason = "role_missing"
 	OtherOrg    Reason = "other_org"
 	IsDisabled  Reason = "disabled"
+	// IsManaged and IsAttached are about an app instance that another one operates.
+	IsManaged  Reason = "platform_managed"
+	IsAttached Reason = "attached"
 )
 
 // Explanation is a decision and what would change it.
@@ -29,13 +32,13 @@ type Explanation struct {
 	Roles, CustomRoles []Role
 }
 
-// Explain decides as Decide does and says why.
-func Explain(p Principal, permission Permission, orgID, projectID string) (Explanation, error) {
+// Explain decides as Decide does, or as AuthorizeOperation where it is about an app instance, and says why.
+func Explain(p Principal, permission Permission, orgID, projectID string, on OnInstance) (Explanation, error) {
 	if !slices.Contains(Permissions(), permission) {
 		return Explanation{}, invalid().WithHint("/permission", "is no permission",
 			"docs/reference/permissions.md lists them; one looks like apps.instance.create")
 	}
-	decision, err := Decide(p, permission, orgID, projectID)
+	decision, err := policies().decide(p, permission, orgID, projectID, on)
 	if err != nil {
 		return Explanation{}, err
 	}
@@ -50,6 +53,10 @@ func Explain(p Principal, permission Permission, orgID, projectID string) (Expla
 		out.Reason = IsDisabled
 	case forbade(tenantBoundary):
 		out.Reason = OtherOrg
+	case forbade(platformManaged):
+		out.Reason = IsManaged
+	case forbade(attachedRule):
+		out.Reason = IsAttached
 	}
 	for _, r := range roles() {
 		if slices.Contains(r.Permissions(), permission) {

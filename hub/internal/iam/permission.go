@@ -23,6 +23,12 @@ const (
 	// InstanceWork is to work off the tasks of an app as its external worker.
 	InstanceWork Permission = "apps.instance.work"
 
+	// AttachmentCreate attaches a project to an app instance that another project of the org shares; AttachmentDelete
+	// ends that, for either project.
+	AttachmentCreate Permission = "apps.attachment.create"
+	AttachmentDelete Permission = "apps.attachment.delete"
+	AttachmentRead   Permission = "apps.attachment.read"
+
 	// ArtifactPublish asks for a publish intent and registers what was pushed; ArtifactManage verifies, revokes, retires.
 	ArtifactRead    Permission = "apps.artifact.read"
 	ArtifactPublish Permission = "apps.artifact.publish"
@@ -134,7 +140,8 @@ func (r Role) ForServiceAccount() bool { return r == AppOperator || r == AppPubl
 // Permissions lists all permissions, sorted.
 func Permissions() []Permission {
 	return []Permission{
-		ArtifactManage, ArtifactPublish, ArtifactRead, CatalogManage, CatalogRead, EntitlementRead,
+		ArtifactManage, ArtifactPublish, ArtifactRead, AttachmentCreate, AttachmentDelete, AttachmentRead,
+		CatalogManage, CatalogRead, EntitlementRead,
 		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
 		InstanceDelete, InstanceExec, InstanceLogs, InstanceMembers, InstanceRead, InstanceRollback, InstanceStart,
 		InstanceStop, InstanceUpgrade, InstanceWork, SecretManage, SecretRead, AuditExport, AuditRead,

@@ -34,7 +34,7 @@ type Decision struct {
 // resource of the platform (catalogue, nodes, prices); projectID empty means one of the org as a whole. A policy that
 // cannot be evaluated is an error, and nothing is allowed then.
 func Decide(p Principal, permission Permission, orgID, projectID string) (Decision, error) {
-	return policies().decide(p, permission, orgID, projectID, "")
+	return policies().decide(p, permission, orgID, projectID, OnInstance{})
 }
 
 // Know is the action of the policy that says whether a principal may know that a resource exists. It is no permission
@@ -43,8 +43,10 @@ const Know Permission = "know"
 
 // IDs of policies that explanations give a reason of their own.
 const (
-	tenantBoundary = "tenant_boundary"
-	disabledRule   = "disabled"
+	tenantBoundary  = "tenant_boundary"
+	disabledRule    = "disabled"
+	platformManaged = "platform_managed"
+	attachedRule    = "attached"
 )
 
 // Entities of the policies.
@@ -98,8 +100,14 @@ func (s policySet) All() iter.Seq2[cedar.PolicyID, *cedar.Policy] {
 	}
 }
 
-// decide knows the operating mode where what is asked is done to one app instance.
-func (s policySet) decide(p Principal, permission Permission, orgID, projectID, operatingMode string) (Decision,
+// OnInstance is what the policies know of the app instance that something is done to; the zero value is none.
+type OnInstance struct {
+	OperatingMode string
+	// Attached: it belongs to another project, and the project in question is attached to it.
+	Attached bool
+}
+
+func (s policySet) decide(p Principal, permission Permission, orgID, projectID string, on OnInstance) (Decision,
 	error,
 ) {
 	kind := principalType(p.Type)
@@ -125,7 +133,9 @@ func (s policySet) decide(p Principal, permission Permission, orgID, projectID, 
 		Principal: subject.UID,
 		Action:    cedar.NewEntityUID(actionType, cedar.String(permission)),
 		Resource:  object.UID,
-		Context:   cedar.NewRecord(cedar.RecordMap{"operating_mode": cedar.String(operatingMode)}),
+		Context: cedar.NewRecord(cedar.RecordMap{
+			"operating_mode": cedar.String(on.OperatingMode), "attached": cedar.Boolean(on.Attached),
+		}),
 	})
 	var errs []error
 	for _, e := range why.Errors {

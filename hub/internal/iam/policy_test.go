@@ -90,15 +90,29 @@ func TestADecisionNamesItsRules(t *testing.T) {
 func TestWhatThePlatformManagesIsOperatedByPlatformAdminsAlone(t *testing.T) {
 	owner := Principal{Type: principal.User, ID: "u", OrgID: "acme", Bindings: []Binding{{Role: OrgAdmin}}}
 	admin := Principal{Type: principal.User, ID: "a", PlatformAdmin: true}
+	dedicated, managed := OnInstance{OperatingMode: "tenant_dedicated"}, OnInstance{OperatingMode: "platform_managed"}
 	for permission, refused := range map[Permission]bool{
 		InstanceStop: true, InstanceStart: true, InstanceUpgrade: true, InstanceRollback: true, InstanceExec: true,
 		InstanceLogs: true, InstanceRead: false, InstanceConnect: false, InstanceDelete: false,
 	} {
-		err := AuthorizeOperation(owner, permission, "acme", "p1", "platform_managed")
+		err := AuthorizeOperation(owner, permission, "acme", "p1", managed)
 		require.Equal(t, refused, fault.Is(err, fault.Forbidden), permission)
 		require.Equal(t, refused, err != nil, permission)
-		require.NoError(t, AuthorizeOperation(owner, permission, "acme", "p1", "tenant_dedicated"), permission)
-		require.NoError(t, AuthorizeOperation(admin, permission, "acme", "p1", "platform_managed"), permission)
+		require.NoError(t, AuthorizeOperation(owner, permission, "acme", "p1", dedicated), permission)
+		require.NoError(t, AuthorizeOperation(admin, permission, "acme", "p1", managed), permission)
+	}
+}
+
+func TestAnAttachedProjectConnectsAndDoesNotOperate(t *testing.T) {
+	for _, p := range []Principal{
+		{Type: principal.User, ID: "u", OrgID: "acme", Bindings: []Binding{{Role: OrgAdmin}}},
+		{Type: principal.User, ID: "a", PlatformAdmin: true},
+	} {
+		for _, permission := range Permissions() {
+			err := AuthorizeOperation(p, permission, "acme", "p1", OnInstance{Attached: true})
+			allowed := permission == InstanceConnect || permission == AttachmentRead || permission == AttachmentDelete
+			require.Equal(t, !allowed, fault.Is(err, fault.Forbidden), permission)
+		}
 	}
 }
 
@@ -119,7 +133,7 @@ func TestAPolicyThatCannotBeEvaluatedDenies(t *testing.T) {
 		set, err := parsePolicies(slices.Concat(policyDocument,
 			[]byte(`@id("broken") `+effect+` (principal, action, resource) when { principal.missing };`)))
 		require.NoError(t, err)
-		d, err := set.decide(Principal{Type: principal.User, ID: "a", PlatformAdmin: true}, NodeRead, "", "", "")
+		d, err := set.decide(Principal{Type: principal.User, ID: "a", PlatformAdmin: true}, NodeRead, "", "", OnInstance{})
 		require.ErrorContains(t, err, "evaluate policy broken")
 		require.False(t, d.Allowed)
 	}
@@ -136,13 +150,13 @@ func TestThePoliciesAreComplete(t *testing.T) {
 		ids = append(ids, p.ID)
 	}
 	require.Equal(t, []string{
-		"platform_admin", "tenant_boundary", "disabled", "platform_managed", "known", "custom_role",
-	}, ids[:6])
+		"platform_admin", "tenant_boundary", "disabled", "platform_managed", "attached", "known", "custom_role",
+	}, ids[:7])
 	var names []string
 	for _, r := range roles() {
 		names = append(names, string(r))
 	}
-	require.Equal(t, names, ids[6:])
+	require.Equal(t, names, ids[7:])
 	known := append(Permissions(), Know)
 	for _, action := range regexp.MustCompile(`Action::"([^"]*)"`).FindAllStringSubmatch(string(policyDocument), -1) {
 		require.Contains(t, known, action[1])
@@ -229,11 +243,12 @@ func table(r Role) []Permission {
 	viewer := []Permission{
 		InstanceRead, InstanceLogs, ArtifactRead, EntitlementRead, EnvironmentRead, CatalogRead, AllocationRead, VolumeRead,
 		SecretRead, AccessCredentialRead, SKURead, UsageRead, PriceRead, OrgRead, ProjectRead,
+		AttachmentRead,
 	}
 	operator := slices.Concat(viewer, []Permission{
 		InstanceCreate, InstanceUpgrade, InstanceRollback, InstanceStop, InstanceStart, InstanceDelete,
 		InstanceWork, InstanceMembers, InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, SecretManage,
-		AccessCredentialManage,
+		AccessCredentialManage, AttachmentCreate, AttachmentDelete,
 		VolumeCreate, VolumeSnapshot, VolumeRestore,
 		VolumeDelete,
 	})

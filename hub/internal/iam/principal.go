@@ -68,15 +68,18 @@ func Authorize(p Principal, permission Permission, orgID, projectID string) erro
 	}
 }
 
-// AuthorizeOperation reports as Forbidden that p may do something to app instances of a project, but not to one that is
-// operated in that mode. It comes after Authorize.
-func AuthorizeOperation(p Principal, permission Permission, orgID, projectID, operatingMode string) error {
-	decision, err := policies().decide(p, permission, orgID, projectID, operatingMode)
+// AuthorizeOperation reports as Forbidden that p may do something to app instances of a project, but not to this one.
+// It comes after Authorize.
+func AuthorizeOperation(p Principal, permission Permission, orgID, projectID string, on OnInstance) error {
+	decision, err := policies().decide(p, permission, orgID, projectID, on)
 	if err != nil || decision.Allowed {
 		return err
 	}
-	return fault.New(fault.Forbidden, codeForbidden, "You may not do this: the platform manages the app instance.",
-		nil).Permanent()
+	because := "the platform manages the app instance."
+	if on.Attached {
+		because = "the app instance belongs to another project, to which this one is attached."
+	}
+	return fault.New(fault.Forbidden, codeForbidden, "You may not do this: "+because, nil).Permanent()
 }
 
 // reach is where a principal holds a permission, for the WHERE clause of a listing.

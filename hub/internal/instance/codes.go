@@ -4,12 +4,18 @@ import "github.com/gpuaas/gpuaas/pkg/fault"
 
 // Codes of the faults of this package.
 const (
+	// codeAttached: other projects are attached to the app instance.
+	codeAttached fault.Code = "instance_attached"
+	// codeAttachmentExists: the project has the app instance already.
+	codeAttachmentExists fault.Code = "attachment_exists"
 	// codeMemberBounds: the app instance has as many or as few members as the version allows.
 	codeMemberBounds fault.Code = "member_bounds"
 	// codeMemberBusy: the status of the member does not allow that.
 	codeMemberBusy fault.Code = "member_busy"
 	// codeNoPreviousVersion: the app instance has no earlier version to go back to.
 	codeNoPreviousVersion fault.Code = "no_previous_version"
+	// codeNotShared: the app instance is its project's alone.
+	codeNotShared fault.Code = "instance_not_shared"
 	// codeTaskUnsupported: the version's external worker knows no task of this kind.
 	codeTaskUnsupported fault.Code = "task_unsupported"
 	// codeVersionUnchanged: the app instance runs this version already.

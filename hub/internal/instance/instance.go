@@ -256,18 +256,11 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 
 // Get returns an instance of the project; one of another project is not found.
 func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) {
-	if !db.IsID(id) || !db.IsID(projectID) {
-		return Instance{}, errNotFound()
+	i, err := selectOne(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
+	if err == nil {
+		telemetry.SetFields(ctx, i.LogFields())
 	}
-	list, err := selectInstances(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
-	if err != nil {
-		return Instance{}, err
-	}
-	if len(list) == 0 {
-		return Instance{}, errNotFound()
-	}
-	telemetry.SetFields(ctx, list[0].LogFields())
-	return list[0], nil
+	return i, err
 }
 
 // LogFields are what log lines of work on the instance have.

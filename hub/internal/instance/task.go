@@ -81,9 +81,9 @@ func ErrTaskUnsupported() error {
 
 // number gives the task's event the next number of its instance, so that readers who wait for the instance wake.
 func (c TaskChange) number(ctx context.Context, tx db.Tx, now time.Time) (TaskChange, error) {
-	c.Instance.ResourceVersion++
-	c.Instance.UpdatedAt = now
-	return c, updateInstance(ctx, tx, c.Instance)
+	var err error
+	c.Instance, err = touch(ctx, tx, c.Instance, now)
+	return c, err
 }
 
 // CancelTasks ends the tasks that no worker holds, and asks the worker of the other one to stop. It reports whether any

@@ -51,8 +51,8 @@ type Row struct {
 	NodeID string
 }
 
-// DueAllocations lists open allocations and volumes that are billed up to a moment before now and are not set aside, in
-// order of their ids, from the one after a given id on.
+// DueAllocations lists open allocations, volumes and attachments that are billed up to a moment before now and are not
+// set aside, in order of their ids, from the one after a given id on.
 func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]Row, error) {
 	return db.Select(ctx, tx, pgx.RowToStructByPos[Row],
 		`SELECT id, org_id, node_id FROM subjects WHERE kind <> 'member' AND closed_at IS NULL AND accrued_until < $1
@@ -61,9 +61,11 @@ func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, 
 
 // Accrued is what AccrueAllocation found.
 type Accrued struct {
-	// Exhausted: the wallet no longer covers the next AllocationNotice. The caller must release the allocation, because
-	// what it uses beyond its hold is written off. A volume is never exhausted: its data stays.
+	// Exhausted: the wallet no longer covers the next AllocationNotice. The caller must release the allocation, or end
+	// the attachment, because what it uses beyond its hold is written off. A volume is never exhausted: its data stays.
 	Exhausted bool
+	// Kind is the subject's.
+	Kind string
 	// WasAside: earlier attempts had failed.
 	WasAside bool
 }
@@ -75,7 +77,7 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 	if err != nil || !s.closedAt.IsZero() {
 		return out, err
 	}
-	out.WasAside = s.failures > 0
+	out.WasAside, out.Kind = s.failures > 0, s.Kind
 	s, h, prices, err := accrueAllocation(ctx, tx, s, latest(now, s.accruedUntil), now)
 	if err != nil {
 		return out, err
@@ -96,7 +98,7 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 		}
 	}
 	notice, err := s.aheadCost(prices, now, AllocationNotice)
-	out.Exhausted = s.Kind == Allocation && h.Balance() < notice
+	out.Exhausted = s.Kind != Volume && h.Balance() < notice
 	return out, err
 }
 
@@ -128,10 +130,14 @@ func CheckFunds(ctx context.Context, tx db.Tx, s Subject) error {
 
 // heldMeter is the meter of what the hub itself measures.
 func (s subject) heldMeter() string {
-	if s.Kind == Volume {
+	switch s.Kind {
+	case Volume:
 		return MeterVolumeByteSeconds
+	case Attachment:
+		return MeterAttachmentSeconds
+	default:
+		return MeterAllocationSeconds
 	}
-	return MeterAllocationSeconds
 }
 
 // held is the quantity of a stretch of the subject's time; less than one unit is not billed.
@@ -242,7 +248,7 @@ func allocationPrices(ctx context.Context, tx db.Tx, s *subject, now time.Time) 
 			return nil, err
 		}
 	}
-	return schedule(rows, meter, "", s.SKU, s.currency), nil
+	return schedule(rows, meter, s.AppSlug, s.SKU, s.currency), nil
 }
 
 // aheadCost is what a stretch of the subject's time from now on costs at most.

@@ -120,6 +120,8 @@ func scanHour(row pgx.CollectableRow) (h UsageHour, err error) {
 		h.UsageSource = SourceAllocation
 	case Volume:
 		h.UsageSource = SourceVolume
+	case Attachment:
+		h.UsageSource = SourceAttachment
 	}
 	if h.PriceID == noPrice {
 		h.PriceID, h.Currency = "", ""

@@ -12,6 +12,7 @@ package ledger
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,12 +33,15 @@ const (
 	Allocation = "allocation"
 	// Volume is a volume of a project with its snapshots; the hub measures it, from its first report to its deletion.
 	Volume = "volume"
+	// Attachment is a project's use of another project's app instance; the hub measures it, until it is detached.
+	Attachment = "attachment"
 )
 
 // The meters that the hub itself measures, in microseconds and byte-seconds; a node's meters are in protocol.
 const (
 	MeterAllocationSeconds = "allocation_seconds"
 	MeterVolumeByteSeconds = "volume_byte_seconds"
+	MeterAttachmentSeconds = "attachment_seconds"
 )
 
 // Where a usage record comes from.
@@ -45,6 +49,7 @@ const (
 	SourceAllocation = "allocation"
 	SourceAppRuntime = "app_runtime"
 	SourceVolume     = "volume"
+	SourceAttachment = "attachment"
 )
 
 // Subject is what is billed. All of it is frozen when it is made.
@@ -119,12 +124,13 @@ func (s subject) member() billing.Member {
 	}
 }
 
-// OpenSubject starts billing of a member, an allocation or a volume. For an allocation that has a price it places the
-// first hold, and fails with insufficient_funds when the wallet does not cover it; for a volume, which exists by then,
-// it holds what there is. Opening the same subject again changes nothing.
+// OpenSubject starts billing. For an allocation or an attachment that has a price it places the first hold, and fails
+// with insufficient_funds when the wallet does not cover it; for a volume, which exists by then, it holds what there
+// is. Opening the same subject again changes nothing.
 func OpenSubject(ctx context.Context, tx db.Tx, s Subject) error {
-	if s.Kind != Member && s.Kind != Allocation && s.Kind != Volume {
-		return fault.New(fault.Internal, codeSubjectKind, "A subject is a member, an allocation or a volume.", nil)
+	if !slices.Contains([]string{Member, Allocation, Volume, Attachment}, s.Kind) {
+		return fault.New(fault.Internal, codeSubjectKind, "A subject is a member, an allocation, a volume or an attachment.",
+			nil)
 	}
 	s.OpenedAt = s.OpenedAt.UTC().Truncate(time.Microsecond)
 	if s.Kind == Allocation && s.AllocationID == "" {

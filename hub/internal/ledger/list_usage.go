@@ -52,7 +52,8 @@ func ListUsage(ctx context.Context, tx db.Tx, f Filter) ([]UsageRecord, string, 
 	rows, err := db.Select(ctx, tx, pgx.RowToStructByPos[UsageRecord],
 		`SELECT u.id, s.org_id, s.project_id, coalesce(s.app_instance_id::text, ''), s.app_slug,
 			coalesce(s.allocation_id::text, ''), s.node_id, CASE s.kind WHEN '`+Allocation+`' THEN '`+SourceAllocation+
-			`' WHEN '`+Volume+`' THEN '`+SourceVolume+`' ELSE '`+SourceAppRuntime+`' END,
+			`' WHEN '`+Volume+`' THEN '`+SourceVolume+`' WHEN '`+Attachment+`' THEN '`+SourceAttachment+
+			`' ELSE '`+SourceAppRuntime+`' END,
 			u.meter, u.quantity, s.operating_mode, s.control_plane_scope,
 			s.runtime_backend, u.started_at, u.ended_at, s.correlation_id, coalesce(u.posting_id::text, ''),
 			u.run_id, u.lease_no,
@@ -99,6 +100,8 @@ func kindOf(source string) string {
 		return Allocation
 	case SourceVolume:
 		return Volume
+	case SourceAttachment:
+		return Attachment
 	}
 	return Member
 }

@@ -46,7 +46,7 @@ const unitSeconds = "seconds"
 func Unit(meter string) string {
 	switch meter {
 	case protocol.MeterSessionSeconds, protocol.MeterAcceleratorSeconds, protocol.MeterCPUSeconds,
-		MeterAllocationSeconds:
+		MeterAllocationSeconds, MeterAttachmentSeconds:
 		return unitSeconds
 	case protocol.MeterMemoryByteSeconds, MeterVolumeByteSeconds:
 		return "byte_seconds"

@@ -50,7 +50,8 @@ func (p Passes) AccrueAllocations(ctx context.Context, now time.Time) error {
 		if !a.Exhausted {
 			continue
 		}
-		p.Log.WarnContext(ctx, "the wallet no longer covers the allocation", slog.String("allocation_id", a.ID))
+		p.Log.WarnContext(ctx, "the wallet no longer covers what is billed", slog.String("kind", a.Kind),
+			slog.String("id", a.ID))
 		if releaseErr := p.releaseExhausted(ctx, a, now); isTemporary(ctx, releaseErr) {
 			return errors.Join(err, releaseErr)
 		}
@@ -58,10 +59,14 @@ func (p Passes) AccrueAllocations(ctx context.Context, now time.Time) error {
 	return err
 }
 
-// releaseExhausted ends an exhausted allocation; where that fails, the next pass, which finds it exhausted again, tries
-// again.
+// releaseExhausted ends an exhausted allocation or attachment; where that fails, the next pass, which finds it
+// exhausted again, tries again.
 func (p Passes) releaseExhausted(ctx context.Context, a *accrual, now time.Time) error {
-	cause := p.ReleaseUnpaid(ctx, a.ID, db.NewID(), now)
+	end := p.ReleaseUnpaid
+	if a.Kind == ledger.Attachment {
+		end = p.DetachUnpaid
+	}
+	cause := end(ctx, a.ID, db.NewID(), now)
 	if cause == nil || isTemporary(ctx, cause) {
 		return cause
 	}
@@ -87,6 +92,20 @@ func unreleased(a ledger.Row, now time.Time) finding.Finding {
 func (p Passes) ReleaseUnpaid(ctx context.Context, allocationID, correlationID string, now time.Time) error {
 	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
 		return releaseUnpaid(ctx, tx, allocationID, correlationID, now)
+	})
+}
+
+// DetachUnpaid ends an attachment whose wallet no longer covers it.
+func (p Passes) DetachUnpaid(ctx context.Context, attachmentID, correlationID string, now time.Time) error {
+	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
+		a, err := instance.GetAnyAttachment(ctx, tx, attachmentID)
+		if err != nil {
+			return err
+		}
+		if a, err = instance.Detach(ctx, tx, a, now); err != nil {
+			return err
+		}
+		return change.CompleteDetachment(ctx, tx, change.BySystem(correlationID, now), a)
 	})
 }
 

@@ -150,6 +150,7 @@ func (r *EventReader) MaySee(e event.Event) bool {
 func permissionOfEvent(t string) iam.Permission {
 	for _, of := range []struct{ prefix, permission string }{
 		{"apps.instance.", iam.InstanceRead},
+		{"apps.attachment.", iam.AttachmentRead},
 		{"apps.artifact.", iam.ArtifactRead},
 		{"apps.version.", iam.CatalogRead},
 		{"apps.entitlement.", iam.EntitlementRead},

@@ -76,6 +76,8 @@ func (s *Service) ProjectRoles(ctx context.Context, p iam.Principal, projectID s
 type Question struct {
 	Permission iam.Permission
 	Of         access.Scope
+	// InstanceID is an app instance that it would be done to; empty for none.
+	InstanceID string
 	// About is another principal; the zero value is the caller.
 	About principal.Actor
 }
@@ -96,7 +98,18 @@ func (s *Service) Explain(ctx context.Context, p iam.Principal, q Question) (Ans
 				return Answer{}, err
 			}
 		}
-		why, err := iam.Explain(about, q.Permission, of.OrgID, of.ProjectID)
+		var on iam.OnInstance
+		if q.InstanceID != "" {
+			// Whether it exists is for those to know who may read it there.
+			if _, err := access.Project(p, iam.InstanceRead, of.ProjectID)(ctx, tx); err != nil {
+				return Answer{}, err
+			}
+			var err error
+			if _, on, err = instanceOf(ctx, tx, of.ProjectID, q.InstanceID); err != nil {
+				return Answer{}, err
+			}
+		}
+		why, err := iam.Explain(about, q.Permission, of.OrgID, of.ProjectID, on)
 		return Answer{Explanation: why, Of: of}, err
 	})
 }

@@ -124,7 +124,8 @@ func (s *Service) CheckLogs(ctx context.Context, p iam.Principal, projectID stri
 	return err
 }
 
-// instanceIn returns an app instance of a project in which the caller has the permission.
+// instanceIn returns an app instance of a project in which the caller has the permission, or one that the project is
+// attached to where the caller may do that to it.
 func instanceIn(p iam.Principal, permission iam.Permission, projectID, id string) access.Check[instance.Instance] {
 	inProject := access.Project(p, permission, projectID)
 	return func(ctx context.Context, tx db.Tx) (instance.Instance, error) {
@@ -132,10 +133,23 @@ func instanceIn(p iam.Principal, permission iam.Permission, projectID, id string
 		if err != nil {
 			return instance.Instance{}, err
 		}
-		i, err := instance.Get(ctx, tx, project.ID, id)
+		i, on, err := instanceOf(ctx, tx, project.ID, id)
 		if err != nil {
 			return instance.Instance{}, err
 		}
-		return i, iam.AuthorizeOperation(p, permission, i.OrgID, i.ProjectID, i.Modes.OperatingMode)
+		return i, iam.AuthorizeOperation(p, permission, project.OrgID, project.ID, on)
 	}
+}
+
+// instanceOf returns an app instance of a project, or one that the project is attached to.
+func instanceOf(ctx context.Context, tx db.Tx, projectID, id string) (i instance.Instance, on iam.OnInstance,
+	err error,
+) {
+	i, err = instance.Get(ctx, tx, projectID, id)
+	if fault.Is(err, fault.NotFound) {
+		i, err = instance.OfAttached(ctx, tx, projectID, id)
+		on.Attached = true
+	}
+	on.OperatingMode = i.Modes.OperatingMode
+	return i, on, err
 }

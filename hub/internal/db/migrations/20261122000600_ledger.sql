@@ -6,9 +6,9 @@
 -- +goose Up
 
 CREATE TABLE IF NOT EXISTS subjects (
-  -- The member's, the allocation's or the volume's id.
+  -- The id of the member, allocation, volume or attachment.
   id UUID PRIMARY KEY,
-  kind TEXT NOT NULL CHECK (kind IN ('member', 'allocation', 'volume')),
+  kind TEXT NOT NULL CHECK (kind IN ('member', 'allocation', 'volume', 'attachment')),
   org_id UUID NOT NULL,
   project_id UUID NOT NULL,
   app_instance_id UUID,

@@ -184,6 +184,23 @@ CREATE TABLE IF NOT EXISTS instance_tasks (
 
 CREATE INDEX IF NOT EXISTS instance_tasks_by_instance ON instance_tasks (instance_id, id);
 
+-- Projects that use an instance of another project of their org.
+CREATE TABLE IF NOT EXISTS instance_attachments (
+  id UUID PRIMARY KEY,
+  instance_id UUID NOT NULL,
+  org_id UUID NOT NULL,
+  owner_project_id UUID NOT NULL,
+  -- The attached project.
+  project_id UUID NOT NULL,
+  requested_by_type TEXT NOT NULL,
+  requested_by_id TEXT NOT NULL,
+  correlation_id TEXT NOT NULL,
+  created_at TIMESTAMPTZ NOT NULL,
+  UNIQUE (instance_id, project_id)
+);
+
+CREATE INDEX IF NOT EXISTS instance_attachments_by_project ON instance_attachments (project_id, id);
+
 CREATE TABLE IF NOT EXISTS instance_reports (
   node_id UUID PRIMARY KEY,
   session_no INT8 NOT NULL,
