@@ -126,24 +126,28 @@ func (w *Worker) Run(ctx context.Context) error {
 
 // step waits for a task and works it off; done says that there will be none any more.
 func (w *Worker) step(ctx context.Context) (done bool, err error) {
+	i, err := w.instance(ctx)
+	if err != nil || i.Status == client.AppInstanceStatusDecommissioned {
+		return err == nil, err
+	}
 	list, err := client.Read[client.TaskList](w.Hub.ListAppInstanceTasks(ctx, w.ProjectID, w.InstanceID,
 		&client.ListAppInstanceTasksParams{State: client.TaskStatePending, Wait: pollWait, Limit: 1}))
-	if err != nil {
+	if err != nil || len(list.Items) == 0 {
 		return false, err
-	}
-	i, err := client.Read[client.AppInstance](w.Hub.GetAppInstance(ctx, w.ProjectID, w.InstanceID))
-	if err != nil {
-		return false, err
-	}
-	if len(list.Items) == 0 {
-		return i.Status == client.AppInstanceStatusDecommissioned, nil
 	}
 	claimed, err := client.Read[client.Task](w.Hub.ClaimAppInstanceTask(ctx, w.ProjectID, w.InstanceID, list.Items[0].ID,
 		client.TaskClaim{Worker: w.Name, LeaseSeconds: int32(w.Lease / time.Second)}))
 	if err != nil {
 		return false, err
 	}
+	if i, err = w.instance(ctx); err != nil {
+		return false, err
+	}
 	return false, w.work(ctx, Task{Task: claimed, Instance: i, worker: w})
+}
+
+func (w *Worker) instance(ctx context.Context) (client.AppInstance, error) {
+	return client.Read[client.AppInstance](w.Hub.GetAppInstance(ctx, w.ProjectID, w.InstanceID))
 }
 
 // work runs the handler while heartbeats extend the lease, and reports how the task ended.

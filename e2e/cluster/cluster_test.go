@@ -1,0 +1,137 @@
+package cluster_test
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os/exec"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/deploy/starter"
+	"github.com/gpuaas/gpuaas/e2e/harness"
+	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/worker"
+)
+
+// cluster is an instance of an app that an external worker operates, with an allocation for each machine; the first is
+// its controller's.
+type cluster struct {
+	*harness.Testbed
+	id          string
+	allocations []string
+	machines    []machine
+	ended       chan error
+}
+
+// newCluster sets up a hub and a node for each of two machines, publishes the app and launches it on the first.
+func newCluster(t *testing.T, slug string, doc []byte) *cluster {
+	t.Helper()
+	w := harness.New(t)
+	w.StartContainerd()
+	w.StartHub(w.HubConfig())
+	w.NewTenant("acme")
+	publisher, err := w.Tenant.NewPublisher(w.Ctx)
+	require.NoError(t, err)
+	machines := newMachines(w, 2)
+	c := &cluster{Testbed: w, machines: machines, ended: make(chan error, 1)}
+	for n := range machines {
+		node := w.StartAgent(w.AgentConfig(fmt.Sprintf("node%d", n)))
+		a, err := w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, node.Ready.NodeID, 1, 64)
+		require.NoError(t, err)
+		c.allocations = append(c.allocations, a.ID)
+	}
+	require.NoError(t, w.Tenant.Publish(w.Ctx, publisher, slug, "1.0.0", doc))
+	require.NoError(t, w.Tenant.Entitle(w.Ctx, slug))
+	c.id = c.changed(w.Operator.CreateAppInstance(w.Ctx, w.Tenant.Project.ID, client.AppInstanceCreate{
+		AppSlug: slug, Version: "1.0.0", DisplayName: "cluster",
+		PlacementIntent: client.PlacementIntent{AllocationIds: c.allocations[:1]},
+	})).ID
+	return c
+}
+
+// work has a worker work off the tasks until the instance has ended.
+func (c *cluster) work(handle func(context.Context, worker.Task) error) {
+	w := worker.Worker{Hub: c.Operator, ProjectID: c.Tenant.Project.ID, InstanceID: c.id, Handle: handle}
+	go func() { c.ended <- w.Run(c.Ctx) }()
+}
+
+func (c *cluster) machineOf(allocationID string) (starter.Machine, error) {
+	for n, id := range c.allocations {
+		if id == allocationID {
+			return c.machines[n].Machine, nil
+		}
+	}
+	return starter.Machine{}, fmt.Errorf("allocation %s has no machine", allocationID)
+}
+
+func (c *cluster) await(status client.AppInstanceStatus) {
+	c.T.Helper()
+	_, err := c.Operator.WaitInstance(c.Ctx, c.Tenant.Project.ID, c.id, status, nil)
+	require.NoError(c.T, err)
+}
+
+// add adds the machine as a member, and waits until it is ready.
+func (c *cluster) add(machine int) (memberID string) {
+	c.T.Helper()
+	i := c.changed(c.Operator.AddAppInstanceMember(c.Ctx, c.Tenant.Project.ID, c.id,
+		client.MemberAdd{AllocationID: c.allocations[machine]}))
+	memberID = i.Members[len(i.Members)-1].ID
+	c.awaitMember(memberID, client.MemberStatusReady)
+	return memberID
+}
+
+func (c *cluster) report(memberID string, status client.MemberReportStatus, reason client.WorkerReason) {
+	c.T.Helper()
+	c.changed(c.Operator.ReportAppInstanceMember(c.Ctx, c.Tenant.Project.ID, c.id, memberID,
+		client.MemberReport{Status: status, Reason: reason}))
+}
+
+func (c *cluster) recover(memberID string) {
+	c.T.Helper()
+	c.changed(c.Operator.RecoverAppInstanceMember(c.Ctx, c.Tenant.Project.ID, c.id, memberID))
+	c.awaitMember(memberID, client.MemberStatusReady)
+}
+
+func (c *cluster) remove(memberID string) {
+	c.T.Helper()
+	c.changed(c.Operator.RemoveAppInstanceMember(c.Ctx, c.Tenant.Project.ID, c.id, memberID))
+}
+
+// decommission ends the instance, and its worker with it.
+func (c *cluster) decommission() {
+	c.T.Helper()
+	end, err := c.Tenant.Decommission(c.Ctx, c.Operator, c.id)
+	require.NoError(c.T, err)
+	require.Equal(c.T, client.AppInstanceStatusDecommissioned, end.Status)
+	require.NoError(c.T, <-c.ended, "the worker ends with its instance")
+}
+
+func (c *cluster) changed(r *http.Response, err error) client.AppInstance {
+	c.T.Helper()
+	i, err := client.Read[client.AppInstance](r, err)
+	require.NoError(c.T, err)
+	return i
+}
+
+func (c *cluster) awaitMember(memberID string, want client.MemberStatus) {
+	c.T.Helper()
+	require.NoError(c.T, c.Operator.Watch(c.Ctx, c.Tenant.Project.ID, c.id, func(i client.AppInstance) (bool, error) {
+		for _, m := range i.Members {
+			if m.ID == memberID && m.Status == client.MemberStatusFailed {
+				return true, fmt.Errorf("the member failed: %s %s", m.StatusReason, m.Detail)
+			}
+			if m.ID == memberID && m.Status == want {
+				return true, nil
+			}
+		}
+		return false, nil
+	}))
+}
+
+// has fails where the machine has no such file.
+func (m machine) has(path string) error {
+	words := append(m.Shell[1:len(m.Shell):len(m.Shell)], "test", "-e", path)
+	return exec.CommandContext(context.Background(), m.Shell[0], words...).Run()
+}
