@@ -1163,6 +1163,40 @@ type ClientInterface interface {
 	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
 	ChangeAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ListAppInstanceAttachments Projects that use the instance
+	//
+	// The project that owns the instance sees all attachments, an attached one its own.
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `ListAppInstanceAttachments` operationId).
+	ListAppInstanceAttachments(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceAttachmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// AttachAppInstance Attach the project to an instance that another project of the org shares
+	//
+	// The project of the path is the one that is attached. The instance must be `tenant_shared`
+	// (`tenant_boundary_mode`), otherwise 409 `instance_not_shared`; one that the caller may not know of, and every
+	// one of another org, is answered by 404. From then on who may connect (`apps.instance.connect`) in this project
+	// reaches the instance's endpoints through `port-forward`; only the owner's project operates the instance. The
+	// owner pays what the instance uses, the attached project the time that it is attached (`attachment_seconds`),
+	// where that has a price. While a project is attached, the instance cannot be decommissioned.
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `AttachAppInstance` operationId).
+	AttachAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// DetachAppInstance End an attachment
+	//
+	// Either project may end it: the attached one, and the one that owns the instance. Open connections end.
+	//
+	// Corresponds with DELETE /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `DetachAppInstance` operationId).
+	DetachAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetAppInstanceAttachment One attachment, with the health and the endpoints of the instance
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `GetAppInstanceAttachment` operationId).
+	GetAppInstanceAttachment(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, params *GetAppInstanceAttachmentParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// CopyAppInstanceFilesWithBody Files into or out of a container of the app
 	//
 	// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
@@ -1522,6 +1556,11 @@ type ClientInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
 	ListTargets(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ListAttachments Instances of other projects that the project is attached to
+	//
+	// Corresponds with GET /projects/{project_id}/attachments (the `ListAttachments` operationId).
+	ListAttachments(ctx context.Context, projectID ProjectID, params *ListAttachmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListEnvironments The environments that nodes keep for the project
 	//
@@ -4301,6 +4340,80 @@ func (c *Client) ChangeAppInstance(ctx context.Context, projectID ProjectID, app
 	return c.Client.Do(req)
 }
 
+// ListAppInstanceAttachments Projects that use the instance
+//
+// The project that owns the instance sees all attachments, an attached one its own.
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `ListAppInstanceAttachments` operationId).
+func (c *Client) ListAppInstanceAttachments(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceAttachmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAppInstanceAttachmentsRequest(c.Server, projectID, appInstanceID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// AttachAppInstance Attach the project to an instance that another project of the org shares
+//
+// The project of the path is the one that is attached. The instance must be `tenant_shared`
+// (`tenant_boundary_mode`), otherwise 409 `instance_not_shared`; one that the caller may not know of, and every
+// one of another org, is answered by 404. From then on who may connect (`apps.instance.connect`) in this project
+// reaches the instance's endpoints through `port-forward`; only the owner's project operates the instance. The
+// owner pays what the instance uses, the attached project the time that it is attached (`attachment_seconds`),
+// where that has a price. While a project is attached, the instance cannot be decommissioned.
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `AttachAppInstance` operationId).
+func (c *Client) AttachAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewAttachAppInstanceRequest(c.Server, projectID, appInstanceID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// DetachAppInstance End an attachment
+//
+// Either project may end it: the attached one, and the one that owns the instance. Open connections end.
+//
+// Corresponds with DELETE /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `DetachAppInstance` operationId).
+func (c *Client) DetachAppInstance(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewDetachAppInstanceRequest(c.Server, projectID, appInstanceID, attachmentID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetAppInstanceAttachment One attachment, with the health and the endpoints of the instance
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `GetAppInstanceAttachment` operationId).
+func (c *Client) GetAppInstanceAttachment(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, params *GetAppInstanceAttachmentParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAppInstanceAttachmentRequest(c.Server, projectID, appInstanceID, attachmentID, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
 // CopyAppInstanceFilesWithBody Files into or out of a container of the app
 //
 // The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
@@ -5031,6 +5144,21 @@ func (c *Client) EstimateCost(ctx context.Context, projectID ProjectID, appSlug 
 // Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
 func (c *Client) ListTargets(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewListTargetsRequest(c.Server, projectID, appSlug, version, params)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ListAttachments Instances of other projects that the project is attached to
+//
+// Corresponds with GET /projects/{project_id}/attachments (the `ListAttachments` operationId).
+func (c *Client) ListAttachments(ctx context.Context, projectID ProjectID, params *ListAttachmentsParams, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewListAttachmentsRequest(c.Server, projectID, params)
 	if err != nil {
 		return nil, err
 	}
@@ -10885,6 +11013,246 @@ func NewChangeAppInstanceRequestWithBody(server string, projectID ProjectID, app
 	return req, nil
 }
 
+// NewListAppInstanceAttachmentsRequest constructs an http.Request for the ListAppInstanceAttachments method
+func NewListAppInstanceAttachmentsRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceAttachmentsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/attachments", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewAttachAppInstanceRequest constructs an http.Request for the AttachAppInstance method
+func NewAttachAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/attachments", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewDetachAppInstanceRequest constructs an http.Request for the DetachAppInstance method
+func NewDetachAppInstanceRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "attachment_id", attachmentID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/attachments/%s", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodDelete, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewGetAppInstanceAttachmentRequest constructs an http.Request for the GetAppInstanceAttachment method
+func NewGetAppInstanceAttachmentRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, params *GetAppInstanceAttachmentParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "app_instance_id", appInstanceID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam2 string
+
+	pathParam2, err = runtime.StyleParamWithOptions("simple", false, "attachment_id", attachmentID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/app-instances/%s/attachments/%s", pathParam0, pathParam1, pathParam2)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "after", params.After, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int64"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "wait", params.Wait, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
 // NewCopyAppInstanceFilesRequest calls the generic CopyAppInstanceFiles builder with application/json body
 func NewCopyAppInstanceFilesRequest(server string, projectID ProjectID, appInstanceID AppInstanceID, body CopyAppInstanceFilesJSONRequestBody) (*http.Request, error) {
 	var bodyReader io.Reader
@@ -12436,6 +12804,71 @@ func NewListTargetsRequest(server string, projectID ProjectID, appSlug AppSlug, 
 				}
 			}
 
+		}
+
+		if encoded := queryValues.Encode(); encoded != "" {
+			rawQueryFragments = append(rawQueryFragments, encoded)
+		}
+		queryURL.RawQuery = strings.Join(rawQueryFragments, "&")
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewListAttachmentsRequest constructs an http.Request for the ListAttachments method
+func NewListAttachmentsRequest(server string, projectID ProjectID, params *ListAttachmentsParams) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/attachments", pathParam0)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	if params != nil {
+		// queryValues collects non-styled parameters (passthrough, JSON)
+		// that are safe to round-trip through url.Values.Encode().
+		queryValues := queryURL.Query()
+		// rawQueryFragments collects pre-encoded query fragments from
+		// styled parameters, preserving literal commas as delimiters
+		// per the OpenAPI spec (e.g. "color=blue,black,brown").
+		var rawQueryFragments []string
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "limit", params.Limit, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "integer", Format: "int32"}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
+		}
+
+		if queryFrag, err := runtime.StyleParamWithOptions("form", true, "cursor", params.Cursor, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationQuery, Type: "string", Format: ""}); err != nil {
+			return nil, err
+		} else {
+			for _, qp := range strings.Split(queryFrag, "&") {
+				rawQueryFragments = append(rawQueryFragments, qp)
+			}
 		}
 
 		if encoded := queryValues.Encode(); encoded != "" {
@@ -15562,6 +15995,48 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with PATCH /projects/{project_id}/app-instances/{app_instance_id} (the `ChangeAppInstance` operationId).
 	ChangeAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, body ChangeAppInstanceJSONRequestBody, reqEditors ...RequestEditorFn) (*ChangeAppInstanceResponse, error)
 
+	// ListAppInstanceAttachmentsWithResponse Projects that use the instance
+	//
+	// The project that owns the instance sees all attachments, an attached one its own.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `ListAppInstanceAttachments` operationId).
+	ListAppInstanceAttachmentsWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceAttachmentsParams, reqEditors ...RequestEditorFn) (*ListAppInstanceAttachmentsResponse, error)
+
+	// AttachAppInstanceWithResponse Attach the project to an instance that another project of the org shares
+	//
+	// The project of the path is the one that is attached. The instance must be `tenant_shared`
+	// (`tenant_boundary_mode`), otherwise 409 `instance_not_shared`; one that the caller may not know of, and every
+	// one of another org, is answered by 404. From then on who may connect (`apps.instance.connect`) in this project
+	// reaches the instance's endpoints through `port-forward`; only the owner's project operates the instance. The
+	// owner pays what the instance uses, the attached project the time that it is attached (`attachment_seconds`),
+	// where that has a price. While a project is attached, the instance cannot be decommissioned.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `AttachAppInstance` operationId).
+	AttachAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*AttachAppInstanceResponse, error)
+
+	// DetachAppInstanceWithResponse End an attachment
+	//
+	// Either project may end it: the attached one, and the one that owns the instance. Open connections end.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with DELETE /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `DetachAppInstance` operationId).
+	DetachAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, reqEditors ...RequestEditorFn) (*DetachAppInstanceResponse, error)
+
+	// GetAppInstanceAttachmentWithResponse One attachment, with the health and the endpoints of the instance
+	//
+	// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+	// over.
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `GetAppInstanceAttachment` operationId).
+	GetAppInstanceAttachmentWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, params *GetAppInstanceAttachmentParams, reqEditors ...RequestEditorFn) (*GetAppInstanceAttachmentResponse, error)
+
 	// CopyAppInstanceFilesWithBodyWithResponse Files into or out of a container of the app
 	//
 	// The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
@@ -15945,6 +16420,13 @@ type ClientWithResponsesInterface interface {
 	//
 	// Corresponds with GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets (the `ListTargets` operationId).
 	ListTargetsWithResponse(ctx context.Context, projectID ProjectID, appSlug AppSlug, version Version, params *ListTargetsParams, reqEditors ...RequestEditorFn) (*ListTargetsResponse, error)
+
+	// ListAttachmentsWithResponse Instances of other projects that the project is attached to
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/attachments (the `ListAttachments` operationId).
+	ListAttachmentsWithResponse(ctx context.Context, projectID ProjectID, params *ListAttachmentsParams, reqEditors ...RequestEditorFn) (*ListAttachmentsResponse, error)
 
 	// ListEnvironmentsWithResponse The environments that nodes keep for the project
 	//
@@ -20962,6 +21444,191 @@ func (r ChangeAppInstanceResponse) ContentType() string {
 	return ""
 }
 
+type ListAppInstanceAttachmentsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AttachmentList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAppInstanceAttachmentsResponse) GetJSON200() *AttachmentList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAppInstanceAttachmentsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAppInstanceAttachmentsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAppInstanceAttachmentsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAppInstanceAttachmentsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAppInstanceAttachmentsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type AttachAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON201 the response for an HTTP 201 `application/json` response
+	JSON201 *Attachment
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON201 returns the response for an HTTP 201 `application/json` response
+func (r AttachAppInstanceResponse) GetJSON201() *Attachment {
+	return r.JSON201
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r AttachAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r AttachAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r AttachAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r AttachAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r AttachAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type DetachAppInstanceResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r DetachAppInstanceResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r DetachAppInstanceResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r DetachAppInstanceResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r DetachAppInstanceResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r DetachAppInstanceResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetAppInstanceAttachmentResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *Attachment
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetAppInstanceAttachmentResponse) GetJSON200() *Attachment {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetAppInstanceAttachmentResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetAppInstanceAttachmentResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetAppInstanceAttachmentResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetAppInstanceAttachmentResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetAppInstanceAttachmentResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
 type CopyAppInstanceFilesResponse struct {
 	Body         []byte
 	HTTPResponse *http.Response
@@ -22128,6 +22795,54 @@ func (r ListTargetsResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ListTargetsResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ListAttachmentsResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *AttachmentList
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r ListAttachmentsResponse) GetJSON200() *AttachmentList {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ListAttachmentsResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ListAttachmentsResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ListAttachmentsResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ListAttachmentsResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ListAttachmentsResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -25915,6 +26630,72 @@ func (c *ClientWithResponses) ChangeAppInstanceWithResponse(ctx context.Context,
 	return ParseChangeAppInstanceResponse(rsp)
 }
 
+// ListAppInstanceAttachmentsWithResponse Projects that use the instance
+//
+// The project that owns the instance sees all attachments, an attached one its own.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `ListAppInstanceAttachments` operationId).
+func (c *ClientWithResponses) ListAppInstanceAttachmentsWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, params *ListAppInstanceAttachmentsParams, reqEditors ...RequestEditorFn) (*ListAppInstanceAttachmentsResponse, error) {
+	rsp, err := c.ListAppInstanceAttachments(ctx, projectID, appInstanceID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAppInstanceAttachmentsResponse(rsp)
+}
+
+// AttachAppInstanceWithResponse Attach the project to an instance that another project of the org shares
+//
+// The project of the path is the one that is attached. The instance must be `tenant_shared`
+// (`tenant_boundary_mode`), otherwise 409 `instance_not_shared`; one that the caller may not know of, and every
+// one of another org, is answered by 404. From then on who may connect (`apps.instance.connect`) in this project
+// reaches the instance's endpoints through `port-forward`; only the owner's project operates the instance. The
+// owner pays what the instance uses, the attached project the time that it is attached (`attachment_seconds`),
+// where that has a price. While a project is attached, the instance cannot be decommissioned.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /projects/{project_id}/app-instances/{app_instance_id}/attachments (the `AttachAppInstance` operationId).
+func (c *ClientWithResponses) AttachAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, reqEditors ...RequestEditorFn) (*AttachAppInstanceResponse, error) {
+	rsp, err := c.AttachAppInstance(ctx, projectID, appInstanceID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseAttachAppInstanceResponse(rsp)
+}
+
+// DetachAppInstanceWithResponse End an attachment
+//
+// Either project may end it: the attached one, and the one that owns the instance. Open connections end.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with DELETE /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `DetachAppInstance` operationId).
+func (c *ClientWithResponses) DetachAppInstanceWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, reqEditors ...RequestEditorFn) (*DetachAppInstanceResponse, error) {
+	rsp, err := c.DetachAppInstance(ctx, projectID, appInstanceID, attachmentID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseDetachAppInstanceResponse(rsp)
+}
+
+// GetAppInstanceAttachmentWithResponse One attachment, with the health and the endpoints of the instance
+//
+// With `after` and `wait` it answers as soon as `resource_version` is another one, at the latest when `wait` is
+// over.
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id} (the `GetAppInstanceAttachment` operationId).
+func (c *ClientWithResponses) GetAppInstanceAttachmentWithResponse(ctx context.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, params *GetAppInstanceAttachmentParams, reqEditors ...RequestEditorFn) (*GetAppInstanceAttachmentResponse, error) {
+	rsp, err := c.GetAppInstanceAttachment(ctx, projectID, appInstanceID, attachmentID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetAppInstanceAttachmentResponse(rsp)
+}
+
 // CopyAppInstanceFilesWithBodyWithResponse Files into or out of a container of the app
 //
 // The connection becomes a stream of frames as that of a command does. A tar stream comes as output, or goes as
@@ -26525,6 +27306,19 @@ func (c *ClientWithResponses) ListTargetsWithResponse(ctx context.Context, proje
 		return nil, err
 	}
 	return ParseListTargetsResponse(rsp)
+}
+
+// ListAttachmentsWithResponse Instances of other projects that the project is attached to
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/attachments (the `ListAttachments` operationId).
+func (c *ClientWithResponses) ListAttachmentsWithResponse(ctx context.Context, projectID ProjectID, params *ListAttachmentsParams, reqEditors ...RequestEditorFn) (*ListAttachmentsResponse, error) {
+	rsp, err := c.ListAttachments(ctx, projectID, params, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseListAttachmentsResponse(rsp)
 }
 
 // ListEnvironmentsWithResponse The environments that nodes keep for the project
@@ -30408,6 +31202,134 @@ func ParseChangeAppInstanceResponse(rsp *http.Response) (*ChangeAppInstanceRespo
 	return response, nil
 }
 
+// ParseListAppInstanceAttachmentsResponse parses an HTTP response from a ListAppInstanceAttachmentsWithResponse call
+func ParseListAppInstanceAttachmentsResponse(rsp *http.Response) (*ListAppInstanceAttachmentsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAppInstanceAttachmentsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AttachmentList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseAttachAppInstanceResponse parses an HTTP response from a AttachAppInstanceWithResponse call
+func ParseAttachAppInstanceResponse(rsp *http.Response) (*AttachAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &AttachAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 201:
+		var dest Attachment
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON201 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseDetachAppInstanceResponse parses an HTTP response from a DetachAppInstanceWithResponse call
+func ParseDetachAppInstanceResponse(rsp *http.Response) (*DetachAppInstanceResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &DetachAppInstanceResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetAppInstanceAttachmentResponse parses an HTTP response from a GetAppInstanceAttachmentWithResponse call
+func ParseGetAppInstanceAttachmentResponse(rsp *http.Response) (*GetAppInstanceAttachmentResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetAppInstanceAttachmentResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest Attachment
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
 // ParseCopyAppInstanceFilesResponse parses an HTTP response from a CopyAppInstanceFilesWithResponse call
 func ParseCopyAppInstanceFilesResponse(rsp *http.Response) (*CopyAppInstanceFilesResponse, error) {
 	bodyBytes, err := io.ReadAll(rsp.Body)
@@ -31197,6 +32119,39 @@ func ParseListTargetsResponse(rsp *http.Response) (*ListTargetsResponse, error) 
 	switch {
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
 		var dest TargetList
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseListAttachmentsResponse parses an HTTP response from a ListAttachmentsWithResponse call
+func ParseListAttachmentsResponse(rsp *http.Response) (*ListAttachmentsResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ListAttachmentsResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest AttachmentList
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

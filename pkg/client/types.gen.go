@@ -59,20 +59,26 @@ func (e AccessCredentialStatus) Valid() bool {
 
 // Defines values for AccessExplanationReason.
 const (
-	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
-	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
-	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
-	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
+	AccessExplanationReasonAttached        AccessExplanationReason = "attached"
+	AccessExplanationReasonDisabled        AccessExplanationReason = "disabled"
+	AccessExplanationReasonOtherOrg        AccessExplanationReason = "other_org"
+	AccessExplanationReasonPermitted       AccessExplanationReason = "permitted"
+	AccessExplanationReasonPlatformManaged AccessExplanationReason = "platform_managed"
+	AccessExplanationReasonRoleMissing     AccessExplanationReason = "role_missing"
 )
 
 // Valid indicates whether the value is a known member of the AccessExplanationReason enum.
 func (e AccessExplanationReason) Valid() bool {
 	switch e {
+	case AccessExplanationReasonAttached:
+		return true
 	case AccessExplanationReasonDisabled:
 		return true
 	case AccessExplanationReasonOtherOrg:
 		return true
 	case AccessExplanationReasonPermitted:
+		return true
+	case AccessExplanationReasonPlatformManaged:
 		return true
 	case AccessExplanationReasonRoleMissing:
 		return true
@@ -1450,6 +1456,7 @@ func (e UnwrappedKind) Valid() bool {
 const (
 	UsageSourceAllocation UsageSource = "allocation"
 	UsageSourceAppRuntime UsageSource = "app_runtime"
+	UsageSourceAttachment UsageSource = "attachment"
 	UsageSourceVolume     UsageSource = "volume"
 )
 
@@ -1459,6 +1466,8 @@ func (e UsageSource) Valid() bool {
 	case UsageSourceAllocation:
 		return true
 	case UsageSourceAppRuntime:
+		return true
+	case UsageSourceAttachment:
 		return true
 	case UsageSourceVolume:
 		return true
@@ -1787,6 +1796,9 @@ type AccessCredentialList struct {
 type AccessExplanation struct {
 	Allowed bool `json:"allowed"`
 
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id,omitempty,omitzero"`
+
 	// CustomRoles Ids of roles that the org has made
 	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
 
@@ -1798,7 +1810,8 @@ type AccessExplanation struct {
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID `json:"project_id,omitempty,omitzero"`
 
-	// Reason `role_missing`: the principal holds no role there that has the permission
+	// Reason `role_missing`: the principal holds no role there that has the permission. `platform_managed` and
+	// `attached`: the app instance is operated by the platform, or by the project that it belongs to.
 	Reason AccessExplanationReason `json:"reason"`
 
 	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
@@ -1808,7 +1821,8 @@ type AccessExplanation struct {
 	Rules []AccessRule `json:"rules"`
 }
 
-// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
+// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission. `platform_managed` and
+// `attached`: the app instance is operated by the platform, or by the project that it belongs to.
 type AccessExplanationReason string
 
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
@@ -1832,6 +1846,9 @@ type AccessPrincipalType string
 
 // AccessQuestion defines model for AccessQuestion.
 type AccessQuestion struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id,omitempty,omitzero"`
+
 	// OrgID UUIDv7 in lower case.
 	OrgID      ID              `json:"org_id,omitempty,omitzero"`
 	Permission string          `json:"permission"`
@@ -2204,6 +2221,43 @@ type ArtifactRegister struct {
 
 // ArtifactSourceType defines model for ArtifactSourceType.
 type ArtifactSourceType string
+
+// Attachment defines model for Attachment.
+type Attachment struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id"`
+
+	// AppSlug Lower-case letters, digits and inner hyphens.
+	AppSlug     Slug              `json:"app_slug"`
+	CreatedAt   time.Time         `json:"created_at"`
+	DisplayName string            `json:"display_name"`
+	Endpoints   []Endpoint        `json:"endpoints"`
+	Health      AppInstanceHealth `json:"health"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// OwnerProjectID The project that owns the instance
+	OwnerProjectID ID `json:"owner_project_id"`
+
+	// ProjectID The attached project
+	ProjectID   ID          `json:"project_id"`
+	RequestedBy RequestedBy `json:"requested_by"`
+
+	// ResourceVersion That of the instance
+	ResourceVersion int64             `json:"resource_version"`
+	Status          AppInstanceStatus `json:"status"`
+	Version         string            `json:"version"`
+}
+
+// AttachmentList defines model for AttachmentList.
+type AttachmentList struct {
+	Items      []Attachment `json:"items"`
+	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
+}
 
 // AuditActor defines model for AuditActor.
 type AuditActor struct {
@@ -2850,7 +2904,7 @@ type MemberServiceStatus string
 // MemberStatus defines model for MemberStatus.
 type MemberStatus string
 
-// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 type Meter = string
 
 // Node defines model for Node.
@@ -3137,7 +3191,7 @@ type Posting struct {
 	Entries     []LedgerEntry `json:"entries"`
 	Kind        PostingKind   `json:"kind"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter  Meter  `json:"meter,omitempty,omitzero"`
 	Period Period `json:"period,omitempty,omitzero"`
 
@@ -3183,7 +3237,7 @@ type Price struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
@@ -3211,7 +3265,7 @@ type PriceCreate struct {
 	// HostSharePercent Absent means 0
 	HostSharePercent int32 `json:"host_share_percent,omitempty,omitzero"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
@@ -3936,7 +3990,7 @@ type UsageHour struct {
 	// Hour When the hour begins
 	Hour time.Time `json:"hour"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -3984,7 +4038,7 @@ type UsageRecord struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -4413,6 +4467,9 @@ type AppInstanceID = ID
 
 // AppSlug Lower-case letters, digits and inner hyphens.
 type AppSlug = Slug
+
+// AttachmentID UUIDv7 in lower case.
+type AttachmentID = ID
 
 // CPUMillis defines model for CPUMillis.
 type CPUMillis = int64
@@ -4856,6 +4913,24 @@ type GetAppInstanceParams struct {
 	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
+// ListAppInstanceAttachmentsParams defines parameters for ListAppInstanceAttachments.
+type ListAppInstanceAttachmentsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// GetAppInstanceAttachmentParams defines parameters for GetAppInstanceAttachment.
+type GetAppInstanceAttachmentParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListAppInstanceEventsParams defines parameters for ListAppInstanceEvents.
 type ListAppInstanceEventsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4942,6 +5017,15 @@ type ListTargetsParams struct {
 
 	// VolumeID A volume of the project that the instance is to have; it runs on the volume's node
 	VolumeID []ID `form:"volume_id,omitempty" json:"volume_id,omitempty,omitzero"`
+}
+
+// ListAttachmentsParams defines parameters for ListAttachments.
+type ListAttachmentsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
 // ListEnvironmentsParams defines parameters for ListEnvironments.

@@ -32,8 +32,10 @@ const (
 	traceparent  = "traceparent"
 )
 
-// codeTraceSettings: a variable of OpenTelemetry has a value that this program cannot follow.
-const codeTraceSettings fault.Code = "trace_settings_unsupported"
+const (
+	// codeTraceSettings: a variable of OpenTelemetry has a value that this program cannot follow.
+	codeTraceSettings fault.Code = "trace_settings_unsupported"
+)
 
 // Program names what sends traces.
 type Program struct {

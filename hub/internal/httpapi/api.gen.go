@@ -70,20 +70,26 @@ func (e AccessCredentialStatus) Valid() bool {
 
 // Defines values for AccessExplanationReason.
 const (
-	AccessExplanationReasonDisabled    AccessExplanationReason = "disabled"
-	AccessExplanationReasonOtherOrg    AccessExplanationReason = "other_org"
-	AccessExplanationReasonPermitted   AccessExplanationReason = "permitted"
-	AccessExplanationReasonRoleMissing AccessExplanationReason = "role_missing"
+	AccessExplanationReasonAttached        AccessExplanationReason = "attached"
+	AccessExplanationReasonDisabled        AccessExplanationReason = "disabled"
+	AccessExplanationReasonOtherOrg        AccessExplanationReason = "other_org"
+	AccessExplanationReasonPermitted       AccessExplanationReason = "permitted"
+	AccessExplanationReasonPlatformManaged AccessExplanationReason = "platform_managed"
+	AccessExplanationReasonRoleMissing     AccessExplanationReason = "role_missing"
 )
 
 // Valid indicates whether the value is a known member of the AccessExplanationReason enum.
 func (e AccessExplanationReason) Valid() bool {
 	switch e {
+	case AccessExplanationReasonAttached:
+		return true
 	case AccessExplanationReasonDisabled:
 		return true
 	case AccessExplanationReasonOtherOrg:
 		return true
 	case AccessExplanationReasonPermitted:
+		return true
+	case AccessExplanationReasonPlatformManaged:
 		return true
 	case AccessExplanationReasonRoleMissing:
 		return true
@@ -1461,6 +1467,7 @@ func (e UnwrappedKind) Valid() bool {
 const (
 	UsageSourceAllocation UsageSource = "allocation"
 	UsageSourceAppRuntime UsageSource = "app_runtime"
+	UsageSourceAttachment UsageSource = "attachment"
 	UsageSourceVolume     UsageSource = "volume"
 )
 
@@ -1470,6 +1477,8 @@ func (e UsageSource) Valid() bool {
 	case UsageSourceAllocation:
 		return true
 	case UsageSourceAppRuntime:
+		return true
+	case UsageSourceAttachment:
 		return true
 	case UsageSourceVolume:
 		return true
@@ -1798,6 +1807,9 @@ type AccessCredentialList struct {
 type AccessExplanation struct {
 	Allowed bool `json:"allowed"`
 
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id,omitempty,omitzero"`
+
 	// CustomRoles Ids of roles that the org has made
 	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
 
@@ -1809,7 +1821,8 @@ type AccessExplanation struct {
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID `json:"project_id,omitempty,omitzero"`
 
-	// Reason `role_missing`: the principal holds no role there that has the permission
+	// Reason `role_missing`: the principal holds no role there that has the permission. `platform_managed` and
+	// `attached`: the app instance is operated by the platform, or by the project that it belongs to.
 	Reason AccessExplanationReason `json:"reason"`
 
 	// RolesWithPermission Roles that have the permission; none where it is the platform admins' alone
@@ -1819,7 +1832,8 @@ type AccessExplanation struct {
 	Rules []AccessRule `json:"rules"`
 }
 
-// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission
+// AccessExplanationReason `role_missing`: the principal holds no role there that has the permission. `platform_managed` and
+// `attached`: the app instance is operated by the platform, or by the project that it belongs to.
 type AccessExplanationReason string
 
 // AccessInstructions Commands that bring the endpoint to the reader's machine; only where one instance is read
@@ -1843,6 +1857,9 @@ type AccessPrincipalType string
 
 // AccessQuestion defines model for AccessQuestion.
 type AccessQuestion struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id,omitempty,omitzero"`
+
 	// OrgID UUIDv7 in lower case.
 	OrgID      ID              `json:"org_id,omitempty,omitzero"`
 	Permission string          `json:"permission"`
@@ -2215,6 +2232,43 @@ type ArtifactRegister struct {
 
 // ArtifactSourceType defines model for ArtifactSourceType.
 type ArtifactSourceType string
+
+// Attachment defines model for Attachment.
+type Attachment struct {
+	// AppInstanceID UUIDv7 in lower case.
+	AppInstanceID ID `json:"app_instance_id"`
+
+	// AppSlug Lower-case letters, digits and inner hyphens.
+	AppSlug     Slug              `json:"app_slug"`
+	CreatedAt   time.Time         `json:"created_at"`
+	DisplayName string            `json:"display_name"`
+	Endpoints   []Endpoint        `json:"endpoints"`
+	Health      AppInstanceHealth `json:"health"`
+
+	// ID UUIDv7 in lower case.
+	ID ID `json:"id"`
+
+	// OrgID UUIDv7 in lower case.
+	OrgID ID `json:"org_id"`
+
+	// OwnerProjectID The project that owns the instance
+	OwnerProjectID ID `json:"owner_project_id"`
+
+	// ProjectID The attached project
+	ProjectID   ID          `json:"project_id"`
+	RequestedBy RequestedBy `json:"requested_by"`
+
+	// ResourceVersion That of the instance
+	ResourceVersion int64             `json:"resource_version"`
+	Status          AppInstanceStatus `json:"status"`
+	Version         string            `json:"version"`
+}
+
+// AttachmentList defines model for AttachmentList.
+type AttachmentList struct {
+	Items      []Attachment `json:"items"`
+	NextCursor string       `json:"next_cursor,omitempty,omitzero"`
+}
 
 // AuditActor defines model for AuditActor.
 type AuditActor struct {
@@ -2861,7 +2915,7 @@ type MemberServiceStatus string
 // MemberStatus defines model for MemberStatus.
 type MemberStatus string
 
-// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 type Meter = string
 
 // Node defines model for Node.
@@ -3148,7 +3202,7 @@ type Posting struct {
 	Entries     []LedgerEntry `json:"entries"`
 	Kind        PostingKind   `json:"kind"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter  Meter  `json:"meter,omitempty,omitzero"`
 	Period Period `json:"period,omitempty,omitzero"`
 
@@ -3194,7 +3248,7 @@ type Price struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
@@ -3222,7 +3276,7 @@ type PriceCreate struct {
 	// HostSharePercent Absent means 0
 	HostSharePercent int32 `json:"host_share_percent,omitempty,omitzero"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// Per unit: one of an app's own meter; a time: of a time meter, or of one GiB of memory_byte_seconds. A slice of 1/N of a GPU costs an N-th of a price of accelerator_seconds that is for no SKU
@@ -3947,7 +4001,7 @@ type UsageHour struct {
 	// Hour When the hour begins
 	Hour time.Time `json:"hour"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -3995,7 +4049,7 @@ type UsageRecord struct {
 	// ID UUIDv7 in lower case.
 	ID ID `json:"id"`
 
-	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, or an app's own meter.
+	// Meter session_seconds, accelerator_seconds, cpu_seconds, memory_byte_seconds, allocation_seconds, volume_byte_seconds, attachment_seconds, or an app's own meter.
 	Meter Meter `json:"meter"`
 
 	// NodeID UUIDv7 in lower case.
@@ -4424,6 +4478,9 @@ type AppInstanceID = ID
 
 // AppSlug Lower-case letters, digits and inner hyphens.
 type AppSlug = Slug
+
+// AttachmentID UUIDv7 in lower case.
+type AttachmentID = ID
 
 // CPUMillis defines model for CPUMillis.
 type CPUMillis = int64
@@ -4867,6 +4924,24 @@ type GetAppInstanceParams struct {
 	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
 }
 
+// ListAppInstanceAttachmentsParams defines parameters for ListAppInstanceAttachments.
+type ListAppInstanceAttachmentsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
+}
+
+// GetAppInstanceAttachmentParams defines parameters for GetAppInstanceAttachment.
+type GetAppInstanceAttachmentParams struct {
+	// After The `resource_version` of the last answer; without `wait` it changes nothing.
+	After After `form:"after,omitempty" json:"after,omitempty,omitzero"`
+
+	// Wait How long to wait for a change, `1s` to `30s`; without `after` the answer comes at once.
+	Wait Wait `form:"wait,omitempty" json:"wait,omitempty,omitzero"`
+}
+
 // ListAppInstanceEventsParams defines parameters for ListAppInstanceEvents.
 type ListAppInstanceEventsParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -4953,6 +5028,15 @@ type ListTargetsParams struct {
 
 	// VolumeID A volume of the project that the instance is to have; it runs on the volume's node
 	VolumeID []ID `form:"volume_id,omitempty" json:"volume_id,omitempty,omitzero"`
+}
+
+// ListAttachmentsParams defines parameters for ListAttachments.
+type ListAttachmentsParams struct {
+	// Limit Most items in the answer; absent means 50.
+	Limit Limit `form:"limit,omitempty" json:"limit,omitempty,omitzero"`
+
+	// Cursor next_cursor of the page before; opaque.
+	Cursor Cursor `form:"cursor,omitempty" json:"cursor,omitempty,omitzero"`
 }
 
 // ListEnvironmentsParams defines parameters for ListEnvironments.
@@ -5519,6 +5603,18 @@ type ServerInterface interface {
 	// ChangeAppInstance Rename the instance or change its config, without a new version
 	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
 	ChangeAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// ListAppInstanceAttachments Projects that use the instance
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/attachments)
+	ListAppInstanceAttachments(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params ListAppInstanceAttachmentsParams)
+	// AttachAppInstance Attach the project to an instance that another project of the org shares
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/attachments)
+	AttachAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
+	// DetachAppInstance End an attachment
+	// (DELETE /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id})
+	DetachAppInstance(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID)
+	// GetAppInstanceAttachment One attachment, with the health and the endpoints of the instance
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id})
+	GetAppInstanceAttachment(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, params GetAppInstanceAttachmentParams)
 	// CopyAppInstanceFiles Files into or out of a container of the app
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/copy)
 	CopyAppInstanceFiles(c *gin.Context, projectID ProjectID, appInstanceID AppInstanceID)
@@ -5594,6 +5690,9 @@ type ServerInterface interface {
 	// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets)
 	ListTargets(c *gin.Context, projectID ProjectID, appSlug AppSlug, version Version, params ListTargetsParams)
+	// ListAttachments Instances of other projects that the project is attached to
+	// (GET /projects/{project_id}/attachments)
+	ListAttachments(c *gin.Context, projectID ProjectID, params ListAttachmentsParams)
 	// ListEnvironments The environments that nodes keep for the project
 	// (GET /projects/{project_id}/environments)
 	ListEnvironments(c *gin.Context, projectID ProjectID, params ListEnvironmentsParams)
@@ -8849,6 +8948,198 @@ func (siw *ServerInterfaceWrapper) ChangeAppInstance(c *gin.Context) {
 	siw.Handler.ChangeAppInstance(c, projectID, appInstanceID)
 }
 
+// ListAppInstanceAttachments operation middleware
+func (siw *ServerInterfaceWrapper) ListAppInstanceAttachments(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAppInstanceAttachmentsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAppInstanceAttachments(c, projectID, appInstanceID, params)
+}
+
+// AttachAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) AttachAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.AttachAppInstance(c, projectID, appInstanceID)
+}
+
+// DetachAppInstance operation middleware
+func (siw *ServerInterfaceWrapper) DetachAppInstance(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "attachment_id" -------------
+	var attachmentID AttachmentID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "attachment_id", c.Param("attachment_id"), &attachmentID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter attachment_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.DetachAppInstance(c, projectID, appInstanceID, attachmentID)
+}
+
+// GetAppInstanceAttachment operation middleware
+func (siw *ServerInterfaceWrapper) GetAppInstanceAttachment(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "app_instance_id" -------------
+	var appInstanceID AppInstanceID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "app_instance_id", c.Param("app_instance_id"), &appInstanceID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter app_instance_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "attachment_id" -------------
+	var attachmentID AttachmentID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "attachment_id", c.Param("attachment_id"), &attachmentID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter attachment_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params GetAppInstanceAttachmentParams
+
+	// ------------- Optional query parameter "after" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "after", c.Request.URL.Query(), &params.After, runtime.BindQueryParameterOptions{Type: "integer", Format: "int64"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter after: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "wait" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "wait", c.Request.URL.Query(), &params.Wait, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter wait: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetAppInstanceAttachment(c, projectID, appInstanceID, attachmentID, params)
+}
+
 // CopyAppInstanceFiles operation middleware
 func (siw *ServerInterfaceWrapper) CopyAppInstanceFiles(c *gin.Context) {
 
@@ -10004,6 +10295,50 @@ func (siw *ServerInterfaceWrapper) ListTargets(c *gin.Context) {
 	}
 
 	siw.Handler.ListTargets(c, projectID, appSlug, version, params)
+}
+
+// ListAttachments operation middleware
+func (siw *ServerInterfaceWrapper) ListAttachments(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// Parameter object where we will unmarshal all parameters from the context
+	var params ListAttachmentsParams
+
+	// ------------- Optional query parameter "limit" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "limit", c.Request.URL.Query(), &params.Limit, runtime.BindQueryParameterOptions{Type: "integer", Format: "int32"})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter limit: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Optional query parameter "cursor" -------------
+
+	err = runtime.BindQueryParameterWithOptions("form", true, false, "cursor", c.Request.URL.Query(), &params.Cursor, runtime.BindQueryParameterOptions{Type: "string", Format: ""})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter cursor: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ListAttachments(c, projectID, params)
 }
 
 // ListEnvironments operation middleware
@@ -11425,6 +11760,10 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances", wrapper.CreateAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.GetAppInstance)
 	router.PATCH(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id", wrapper.ChangeAppInstance)
+	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/attachments", wrapper.ListAppInstanceAttachments)
+	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/attachments", wrapper.AttachAppInstance)
+	router.DELETE(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/attachments/:attachment_id", wrapper.DetachAppInstance)
+	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/attachments/:attachment_id", wrapper.GetAppInstanceAttachment)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/copy", wrapper.CopyAppInstanceFiles)
 	router.POST(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/decommission", wrapper.DecommissionAppInstance)
 	router.GET(options.BaseURL+"/projects/:project_id/app-instances/:app_instance_id/events", wrapper.ListAppInstanceEvents)
@@ -11450,6 +11789,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements", wrapper.ListEntitlements)
 	router.GET(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.GetEntitlement)
 	router.PUT(options.BaseURL+"/projects/:project_id/apps/entitlements/:app_slug", wrapper.PutEntitlement)
+	router.GET(options.BaseURL+"/projects/:project_id/attachments", wrapper.ListAttachments)
 	router.GET(options.BaseURL+"/projects/:project_id/environments", wrapper.ListEnvironments)
 	router.DELETE(options.BaseURL+"/projects/:project_id/environments/:digest/nodes/:node_id", wrapper.DeleteEnvironment)
 	router.DELETE(options.BaseURL+"/projects/:project_id/package-index", wrapper.DeletePackageIndex)
@@ -15343,6 +15683,164 @@ func (response ChangeAppInstancedefaultApplicationProblemPlusJSONResponse) Visit
 	return err
 }
 
+type ListAppInstanceAttachmentsRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	Params        ListAppInstanceAttachmentsParams
+}
+
+type ListAppInstanceAttachmentsResponseObject interface {
+	VisitListAppInstanceAttachmentsResponse(w http.ResponseWriter) error
+}
+
+type ListAppInstanceAttachments200JSONResponse AttachmentList
+
+func (response ListAppInstanceAttachments200JSONResponse) VisitListAppInstanceAttachmentsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAppInstanceAttachmentsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAppInstanceAttachmentsdefaultApplicationProblemPlusJSONResponse) VisitListAppInstanceAttachmentsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AttachAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+}
+
+type AttachAppInstanceResponseObject interface {
+	VisitAttachAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type AttachAppInstance201JSONResponse Attachment
+
+func (response AttachAppInstance201JSONResponse) VisitAttachAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(201)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type AttachAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response AttachAppInstancedefaultApplicationProblemPlusJSONResponse) VisitAttachAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type DetachAppInstanceRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	AttachmentID  AttachmentID  `json:"attachment_id"`
+}
+
+type DetachAppInstanceResponseObject interface {
+	VisitDetachAppInstanceResponse(w http.ResponseWriter) error
+}
+
+type DetachAppInstance204Response struct {
+}
+
+func (response DetachAppInstance204Response) VisitDetachAppInstanceResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type DetachAppInstancedefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response DetachAppInstancedefaultApplicationProblemPlusJSONResponse) VisitDetachAppInstanceResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetAppInstanceAttachmentRequestObject struct {
+	ProjectID     ProjectID     `json:"project_id"`
+	AppInstanceID AppInstanceID `json:"app_instance_id"`
+	AttachmentID  AttachmentID  `json:"attachment_id"`
+	Params        GetAppInstanceAttachmentParams
+}
+
+type GetAppInstanceAttachmentResponseObject interface {
+	VisitGetAppInstanceAttachmentResponse(w http.ResponseWriter) error
+}
+
+type GetAppInstanceAttachment200JSONResponse Attachment
+
+func (response GetAppInstanceAttachment200JSONResponse) VisitGetAppInstanceAttachmentResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetAppInstanceAttachmentdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetAppInstanceAttachmentdefaultApplicationProblemPlusJSONResponse) VisitGetAppInstanceAttachmentResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type CopyAppInstanceFilesRequestObject struct {
 	ProjectID     ProjectID     `json:"project_id"`
 	AppInstanceID AppInstanceID `json:"app_instance_id"`
@@ -16339,6 +16837,46 @@ type ListTargetsdefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response ListTargetsdefaultApplicationProblemPlusJSONResponse) VisitListTargetsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAttachmentsRequestObject struct {
+	ProjectID ProjectID `json:"project_id"`
+	Params    ListAttachmentsParams
+}
+
+type ListAttachmentsResponseObject interface {
+	VisitListAttachmentsResponse(w http.ResponseWriter) error
+}
+
+type ListAttachments200JSONResponse AttachmentList
+
+func (response ListAttachments200JSONResponse) VisitListAttachmentsResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ListAttachmentsdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ListAttachmentsdefaultApplicationProblemPlusJSONResponse) VisitListAttachmentsResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -18133,6 +18671,18 @@ type StrictServerInterface interface {
 	// ChangeAppInstance Rename the instance or change its config, without a new version
 	// (PATCH /projects/{project_id}/app-instances/{app_instance_id})
 	ChangeAppInstance(ctx context.Context, request ChangeAppInstanceRequestObject) (ChangeAppInstanceResponseObject, error)
+	// ListAppInstanceAttachments Projects that use the instance
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/attachments)
+	ListAppInstanceAttachments(ctx context.Context, request ListAppInstanceAttachmentsRequestObject) (ListAppInstanceAttachmentsResponseObject, error)
+	// AttachAppInstance Attach the project to an instance that another project of the org shares
+	// (POST /projects/{project_id}/app-instances/{app_instance_id}/attachments)
+	AttachAppInstance(ctx context.Context, request AttachAppInstanceRequestObject) (AttachAppInstanceResponseObject, error)
+	// DetachAppInstance End an attachment
+	// (DELETE /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id})
+	DetachAppInstance(ctx context.Context, request DetachAppInstanceRequestObject) (DetachAppInstanceResponseObject, error)
+	// GetAppInstanceAttachment One attachment, with the health and the endpoints of the instance
+	// (GET /projects/{project_id}/app-instances/{app_instance_id}/attachments/{attachment_id})
+	GetAppInstanceAttachment(ctx context.Context, request GetAppInstanceAttachmentRequestObject) (GetAppInstanceAttachmentResponseObject, error)
 	// CopyAppInstanceFiles Files into or out of a container of the app
 	// (POST /projects/{project_id}/app-instances/{app_instance_id}/copy)
 	CopyAppInstanceFiles(ctx context.Context, request CopyAppInstanceFilesRequestObject) (CopyAppInstanceFilesResponseObject, error)
@@ -18208,6 +18758,9 @@ type StrictServerInterface interface {
 	// ListTargets Where an instance of the version fits, and why it does not fit elsewhere
 	// (GET /projects/{project_id}/apps/{app_slug}/versions/{version}/targets)
 	ListTargets(ctx context.Context, request ListTargetsRequestObject) (ListTargetsResponseObject, error)
+	// ListAttachments Instances of other projects that the project is attached to
+	// (GET /projects/{project_id}/attachments)
+	ListAttachments(ctx context.Context, request ListAttachmentsRequestObject) (ListAttachmentsResponseObject, error)
 	// ListEnvironments The environments that nodes keep for the project
 	// (GET /projects/{project_id}/environments)
 	ListEnvironments(ctx context.Context, request ListEnvironmentsRequestObject) (ListEnvironmentsResponseObject, error)
@@ -21540,6 +22093,118 @@ func (sh *strictHandler) ChangeAppInstance(ctx *gin.Context, projectID ProjectID
 	}
 }
 
+// ListAppInstanceAttachments operation middleware
+func (sh *strictHandler) ListAppInstanceAttachments(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, params ListAppInstanceAttachmentsParams) {
+	var request ListAppInstanceAttachmentsRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAppInstanceAttachments(ctx, request.(ListAppInstanceAttachmentsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAppInstanceAttachments")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAppInstanceAttachmentsResponseObject); ok {
+		if err := validResponse.VisitListAppInstanceAttachmentsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// AttachAppInstance operation middleware
+func (sh *strictHandler) AttachAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
+	var request AttachAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.AttachAppInstance(ctx, request.(AttachAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "AttachAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(AttachAppInstanceResponseObject); ok {
+		if err := validResponse.VisitAttachAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// DetachAppInstance operation middleware
+func (sh *strictHandler) DetachAppInstance(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID) {
+	var request DetachAppInstanceRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.AttachmentID = attachmentID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.DetachAppInstance(ctx, request.(DetachAppInstanceRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "DetachAppInstance")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(DetachAppInstanceResponseObject); ok {
+		if err := validResponse.VisitDetachAppInstanceResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetAppInstanceAttachment operation middleware
+func (sh *strictHandler) GetAppInstanceAttachment(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID, attachmentID AttachmentID, params GetAppInstanceAttachmentParams) {
+	var request GetAppInstanceAttachmentRequestObject
+
+	request.ProjectID = projectID
+	request.AppInstanceID = appInstanceID
+	request.AttachmentID = attachmentID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetAppInstanceAttachment(ctx, request.(GetAppInstanceAttachmentRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetAppInstanceAttachment")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetAppInstanceAttachmentResponseObject); ok {
+		if err := validResponse.VisitGetAppInstanceAttachmentResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
 // CopyAppInstanceFiles operation middleware
 func (sh *strictHandler) CopyAppInstanceFiles(ctx *gin.Context, projectID ProjectID, appInstanceID AppInstanceID) {
 	var request CopyAppInstanceFilesRequestObject
@@ -22460,6 +23125,33 @@ func (sh *strictHandler) ListTargets(ctx *gin.Context, projectID ProjectID, appS
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(ListTargetsResponseObject); ok {
 		if err := validResponse.VisitListTargetsResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ListAttachments operation middleware
+func (sh *strictHandler) ListAttachments(ctx *gin.Context, projectID ProjectID, params ListAttachmentsParams) {
+	var request ListAttachmentsRequestObject
+
+	request.ProjectID = projectID
+	request.Params = params
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ListAttachments(ctx, request.(ListAttachmentsRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ListAttachments")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ListAttachmentsResponseObject); ok {
+		if err := validResponse.VisitListAttachmentsResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -25,7 +25,8 @@ const (
 	// DefaultTokenTTL is the lifetime of a service account's token where the hub is not configured otherwise.
 	DefaultTokenTTL = 15 * time.Minute
 	// MinTokenTTL and MaxTokenTTL bound it.
-	MinTokenTTL, MaxTokenTTL = time.Minute, time.Hour
+	MinTokenTTL = time.Minute
+	MaxTokenTTL = time.Hour
 	// Audience is that of access tokens and of assertions.
 	Audience = "gpuaas"
 	// maxAssertionLife bounds an assertion's lifetime, and with it how long its jti is remembered.

@@ -55,7 +55,7 @@ TaskAttemptNumber = int
 TaskKind = Literal["deploy", "upgrade", "rollback", "stop", "start", "decommission", "member_add", "member_remove", "member_recover"]
 TaskState = Literal["pending", "claimed", "succeeded", "failed", "cancelled"]
 TenantBoundaryMode = Literal["project_isolated", "tenant_shared", "platform_shared"]
-UsageSource = Literal["allocation", "app_runtime", "volume"]
+UsageSource = Literal["allocation", "app_runtime", "volume", "attachment"]
 UserRole = Literal["org_admin", "org_member", "org_billing", "app_publisher"]
 VersionName = str
 VolumeSnapshotStatus = Literal["pending", "ready", "deleting", "deleted"]
@@ -128,9 +128,10 @@ class AccessExplanation:
     allowed: bool
     permission: str
     principal: AccessPrincipal
-    reason: Literal["permitted", "role_missing", "other_org", "disabled"]
+    reason: Literal["permitted", "role_missing", "other_org", "disabled", "platform_managed", "attached"]
     roles_with_permission: list[str]
     rules: list[AccessRule]
+    app_instance_id: Id | None = None
     custom_roles: CustomRoleIds | None = None
     org_id: Id | None = None
     project_id: Id | None = None
@@ -157,6 +158,7 @@ class AccessQuestion:
     """AccessQuestion."""
 
     permission: str
+    app_instance_id: Id | None = None
     org_id: Id | None = None
     principal: AccessPrincipal | None = None
     project_id: Id | None = None
@@ -432,6 +434,34 @@ class ArtifactRegister:
     source_type: ArtifactSourceType | None = None
     source_uri: str | None = None
     tag: str | None = None
+
+
+@dataclass(kw_only=True)
+class Attachment:
+    """Attachment."""
+
+    app_instance_id: Id
+    app_slug: Slug
+    created_at: datetime
+    display_name: str
+    endpoints: list[Endpoint]
+    health: AppInstanceHealth
+    id: Id
+    org_id: Id
+    owner_project_id: Any
+    project_id: Any
+    requested_by: RequestedBy
+    resource_version: int
+    status: AppInstanceStatus
+    version: str
+
+
+@dataclass(kw_only=True)
+class AttachmentList:
+    """AttachmentList."""
+
+    items: list[Attachment]
+    next_cursor: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -2185,6 +2215,21 @@ class Operations(ABC):
             body=body,
         )
 
+    def attach_app_instance(
+        self,
+        project_id: str,
+        app_instance_id: str,
+        *,
+        idempotency_key: str | None = None,
+    ) -> Attachment:
+        """Attach the project to an instance that another project of the org shares; needs apps.attachment.create."""
+        return self._call(
+            "POST",
+            f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/attachments",
+            Attachment,
+            headers={"X-Idempotency-Key": idempotency_key},
+        )
+
     def ban_node(
         self,
         node_id: str,
@@ -2676,6 +2721,22 @@ class Operations(ABC):
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
+    def detach_app_instance(
+        self,
+        project_id: str,
+        app_instance_id: str,
+        attachment_id: str,
+        *,
+        if_match: str | None = None,
+    ) -> None:
+        """End an attachment; needs apps.attachment.delete."""
+        return self._call(
+            "DELETE",
+            f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/attachments/{quote(attachment_id, safe='')}",
+            type(None),
+            headers={"If-Match": if_match},
+        )
+
     def disable_service_account(
         self,
         project_id: str,
@@ -2905,6 +2966,25 @@ class Operations(ABC):
             "GET",
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}",
             AppInstance,
+            query={"after": after, "wait": wait},
+            headers={"If-None-Match": if_none_match},
+        )
+
+    def get_app_instance_attachment(
+        self,
+        project_id: str,
+        app_instance_id: str,
+        attachment_id: str,
+        *,
+        if_none_match: str | None = None,
+        after: int | None = None,
+        wait: str | None = None,
+    ) -> Attachment:
+        """One attachment, with the health and the endpoints of the instance; needs apps.attachment.read."""
+        return self._call(
+            "GET",
+            f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/attachments/{quote(attachment_id, safe='')}",
+            Attachment,
             query={"after": after, "wait": wait},
             headers={"If-None-Match": if_none_match},
         )
@@ -3235,6 +3315,18 @@ class Operations(ABC):
             query={"status": status},
         )
 
+    def list_app_instance_attachments(
+        self,
+        project_id: str,
+        app_instance_id: str,
+    ) -> Iterator[Attachment]:
+        """Projects that use the instance; needs apps.attachment.read."""
+        return self._pages(
+            f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}/attachments",
+            AttachmentList,
+            query={},
+        )
+
     def list_app_instance_events(
         self,
         project_id: str,
@@ -3321,6 +3413,17 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/app-artifacts",
             ArtifactList,
             query={"app_slug": app_slug},
+        )
+
+    def list_attachments(
+        self,
+        project_id: str,
+    ) -> Iterator[Attachment]:
+        """Instances of other projects that the project is attached to; needs apps.attachment.read."""
+        return self._pages(
+            f"/projects/{quote(project_id, safe='')}/attachments",
+            AttachmentList,
+            query={},
         )
 
     def list_audit(
