@@ -24,8 +24,9 @@ import (
 const (
 	// DefaultTokenTTL is the lifetime of a service account's token where the hub is not configured otherwise.
 	DefaultTokenTTL = 15 * time.Minute
-	// MinTokenTTL and MaxTokenTTL bound it.
+	// MinTokenTTL is the shortest that may be configured.
 	MinTokenTTL = time.Minute
+	// MaxTokenTTL is the longest that may be configured.
 	MaxTokenTTL = time.Hour
 	// Audience is that of access tokens and of assertions.
 	Audience = "gpuaas"
