@@ -47,7 +47,7 @@ type Node struct {
 	Dir string
 }
 
-// Nodes are the members that an instance has, in the order of their roles: controller and head before worker.
+// Nodes are the members that an instance has, its controller first; it is an error to have none.
 func (m Machines) Nodes(i client.AppInstance, script []byte, dir string) (nodes []Node, err error) {
 	for _, member := range i.Members {
 		if member.Status == client.MemberStatusRemoved {
@@ -61,6 +61,9 @@ func (m Machines) Nodes(i client.AppInstance, script []byte, dir string) (nodes 
 		nodes = append(nodes, Node{Member: member, Machine: machine, Name: name, Script: script, Dir: dir})
 	}
 	slices.SortStableFunc(nodes, func(a, b Node) int { return strings.Compare(a.Role, b.Role) })
+	if len(nodes) == 0 || nodes[0].Role != string(client.MemberRoleController) {
+		return nil, errors.New("the instance has no controller")
+	}
 	return nodes, nil
 }
 

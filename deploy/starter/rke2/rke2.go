@@ -6,7 +6,6 @@ package rke2
 import (
 	"context"
 	_ "embed" // the stand-ins of the steps on a member
-	"errors"
 	"fmt"
 	"slices"
 
@@ -36,9 +35,6 @@ func (c *Controller) Handle(ctx context.Context, t worker.Task) error {
 	nodes, err := c.Machines.Nodes(t.Instance, standinScript, Dir)
 	if err != nil {
 		return err
-	}
-	if len(nodes) == 0 || nodes[0].Role != string(client.MemberRoleController) {
-		return errors.New("the instance has no controller")
 	}
 	server, agents := nodes[0], nodes[1:]
 	if t.MemberID != "" {

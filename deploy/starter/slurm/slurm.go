@@ -42,9 +42,6 @@ func (c *Controller) Handle(ctx context.Context, t worker.Task) error {
 	if err != nil {
 		return err
 	}
-	if len(nodes) == 0 || nodes[0].Role != string(client.MemberRoleController) {
-		return errors.New("the instance has no controller")
-	}
 	about := slices.IndexFunc(nodes, func(n starter.Node) bool { return n.ID == t.MemberID })
 	switch t.Kind {
 	case client.TaskKindDeploy, client.TaskKindMemberAdd:

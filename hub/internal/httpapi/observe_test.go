@@ -93,7 +93,7 @@ func TestTheLogLineOfARequestHasTheFieldsThatApply(t *testing.T) {
 	require.Equal(t, map[string]any{"correlation_id": "org", "trace_id": traceID, "org_id": orgID},
 		of(ask("org", boss, "/projects")))
 	require.Equal(t, map[string]any{"correlation_id": "nobody", "trace_id": traceID, "project_id": projectID},
-		of(ask("nobody", "wrong", project)), "what the path names, whoever asks")
+		of(ask("nobody", "wrong", project)), "the project of the path, for every caller")
 	require.Equal(t, map[string]any{"correlation_id": "nothing", "trace_id": traceID},
 		of(ask("nothing", "wrong", "/projects/no-id")))
 }

@@ -188,20 +188,6 @@ func withInstances(ctx context.Context, tx db.Tx) func([]Attachment, error) ([]A
 	}
 }
 
-func selectOne(ctx context.Context, tx db.Tx, where, scopeID, id string) (Instance, error) {
-	if !db.IsID(scopeID) || !db.IsID(id) {
-		return Instance{}, errNotFound()
-	}
-	list, err := selectInstances(ctx, tx, where, scopeID, id)
-	if err == nil && len(list) == 0 {
-		err = errNotFound()
-	}
-	if err != nil {
-		return Instance{}, err
-	}
-	return list[0], nil
-}
-
 // touch gives an event of the instance its number, so that readers who wait for the instance wake.
 func touch(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Instance, error) {
 	i.ResourceVersion++

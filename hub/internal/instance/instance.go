@@ -256,11 +256,23 @@ func Create(ctx context.Context, tx db.Tx, i Instance, first NewRevision, operat
 
 // Get returns an instance of the project; one of another project is not found.
 func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) {
-	i, err := selectOne(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
-	if err == nil {
-		telemetry.SetFields(ctx, i.LogFields())
+	return selectOne(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
+}
+
+// selectOne also gives the log lines of the caller's work the instance's fields.
+func selectOne(ctx context.Context, tx db.Tx, where, scopeID, id string) (Instance, error) {
+	if !db.IsID(scopeID) || !db.IsID(id) {
+		return Instance{}, errNotFound()
 	}
-	return i, err
+	list, err := selectInstances(ctx, tx, where, scopeID, id)
+	if err == nil && len(list) == 0 {
+		err = errNotFound()
+	}
+	if err != nil {
+		return Instance{}, err
+	}
+	telemetry.SetFields(ctx, list[0].LogFields())
+	return list[0], nil
 }
 
 // LogFields are what log lines of work on the instance have.

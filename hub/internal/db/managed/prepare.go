@@ -90,10 +90,10 @@ func (s *Server) create(ctx context.Context) error {
 // other end of the socket, so there is no password to keep.
 func (s *Server) configure() error {
 	settings := map[string]string{ //nolint:gosec // password_encryption names a method
-		"listen_addresses":        "",
-		"unix_socket_directories": s.layout.socket,
-		"unix_socket_permissions": "0700",
-		"max_connections":         "100", "shared_preload_libraries": "pg_stat_statements",
+		"listen_addresses":               "",
+		"unix_socket_directories":        s.layout.socket,
+		"unix_socket_permissions":        "0700",
+		"max_connections":                "100",
 		"password_encryption":            "scram-sha-256",
 		"timezone":                       "UTC",
 		"log_timezone":                   "UTC",
