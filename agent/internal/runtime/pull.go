@@ -85,7 +85,6 @@ func (u *unpacking) sizeGuard(next images.Handler) images.Handler {
 			return nil, &spaceMissingError{unpackedFactor * total}
 		}
 		u.compressed.Store(total)
-		u.progress.fetching(total)
 		return children, nil
 	})
 }
