@@ -196,7 +196,7 @@ func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.Le
 	if s.header.rev == s.rev {
 		return s.header, nil
 	}
-	return db.RunTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
+	return db.LockTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
 		if err := checkUnchanged(ctx, tx, s); err != nil {
 			return stateHeader{}, err
 		}
@@ -217,9 +217,11 @@ func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.Le
 	})
 }
 
-// checkUnchanged fails with errConflict when the intent or the newest state is no longer that of the snapshot.
+// checkUnchanged locks the intent, and fails with errConflict when the intent or the newest state is no longer that of
+// the snapshot. Each change of what a state is made of changes the intent as well, so that until the end of the
+// transaction nothing of it changes.
 func checkUnchanged(ctx context.Context, tx db.Tx, s nodeSnapshot) error {
-	rev, err := fleet.IntentRev(ctx, tx, s.node.ID)
+	rev, err := fleet.LockIntent(ctx, tx, s.node.ID)
 	if err != nil {
 		return err
 	}
@@ -263,7 +265,7 @@ func (d *Dispatcher) sign(ctx context.Context, s nodeSnapshot, state plan.NodeSt
 	for _, p := range state.Parts {
 		members = append(members, p.ID)
 	}
-	h, err := db.RunTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
+	h, err := db.LockTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
 		if err := checkUnchanged(ctx, tx, s); err != nil {
 			return stateHeader{}, err
 		}
