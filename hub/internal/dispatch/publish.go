@@ -63,31 +63,30 @@ func loadIntent(ctx context.Context, tx db.Tx, nodeID string) (s nodeSnapshot, e
 func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot, err error) {
 	nodeID := s.node.ID
 	s.plan.Node = plan.Node{ID: nodeID, Banned: s.node.IsBanned()}
-	if s.plan.Allocations, s.plan.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if s.plan.Node.OneOrg, err = capacity.OneOrg(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if s.plan.Members, err = instance.SnapshotFor(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if err := secret.Fill(ctx, tx, s.plan.Members); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if s.plan.Volumes, err = capacity.DesiredVolumes(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	d, err := selectNewest(ctx, tx, nodeID)
-	if db.IsNoRows(err) {
-		s.header = stateHeader{nodeID: nodeID}
-		return s, nil
-	}
-	if err != nil {
-		return nodeSnapshot{}, err
-	}
-	s.header, s.parts, s.volumes = d.stateHeader, d.state.GetParts(), d.state.GetVolumes()
-	return s, nil
+	err = db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		s.plan.Allocations, s.plan.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, nodeID)
+		return err
+	}, func(tx db.Tx) (err error) {
+		s.plan.Node.OneOrg, err = capacity.OneOrg(ctx, tx, nodeID)
+		return err
+	}, func(tx db.Tx) (err error) {
+		if s.plan.Members, err = instance.SnapshotFor(ctx, tx, nodeID); err != nil {
+			return err
+		}
+		return secret.Fill(ctx, tx, s.plan.Members)
+	}, func(tx db.Tx) (err error) {
+		s.plan.Volumes, err = capacity.DesiredVolumes(ctx, tx, nodeID)
+		return err
+	}, func(tx db.Tx) error {
+		d, err := selectNewest(ctx, tx, nodeID)
+		if db.IsNoRows(err) {
+			s.header = stateHeader{nodeID: nodeID}
+			return nil
+		}
+		s.header, s.parts, s.volumes = d.stateHeader, d.state.GetParts(), d.state.GetVolumes()
+		return err
+	})
+	return s, err
 }
 
 // publish makes the newest state match the node's intent and returns its header. It starts from a snapshot and loads a
