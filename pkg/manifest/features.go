@@ -5,6 +5,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 )
 
 // SchemaV1 is the value of a manifest's key schema, and the feature that every key belongs to for which keyFeatures
@@ -87,9 +88,22 @@ func (m Manifest) Features() []string { return slices.Clone(m.features) }
 // featuresOf reads the features from a document's tree.
 func featuresOf(tree any) []string {
 	used := map[string]bool{SchemaV1: true}
-	addFeatures(tree, nil, keyFeatures(), used)
+	addFeatures(tree, nil, featurePatterns(), used)
 	return slices.Sorted(maps.Keys(used))
 }
+
+// featurePattern is a key of keyFeatures in steps.
+type featurePattern struct {
+	steps   []string
+	feature string
+}
+
+var featurePatterns = sync.OnceValue(func() (patterns []featurePattern) {
+	for key, feature := range keyFeatures() {
+		patterns = append(patterns, featurePattern{strings.Split(key, "/")[1:], feature})
+	}
+	return patterns
+})
 
 // FeaturesFor returns what a node must know to run the version with a choice, sorted.
 func (m Manifest) FeaturesFor(c Choice) []string {
@@ -112,20 +126,20 @@ func KnownFeatures() []string {
 	return slices.Compact(known)
 }
 
-func addFeatures(value any, at []string, features map[string]string, used map[string]bool) {
-	for pattern, feature := range features {
-		if matchesPointer(strings.Split(pattern, "/")[1:], at) {
-			used[feature] = true
+func addFeatures(value any, at []string, patterns []featurePattern, used map[string]bool) {
+	for _, p := range patterns {
+		if matchesPointer(p.steps, at) {
+			used[p.feature] = true
 		}
 	}
 	switch v := value.(type) {
 	case map[string]any:
 		for key, child := range v {
-			addFeatures(child, append(slices.Clip(at), key), features, used)
+			addFeatures(child, append(slices.Clip(at), key), patterns, used)
 		}
 	case []any:
 		for _, child := range v {
-			addFeatures(child, append(slices.Clip(at), "*"), features, used)
+			addFeatures(child, append(slices.Clip(at), "*"), patterns, used)
 		}
 	}
 }

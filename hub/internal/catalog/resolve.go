@@ -96,26 +96,32 @@ func CheckRestartable(ctx context.Context, tx db.Tx, w Want) (delegationEnvelope
 // entitled finds app and version, and the entitlement that lets the project run it.
 func entitled(ctx context.Context, tx db.Tx, w Want) (App, Version, Entitlement, error) {
 	refuse := func(err error) (App, Version, Entitlement, error) { return App{}, Version{}, Entitlement{}, err }
-	a, err := GetApp(ctx, tx, w.AppSlug)
-	if fault.Is(err, fault.NotFound) || err == nil && !a.VisibleTo(w.OrgID) {
-		return refuse(unknown("/app_slug", "names no app of the catalogue"))
-	}
-	if err != nil {
-		return refuse(err)
-	}
-	e, err := GetEntitlement(ctx, tx, w.ProjectID, w.AppSlug)
-	if err != nil && !fault.Is(err, fault.NotFound) {
-		return refuse(err)
-	}
-	if err != nil || !e.Enabled {
-		return refuse(fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org "+
-			"admin for an entitlement.", nil).
-			WithField("/app_slug", "the project has no entitlement to it").Permanent())
-	}
-	v, err := GetVersion(ctx, tx, w.AppSlug, w.Version)
-	if fault.Is(err, fault.NotFound) {
-		return refuse(unknown("/version", "names no version of the app"))
-	}
+	var (
+		a App
+		e Entitlement
+		v Version
+	)
+	err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		a, err = GetApp(ctx, tx, w.AppSlug)
+		if fault.Is(err, fault.NotFound) || err == nil && !a.VisibleTo(w.OrgID) {
+			return unknown("/app_slug", "names no app of the catalogue")
+		}
+		return err
+	}, func(tx db.Tx) (err error) {
+		e, err = GetEntitlement(ctx, tx, w.ProjectID, w.AppSlug)
+		if fault.Is(err, fault.NotFound) || err == nil && !e.Enabled {
+			return fault.New(fault.Forbidden, CodeNotEntitled, "The project is not entitled to this app; ask an org "+
+				"admin for an entitlement.", nil).
+				WithField("/app_slug", "the project has no entitlement to it").Permanent()
+		}
+		return err
+	}, func(tx db.Tx) (err error) {
+		v, err = GetVersion(ctx, tx, w.AppSlug, w.Version)
+		if fault.Is(err, fault.NotFound) {
+			return unknown("/version", "names no version of the app")
+		}
+		return err
+	})
 	if err != nil {
 		return refuse(err)
 	}

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -46,11 +47,13 @@ func (s *Service) CreateInstance(ctx context.Context, m Meta, in CreateInstanceI
 func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project iam.Project,
 	in CreateInstanceInput,
 ) (instance.Instance, error) {
-	if err := quota.CheckInstance(ctx, tx, project.OrgID); err != nil {
-		return instance.Instance{}, err
-	}
-	version, err := s.resolve(ctx, tx, m, project, in)
-	if err != nil {
+	var version resolvedVersion
+	if err := db.Together(ctx, tx, func(tx db.Tx) error {
+		return quota.CheckInstance(ctx, tx, project.OrgID)
+	}, func(tx db.Tx) (err error) {
+		version, err = s.resolve(ctx, tx, m, project, in)
+		return err
+	}); err != nil {
 		return instance.Instance{}, err
 	}
 	if manifest.IsExternal(version.RuntimeBackend) {
@@ -66,7 +69,11 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	if err := s.fund(ctx, tx, m, project, id, member, version); err != nil {
+	if err := db.Together(ctx, tx, func(tx db.Tx) error {
+		return artifact.CheckRunnable(ctx, tx, version.Version.Version, member.services)
+	}, func(tx db.Tx) error {
+		return s.fund(ctx, tx, m, project, id, member, version)
+	}); err != nil {
 		return instance.Instance{}, err
 	}
 	failpoint.Hit("hub/create/lease_issued")

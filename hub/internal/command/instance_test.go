@@ -88,7 +88,7 @@ func (w *world) compiles(i instance.Instance) {
 		require.Equal(w.T, uint32(30), workload.GetReadinessTimeoutSeconds())
 		require.Equal(w.T, commandtest.Image, workload.GetServices()[0].GetImage())
 		require.Equal(w.T, uint32(500), workload.GetServices()[0].GetResources().GetCpuMillis())
-		rev, err := fleet.IntentRev(ctx, tx, w.Node)
+		rev, err := fleet.LockIntent(ctx, tx, w.Node)
 		require.Positive(w.T, rev)
 		return err
 	})

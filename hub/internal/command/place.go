@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 
-	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -66,7 +65,7 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	}, m.Now); err != nil {
 		return placement{}, err
 	}
-	if p.services, err = lower(ctx, tx, w, chosen, p.choice); err != nil {
+	if p.services, err = lower(w, chosen, p.choice); err != nil {
 		return placement{}, err
 	}
 	return p, capacity.ReserveVolumes(ctx, tx, p.id, p.candidate.ID, p.services)
@@ -92,10 +91,8 @@ func needsOf(w resolvedVersion, chosen manifest.Choice) ([]plan.Need, error) {
 }
 
 // lower gives what a member runs of the version with what it uses of its allocation.
-func lower(ctx context.Context, tx db.Tx, w resolvedVersion, chosen manifest.Choice,
-	at plan.Choice,
-) ([]*protocol.Service, error) {
-	services, err := manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
+func lower(w resolvedVersion, chosen manifest.Choice, at plan.Choice) ([]*protocol.Service, error) {
+	return manifest.Lower(w.Version.Manifest, w.inputs(), manifest.Shape{
 		CPUMillis:         uint32(min(chosen.CPUMillis, math.MaxUint32)),
 		MemoryBytes:       chosen.MemoryMiB << 20,
 		DiskBytes:         chosen.DiskMiB << 20,
@@ -109,10 +106,6 @@ func lower(ctx context.Context, tx db.Tx, w resolvedVersion, chosen manifest.Cho
 		Volumes:            chosen.Volumes,
 		Environment:        chosen.Environment,
 	})
-	if err != nil {
-		return nil, err
-	}
-	return services, artifact.CheckRunnable(ctx, tx, w.Version.Version, services)
 }
 
 // checkNodes marks the candidates on nodes that accept no new work unusable, gives each what its node knows and may
@@ -124,12 +117,17 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Can
 	for _, r := range candidates {
 		ids = append(ids, r.NodeID)
 	}
-	nodes, err := fleet.GetAll(ctx, tx, ids)
-	if err != nil {
-		return nil, err
-	}
-	members, err := instance.MemberCounts(ctx, tx, ids)
-	if err != nil {
+	var (
+		nodes   map[string]fleet.Node
+		members map[string]int
+	)
+	if err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		nodes, err = fleet.GetAll(ctx, tx, ids)
+		return err
+	}, func(tx db.Tx) (err error) {
+		members, err = instance.MemberCounts(ctx, tx, ids)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	offline = map[string]bool{}

@@ -45,7 +45,7 @@ func (w *world) told(pair protocol.SealingKeyPair, i instance.Instance) (out map
 				out[name], sealed = string(opened), value
 			}
 		}
-		rev, err = fleet.IntentRev(ctx, tx, w.Node)
+		rev, err = fleet.LockIntent(ctx, tx, w.Node)
 		return err
 	})
 	return out, sealed, rev

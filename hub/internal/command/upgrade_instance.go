@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -204,8 +205,11 @@ func (s *Service) lowerInPlace(ctx context.Context, tx db.Tx, m Meta, i instance
 			return nil, "", err
 		}
 		choice, against, err := capacity.Resize(ctx, tx, member.ID, needs, func(c plan.Choice) (capacity.Use, string, error) {
-			services, err := lower(ctx, tx, next, chosen, c)
+			services, err := lower(next, chosen, c)
 			if err != nil {
+				return capacity.Use{}, "", err
+			}
+			if err := artifact.CheckRunnable(ctx, tx, next.Version.Version, services); err != nil {
 				return capacity.Use{}, "", err
 			}
 			out[member.ID] = services

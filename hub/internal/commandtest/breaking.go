@@ -58,6 +58,19 @@ func (b *BreakingTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.
 	return b.Tx.QueryRow(ctx, sql, args...)
 }
 
+// QueryAll implements db.Tx.
+func (b *BreakingTx) QueryAll(ctx context.Context, list []db.Statement,
+	each func(n int, rows pgx.Rows, err error),
+) {
+	for n, s := range list {
+		rows, err := b.Query(ctx, s.SQL, s.Args...)
+		each(n, rows, err)
+		if err == nil {
+			rows.Close()
+		}
+	}
+}
+
 // CopyIn implements db.Tx.
 func (b *BreakingTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error) {
 	if b.hit() {

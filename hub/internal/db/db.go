@@ -26,6 +26,9 @@ type Tx interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	// QueryAll sends statements in one round trip and calls each with the rows of each, in their order. The rows count
+	// during the call. After a statement that fails, the others fail as well.
+	QueryAll(ctx context.Context, list []Statement, each func(n int, rows pgx.Rows, err error))
 	// Queue sends a statement with the next one or with COMMIT, which saves its round trip. Its result is dropped; where
 	// it fails, the statement that it was sent with fails. The returned error is of an earlier statement.
 	Queue(ctx context.Context, sql string, args ...any) error

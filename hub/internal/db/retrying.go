@@ -61,15 +61,17 @@ func (w *retryingTx) Queue(ctx context.Context, sql string, args ...any) error {
 	return nil
 }
 
-// flush sends what waits, and a statement of which the caller reads the result.
-func (w *retryingTx) flush(ctx context.Context, sql string, args []any) (pgx.BatchResults, error) {
+// flush sends what waits, and statements of which the caller reads the results.
+func (w *retryingTx) flush(ctx context.Context, list ...Statement) (pgx.BatchResults, error) {
 	if w.dead != nil {
 		return nil, w.dead
 	}
-	batch := w.queued
+	batch := cmp.Or(w.queued, &pgx.Batch{})
 	w.queued = nil
 	waited := batch.Len()
-	batch.Queue(sql, args...)
+	for _, s := range list {
+		batch.Queue(s.SQL, s.Args...)
+	}
 	results := w.on.SendBatch(ctx, batch)
 	for n := range waited {
 		if _, err := results.Exec(); err != nil {
@@ -95,7 +97,7 @@ func (w *retryingTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.
 		tag, err := w.on.Exec(ctx, sql, args...)
 		return tag, w.note(err)
 	}
-	results, err := w.flush(ctx, sql, args)
+	results, err := w.flush(ctx, Statement{sql, args})
 	if err != nil {
 		return pgconn.CommandTag{}, err
 	}
@@ -111,7 +113,7 @@ func (w *retryingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Ro
 		}
 		return &watchedRows{Rows: rows, w: w}, w.note(err)
 	}
-	results, err := w.flush(ctx, sql, args)
+	results, err := w.flush(ctx, Statement{sql, args})
 	if err != nil {
 		return nil, err
 	}
@@ -126,11 +128,32 @@ func (w *retryingTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.
 	if w.queued == nil && w.dead == nil {
 		return watchedRow{row: w.on.QueryRow(ctx, sql, args...), w: w}
 	}
-	results, err := w.flush(ctx, sql, args)
+	results, err := w.flush(ctx, Statement{sql, args})
 	if err != nil {
 		return watchedRow{err: err, w: w}
 	}
 	return watchedRow{row: results.QueryRow(), w: w, results: results}
+}
+
+// QueryAll implements Tx.
+func (w *retryingTx) QueryAll(ctx context.Context, list []Statement, each func(n int, rows pgx.Rows, err error)) {
+	results, failed := w.flush(ctx, list...)
+	for n := range list {
+		if failed != nil {
+			each(n, nil, failed)
+			continue
+		}
+		rows, err := results.Query()
+		if err != nil {
+			each(n, nil, w.note(err))
+			continue
+		}
+		each(n, &watchedRows{Rows: rows, w: w}, nil)
+		rows.Close()
+	}
+	if failed == nil {
+		_ = w.ended(results, nil)
+	}
 }
 
 func (w *retryingTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pgconn.CommandTag, error) {
@@ -221,6 +244,24 @@ func (queryOnly) CopyIn(context.Context, string, io.Reader) (pgconn.CommandTag, 
 
 func (l queryOnly) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	return l.pool.Query(ctx, sql, args...)
+}
+
+func (l queryOnly) QueryAll(ctx context.Context, list []Statement, each func(n int, rows pgx.Rows, err error)) {
+	batch := &pgx.Batch{}
+	for _, s := range list {
+		batch.Queue(s.SQL, s.Args...)
+	}
+	results := l.pool.SendBatch(ctx, batch)
+	defer func() { _ = results.Close() }()
+	for n := range list {
+		rows, err := results.Query()
+		if err != nil {
+			each(n, nil, err)
+			continue
+		}
+		each(n, rows, nil)
+		rows.Close()
+	}
 }
 
 func (l queryOnly) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {

@@ -42,6 +42,35 @@ func TestConcurrentCommandsEndInOneStateWithAllOfThem(t *testing.T) {
 			"newest intent")
 }
 
+// Publishing is not serializable: it must wait for a change of the intent that is not committed yet, and then sign a
+// state with that change, not one beside it.
+func TestAStateIsNotSignedBesideAChangeOfTheIntent(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	h.Launch()
+	state, _ := l.ExpectState(1)
+	const least = 50
+	waiting := func() bool {
+		return hubtest.Count(h, `SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()
+			AND wait_event_type = 'Lock'`) > 0
+	}
+	require.NoError(t, db.WriteTx(t.Context(), h.DB, func(tx db.Tx) error {
+		if err := fleet.BumpIntent(t.Context(), tx, n.ID); err != nil {
+			return err
+		}
+		if _, err := fleet.LockIntent(t.Context(), tx, n.ID); err != nil {
+			return err
+		}
+		h.Dispatcher.EnqueueAtLeast(n.ID, least)
+		require.Eventually(t, waiting, time.Minute, time.Millisecond, "publishing waits for the change")
+		return nil
+	}))
+	next, _ := l.ExpectState(1)
+	require.Less(t, state.GetGeneration(), next.GetGeneration())
+	require.EqualValues(t, least, next.GetGeneration(), "nothing was signed before the change")
+	require.Zero(t, hubtest.Count(h, `SELECT count(*) FROM node_states s JOIN node_intents i ON i.node_id = s.node_id
+		WHERE s.node_id = $1 AND s.generation >= $2 AND s.rev <> i.rev`, n.ID, least))
+}
+
 func TestOnlyTheNewestStatesAndTheirPartsAreKept(t *testing.T) {
 	h, n, l := hubtest.NewWithNode(t)
 	for range 4 {

@@ -63,31 +63,30 @@ func loadIntent(ctx context.Context, tx db.Tx, nodeID string) (s nodeSnapshot, e
 func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot, err error) {
 	nodeID := s.node.ID
 	s.plan.Node = plan.Node{ID: nodeID, Banned: s.node.IsBanned()}
-	if s.plan.Allocations, s.plan.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if s.plan.Node.OneOrg, err = capacity.OneOrg(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if s.plan.Members, err = instance.SnapshotFor(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if err := secret.Fill(ctx, tx, s.plan.Members); err != nil {
-		return nodeSnapshot{}, err
-	}
-	if s.plan.Volumes, err = capacity.DesiredVolumes(ctx, tx, nodeID); err != nil {
-		return nodeSnapshot{}, err
-	}
-	d, err := selectNewest(ctx, tx, nodeID)
-	if db.IsNoRows(err) {
-		s.header = stateHeader{nodeID: nodeID}
-		return s, nil
-	}
-	if err != nil {
-		return nodeSnapshot{}, err
-	}
-	s.header, s.parts, s.volumes = d.stateHeader, d.state.GetParts(), d.state.GetVolumes()
-	return s, nil
+	err = db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		s.plan.Allocations, s.plan.Node.AcceleratorIDs, err = capacity.SnapshotFor(ctx, tx, nodeID)
+		return err
+	}, func(tx db.Tx) (err error) {
+		s.plan.Node.OneOrg, err = capacity.OneOrg(ctx, tx, nodeID)
+		return err
+	}, func(tx db.Tx) (err error) {
+		if s.plan.Members, err = instance.SnapshotFor(ctx, tx, nodeID); err != nil {
+			return err
+		}
+		return secret.Fill(ctx, tx, s.plan.Members)
+	}, func(tx db.Tx) (err error) {
+		s.plan.Volumes, err = capacity.DesiredVolumes(ctx, tx, nodeID)
+		return err
+	}, func(tx db.Tx) error {
+		d, err := selectNewest(ctx, tx, nodeID)
+		if db.IsNoRows(err) {
+			s.header = stateHeader{nodeID: nodeID}
+			return nil
+		}
+		s.header, s.parts, s.volumes = d.stateHeader, d.state.GetParts(), d.state.GetVolumes()
+		return err
+	})
+	return s, err
 }
 
 // publish makes the newest state match the node's intent and returns its header. It starts from a snapshot and loads a
@@ -196,7 +195,7 @@ func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.Le
 	if s.header.rev == s.rev {
 		return s.header, nil
 	}
-	return db.RunTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
+	return db.LockTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
 		if err := checkUnchanged(ctx, tx, s); err != nil {
 			return stateHeader{}, err
 		}
@@ -217,9 +216,11 @@ func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.Le
 	})
 }
 
-// checkUnchanged fails with errConflict when the intent or the newest state is no longer that of the snapshot.
+// checkUnchanged locks the intent, and fails with errConflict when the intent or the newest state is no longer that of
+// the snapshot. Each change of what a state is made of changes the intent as well, so that until the end of the
+// transaction nothing of it changes.
 func checkUnchanged(ctx context.Context, tx db.Tx, s nodeSnapshot) error {
-	rev, err := fleet.IntentRev(ctx, tx, s.node.ID)
+	rev, err := fleet.LockIntent(ctx, tx, s.node.ID)
 	if err != nil {
 		return err
 	}
@@ -263,7 +264,7 @@ func (d *Dispatcher) sign(ctx context.Context, s nodeSnapshot, state plan.NodeSt
 	for _, p := range state.Parts {
 		members = append(members, p.ID)
 	}
-	h, err := db.RunTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
+	h, err := db.LockTx(ctx, d.DB, func(tx db.Tx) (stateHeader, error) {
 		if err := checkUnchanged(ctx, tx, s); err != nil {
 			return stateHeader{}, err
 		}

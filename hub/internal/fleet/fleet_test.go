@@ -311,7 +311,7 @@ func TestTouchCountsUp(t *testing.T) {
 		if err := fleet.BumpIntent(ctx, tx, n.ID); err != nil {
 			return 0, err
 		}
-		return fleet.IntentRev(ctx, tx, n.ID)
+		return fleet.LockIntent(ctx, tx, n.ID)
 	})
 	require.Equal(t, int64(2), rev, "enrollment is the first")
 	_, err := do(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, "no-id") })

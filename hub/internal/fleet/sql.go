@@ -165,10 +165,14 @@ func IntentRevs(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int
 		`SELECT node_id, rev FROM node_intents WHERE node_id = ANY($1::uuid[])`, nodeIDs))
 }
 
-// IntentRev returns the revision of the node's intent; 0 before the first.
-func IntentRev(ctx context.Context, tx db.Tx, nodeID string) (int64, error) {
-	i, err := GetIntent(ctx, tx, nodeID)
-	return i.Rev, err
+// LockIntent locks the node's intent until the end of the transaction and returns its revision; 0 before the first,
+// which there is nothing to lock of.
+func LockIntent(ctx context.Context, tx db.Tx, nodeID string) (int64, error) {
+	rev, err := db.Value[int64](ctx, tx, `SELECT rev FROM node_intents WHERE node_id = $1 FOR UPDATE`, nodeID)
+	if db.IsNoRows(err) {
+		return 0, nil
+	}
+	return rev, err
 }
 
 // Intent is the revision of a node's intent, 0 before the first, and the W3C trace context of its last change.

@@ -244,7 +244,11 @@ func allocationPrices(ctx context.Context, tx db.Tx, s *subject, now time.Time) 
 		return nil, err
 	}
 	if s.currency == "" {
-		if s.currency, err = currencyOf(ctx, tx, *s, []string{meter}, rows, now); err != nil {
+		oldest, err := oldestWallet(ctx, tx, s.OrgID)
+		if err != nil {
+			return nil, err
+		}
+		if s.currency, err = currencyOf(*s, oldest, []string{meter}, rows, now); err != nil {
 			return nil, err
 		}
 	}

@@ -51,7 +51,7 @@ func nextLease(ctx context.Context, tx db.Tx, s subject, r LeaseRequest) (*proto
 	if s.AppSlug == "" {
 		s.AppSlug = r.AppSlug
 	}
-	return issue(ctx, tx, s, r, r.Now.UTC().Truncate(time.Microsecond), false)
+	return issue(ctx, tx, s, r, r.Now.UTC().Truncate(time.Microsecond))
 }
 
 // RaiseLimits lets a member use more from now on: where a limit grows, it gets a lease whose hold covers that. A limit
@@ -91,30 +91,43 @@ func RaiseLimits(ctx context.Context, tx db.Tx, r LeaseRequest, cpuMillis, memor
 func OpenMember(ctx context.Context, tx db.Tx, s Subject, duration time.Duration) (*protocol.Lease, error) {
 	s.Kind, s.OpenedAt = Member, s.OpenedAt.UTC().Truncate(time.Microsecond)
 	r := LeaseRequest{SubjectID: s.ID, NodeID: s.NodeID, Now: s.OpenedAt, Duration: duration, AppSlug: s.AppSlug}
-	made, err := insertSubject(ctx, tx, s)
-	if err != nil {
+	var (
+		made   bool
+		prices []billing.FrozenPrice
+	)
+	opened := subject{Subject: s, accruedUntil: s.OpenedAt}
+	if err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		made, err = insertSubject(ctx, tx, s)
+		return err
+	}, func(tx db.Tx) (err error) {
+		prices, err = freeze(ctx, tx, &opened, s.OpenedAt)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 	if !made {
 		return IssueLease(ctx, tx, r)
 	}
-	return issue(ctx, tx, subject{Subject: s, accruedUntil: s.OpenedAt}, r, s.OpenedAt, true)
+	return issueAt(ctx, tx, opened, r, s.OpenedAt, prices, past{})
 }
 
-// issue gives an open member its next lease. One that was opened just now has no past to ask for.
-func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Time,
-	opened bool,
-) (*protocol.Lease, error) {
+// issue gives an open member its next lease.
+func issue(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Time) (*protocol.Lease, error) {
 	prices, err := freeze(ctx, tx, &s, now)
 	if err != nil {
 		return nil, err
 	}
-	var p past
-	if !opened {
-		if p, err = pastOf(ctx, tx, s, prices, now); err != nil {
-			return nil, err
-		}
+	p, err := pastOf(ctx, tx, s, prices, now)
+	if err != nil {
+		return nil, err
 	}
+	return issueAt(ctx, tx, s, r, now, prices, p)
+}
+
+// issueAt gives an open member its next lease at these prices; one that was opened just now has no past.
+func issueAt(ctx context.Context, tx db.Tx, s subject, r LeaseRequest, now time.Time, prices []billing.FrozenPrice,
+	p past,
+) (*protocol.Lease, error) {
 	available, err := walletBalance(ctx, tx, s.OrgID, s.currency)
 	if err != nil {
 		return nil, err
@@ -303,11 +316,21 @@ func NoteIdle(ctx context.Context, tx db.Tx, nodeID string, idle map[string]bool
 
 // freeze reads what the member's meters cost now, and settles its currency.
 func freeze(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]billing.FrozenPrice, error) {
-	rows, err := pricesOf(ctx, tx, append(nodeMeters(), MeterAllocationSeconds))
+	var rows []Price
+	currency := s.currency
+	err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		rows, err = pricesOf(ctx, tx, append(nodeMeters(), MeterAllocationSeconds))
+		return err
+	}, func(tx db.Tx) (err error) {
+		if currency == "" {
+			currency, err = oldestWallet(ctx, tx, s.OrgID)
+		}
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
-	if s.currency, err = currencyOf(ctx, tx, *s, nodeMeters(), rows, now); err != nil {
+	if s.currency, err = currencyOf(*s, currency, nodeMeters(), rows, now); err != nil {
 		return nil, err
 	}
 	// Where the allocation itself is paid for, its time, processor and memory are; only what an app asks for itself is

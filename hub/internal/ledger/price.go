@@ -181,19 +181,10 @@ func nodeMeters() []string {
 	}
 }
 
-// currencyOf chooses what a subject is charged in: the currency it already has, else that of the org's oldest wallet,
-// else, for an org that has no wallet, that of the newest price that applies. Prices that apply in other currencies
-// only are an error: nothing becomes free because nobody wrote its price in the tenant's currency.
-func currencyOf(ctx context.Context, tx db.Tx, s subject, meters []string, rows []Price,
-	now time.Time,
-) (string, error) {
-	currency := s.currency
-	if currency == "" {
-		var err error
-		if currency, err = oldestWallet(ctx, tx, s.OrgID); err != nil {
-			return "", err
-		}
-	}
+// currencyOf chooses what a subject is charged in: the given currency, which is the one it already has, or else that of
+// the org's oldest wallet; for an org that has no wallet, that of the newest price that applies. Prices that apply in
+// other currencies only are an error: nothing becomes free because nobody wrote its price in the tenant's currency.
+func currencyOf(s subject, currency string, meters []string, rows []Price, now time.Time) (string, error) {
 	var others []string
 	for _, p := range withEnds(rows) {
 		if p.From.After(now) || !p.appliesTo(s) || !slices.Contains(meters, p.Meter) {

@@ -109,6 +109,13 @@ func New(c Config) *Service {
 
 // runTx runs a transaction within maxTransactions.
 func runTx[T any](ctx context.Context, svc *Service, fn func(tx db.Tx) (T, error)) (T, error) {
+	return within(ctx, svc, db.RunTx, fn)
+}
+
+// within runs a transaction of the given kind within maxTransactions.
+func within[T any](ctx context.Context, svc *Service,
+	run func(context.Context, *db.DB, func(tx db.Tx) (T, error)) (T, error), fn func(tx db.Tx) (T, error),
+) (T, error) {
 	select {
 	case svc.transactions <- struct{}{}:
 		defer func() { <-svc.transactions }()
@@ -116,7 +123,7 @@ func runTx[T any](ctx context.Context, svc *Service, fn func(tx db.Tx) (T, error
 		var none T
 		return none, errBusy(ctx.Err())
 	}
-	return db.RunTx(ctx, svc.DB, fn)
+	return run(ctx, svc.DB, fn)
 }
 
 // writeTx is runTx for an fn that returns nothing.
@@ -263,10 +270,10 @@ func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) err
 		// The root changed more than once: the next bundle follows.
 		svc.Dispatcher.Enqueue(nodeID)
 	}
-	err := writeTx(ctx, svc, func(tx db.Tx) error {
+	_, err := within(ctx, svc, db.LockTx, func(tx db.Tx) (struct{}, error) {
 		err := fleet.RecordAck(ctx, tx, nodeID, a.GetDocument(), a.GetEpoch(), a.GetGeneration())
 		failpoint.Hit("hub/ack/written")
-		return err
+		return struct{}{}, err
 	})
 	failpoint.Hit("hub/ack/committed")
 	return err

@@ -73,12 +73,17 @@ func CheckAllocation(ctx context.Context, tx db.Tx, held capacity.Held, a capaci
 
 // CheckInstance refuses an instance beyond the org's quota.
 func CheckInstance(ctx context.Context, tx db.Tx, orgID string) error {
-	limits, err := iam.LimitsOf(ctx, tx, orgID)
-	if err != nil {
+	var (
+		limits iam.Limits
+		live   int64
+	)
+	if err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		limits, err = iam.LimitsOf(ctx, tx, orgID)
 		return err
-	}
-	live, err := instance.CountLive(ctx, tx, orgID)
-	if err != nil {
+	}, func(tx db.Tx) (err error) {
+		live, err = instance.CountLive(ctx, tx, orgID)
+		return err
+	}); err != nil {
 		return err
 	}
 	return limits.Check(iam.QuotaInstances, live, 1)
