@@ -21,6 +21,9 @@ const SecretReferenceKey = "$secret"
 // environment.
 const PackageIndexParameter = "package_index"
 
+// InstanceIdentityParameter is the name under which the service account of an app instance is sealed for its workload.
+const InstanceIdentityParameter = "service-account.json"
+
 // sealedInfo binds what is sealed to its use, so that it opens nowhere else: node, member and parameter.
 func sealedInfo(nodeID, memberID, name string) []byte {
 	return fmt.Appendf(nil, "gpuaas parameter v1\x00%s\x00%s\x00%s", nodeID, memberID, name)
@@ -113,6 +116,15 @@ func AsSecretReference(value any) (name string, ok bool) {
 	object, _ := value.(map[string]any)
 	name, ok = object[SecretReferenceKey].(string)
 	return name, ok && len(object) == 1
+}
+
+// IdentityReference stands in place of the service account of an app instance: it refers to no secret of the project.
+func IdentityReference() any { return map[string]any{SecretReferenceKey: ""} }
+
+// IsIdentityReference reports whether a value is an IdentityReference.
+func IsIdentityReference(value any) bool {
+	name, ok := AsSecretReference(value)
+	return ok && name == ""
 }
 
 // SecretReferences returns the names of the secrets that parameters refer to, by parameter.

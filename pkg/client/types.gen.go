@@ -923,6 +923,7 @@ const (
 	RecoveryFindingKindBundleNewer            RecoveryFindingKind = "bundle_newer"
 	RecoveryFindingKindContactFailed          RecoveryFindingKind = "contact_failed"
 	RecoveryFindingKindDocumentMissing        RecoveryFindingKind = "document_missing"
+	RecoveryFindingKindIdentityFailed         RecoveryFindingKind = "identity_failed"
 	RecoveryFindingKindInstanceDecommissioned RecoveryFindingKind = "instance_decommissioned"
 	RecoveryFindingKindInstanceUnknown        RecoveryFindingKind = "instance_unknown"
 	RecoveryFindingKindLeaseUncovered         RecoveryFindingKind = "lease_uncovered"
@@ -956,6 +957,8 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindContactFailed:
 		return true
 	case RecoveryFindingKindDocumentMissing:
+		return true
+	case RecoveryFindingKindIdentityFailed:
 		return true
 	case RecoveryFindingKindInstanceDecommissioned:
 		return true

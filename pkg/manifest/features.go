@@ -37,6 +37,9 @@ const FeatureSecretParameters = "secret_parameters"
 // FeatureSecretDelivery is a change of secret parameters under running containers.
 const FeatureSecretDelivery = "secret_delivery"
 
+// FeatureInstanceIdentity is a service account for each instance, which reaches the app as a file.
+const FeatureInstanceIdentity = "instance_identity"
+
 // ErrSchema is what the fault of a document wraps that does not follow the schema of this build. The hub registers no
 // such document, so that a node which gets one, signed, is older than the manifest.
 var ErrSchema = errors.New("the manifest does not follow the schema of this build")
@@ -50,6 +53,7 @@ func keyFeatures() map[string]string {
 		"/version/config_schema":                     FeatureConfig,
 		"/version/secrets":                           FeatureSecretDelivery,
 		"/version/external_worker_contract":          FeatureExternalWorker,
+		"/version/instance_identity":                 FeatureInstanceIdentity,
 		"/version/upgrade":                           FeatureStartFirst,
 		"/version/parameters/properties/*/writeOnly": FeatureSecretParameters,
 		"/version/runtime_profile/environment":       FeatureEnvironments,

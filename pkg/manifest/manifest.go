@@ -97,13 +97,19 @@ type Version struct {
 	ConfigSchema map[string]any `json:"config_schema,omitempty"`
 	Config       Config         `json:"config,omitzero"`
 	// Secrets says what a change of a secret parameter does to the containers.
-	Secrets  Config   `json:"secrets,omitzero"`
-	Upgrade  Upgrade  `json:"upgrade,omitzero"`
-	Metering Metering `json:"metering,omitzero"`
-	UI       UI       `json:"ui,omitzero"`
+	Secrets Config `json:"secrets,omitzero"`
+	// InstanceIdentity is InstanceServiceAccount where each instance gets a service account of its own; else empty.
+	InstanceIdentity string   `json:"instance_identity,omitempty"`
+	Upgrade          Upgrade  `json:"upgrade,omitzero"`
+	Metering         Metering `json:"metering,omitzero"`
+	UI               UI       `json:"ui,omitzero"`
 	// ExternalWorkerContract is set exactly where IsExternal holds for the runtime backend.
 	ExternalWorkerContract *WorkerContract `json:"external_worker_contract,omitempty"`
 }
+
+// InstanceServiceAccount is the one value of Version.InstanceIdentity: the app finds the account in the file
+// service-account.json in $GPUAAS_PARAMETERS_DIR.
+const InstanceServiceAccount = "service_account"
 
 // Config says what a change of an instance's config, or of its secret parameters, does to its containers.
 type Config struct {

@@ -22,11 +22,15 @@ const secretHint = "the app reads it from the file of its name in $GPUAAS_PARAME
 // IsSecret reports whether the schema marks a parameter writeOnly, or the hub adds it.
 func (m Manifest) IsSecret(name string) bool {
 	return m.parameterSchemas()[name]["writeOnly"] == true ||
-		name == protocol.PackageIndexParameter && m.Version.RuntimeProfile.Environment != nil
+		name == protocol.PackageIndexParameter && m.Version.RuntimeProfile.Environment != nil ||
+		name == protocol.InstanceIdentityParameter && m.HasIdentity()
 }
 
 // HasSecrets reports whether the version has secret parameters.
 func (m Manifest) HasSecrets() bool { return slices.Contains(m.features, FeatureSecretParameters) }
+
+// HasIdentity reports whether each instance of the version gets a service account of its own.
+func (m Manifest) HasIdentity() bool { return m.Version.InstanceIdentity == InstanceServiceAccount }
 
 // withoutSealed takes the secrets that are sealed, or will be, out of the parameters, and returns the schema that the
 // others follow.
@@ -128,6 +132,26 @@ func (m Manifest) checkSecrets(f *findings) {
 	if hasWriteOnly(m.Version.ConfigSchema) {
 		f.hint("/version/config_schema", "config cannot be writeOnly: it is kept in plain text",
 			"let the secret be a parameter")
+	}
+}
+
+// checkIdentity makes sure that the service account of an instance reaches the app, also when it is renewed.
+func (m Manifest) checkIdentity(f *findings) {
+	const at = "/version/instance_identity"
+	if !m.HasIdentity() {
+		return
+	}
+	if IsExternal(m.App.RuntimeBackend) {
+		f.add(at, "is sealed to a node, and an external worker has none")
+		return
+	}
+	if on := m.Version.Secrets.OnChange; on != ConfigSignal && on != ConfigNone {
+		f.hint(at, "is renewed without a restart: it needs /version/secrets with on_change signal or none",
+			"secrets: {on_change: none}")
+	}
+	if m.parameterSchemas()[protocol.InstanceIdentityParameter] != nil {
+		f.add("/version/parameters/properties/"+protocol.InstanceIdentityParameter, "is the platform's own beside an "+
+			"instance_identity")
 	}
 }
 

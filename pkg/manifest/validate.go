@@ -30,6 +30,7 @@ func (m Manifest) Validate() error {
 	m.checkSchemas(f)
 	m.checkUI(f)
 	m.checkConfig(f)
+	m.checkIdentity(f)
 	if !IsExternal(m.App.RuntimeBackend) {
 		m.checkContainers(f)
 	}
@@ -294,8 +295,8 @@ func (m Manifest) checkConfig(f *findings) {
 	}
 	c.checkSignal("/version/config", f)
 	m.Version.Secrets.checkSignal("/version/secrets", f)
-	if m.Version.Secrets.OnChange != "" && !m.HasSecrets() {
-		f.add("/version/secrets", "needs a parameter that is writeOnly")
+	if m.Version.Secrets.OnChange != "" && !m.HasSecrets() && !m.HasIdentity() {
+		f.add("/version/secrets", "needs a parameter that is writeOnly, or an instance_identity")
 	}
 }
 

@@ -124,6 +124,7 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("GET /healthz", a.health)
 	mux.HandleFunc("GET /whoami", a.whoami)
 	mux.HandleFunc("GET /config", a.showConfig)
+	mux.HandleFunc("GET /identity", a.identity)
 	mux.HandleFunc("GET /slow", a.slow)
 	mux.HandleFunc("GET /send", a.send)
 	mux.HandleFunc("POST /digest", a.digest)

@@ -33,6 +33,13 @@ func Project(p iam.Principal, permission iam.Permission, id string) Check[iam.Pr
 	}
 }
 
+// Instance is Project for something that is done to one app instance of it, which need not exist.
+func Instance(p iam.Principal, permission iam.Permission, projectID, id string) Check[iam.Project] {
+	return func(ctx context.Context, tx db.Tx) (iam.Project, error) {
+		return iam.InProjectOn(ctx, tx, p, permission, projectID, id)
+	}
+}
+
 // Org returns an org in which the caller has the permission.
 func Org(p iam.Principal, permission iam.Permission, id string) Check[iam.Org] {
 	return func(ctx context.Context, tx db.Tx) (iam.Org, error) {

@@ -22,6 +22,13 @@ func CompleteInstance(ctx context.Context, tx db.Tx, by By, action string, c ins
 		if err := completeRemoval(ctx, tx, by, action, removal); err != nil {
 			return err
 		}
+		if removal.Member.External {
+			continue
+		}
+		// An instance has one member on a node.
+		if err := endIdentity(ctx, tx, by, c.Instance.ID); err != nil {
+			return err
+		}
 	}
 	if c.Ends() {
 		if err := detachAll(ctx, tx, by, c.Instance.ID); err != nil {

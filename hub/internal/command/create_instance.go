@@ -64,8 +64,8 @@ func (s *Service) createInstance(ctx context.Context, tx db.Tx, m Meta, project 
 		return instance.Instance{}, err
 	}
 	id := db.NewID()
-	version, err = s.seal(ctx, tx, version, sealFor{project.ID, id, member.candidate.NodeID, member.id},
-		in.Resources.Environment)
+	to := sealFor{project.OrgID, project.ID, id, member.candidate.NodeID, member.id}
+	version, err = s.seal(ctx, tx, m, version, to, in.Resources.Environment)
 	if err != nil {
 		return instance.Instance{}, err
 	}

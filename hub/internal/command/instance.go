@@ -30,7 +30,7 @@ func (s *Service) DecommissionInstance(ctx context.Context, m Meta, projectID,
 // mayOperate reports as Forbidden that the caller may not do this to an app instance that the platform manages.
 func mayOperate(m Meta, permission iam.Permission, i instance.Instance) error {
 	return iam.AuthorizeOperation(m.Principal, permission, i.OrgID, i.ProjectID,
-		iam.OnInstance{OperatingMode: i.Modes.OperatingMode})
+		iam.OnInstance{ID: i.ID, OperatingMode: i.Modes.OperatingMode})
 }
 
 // action asks for one step in an app instance's life.

@@ -112,8 +112,8 @@ func (s *Service) onMembers(ctx context.Context, m Meta, projectID, instanceID, 
 func (s *Service) ReportMember(ctx context.Context, m Meta, projectID, instanceID string, r instance.MemberReport,
 	reason string,
 ) (instance.Instance, error) {
-	return run(ctx, s, access.Project(m.Principal, iam.InstanceWork, projectID), func(tx db.Tx, project iam.Project,
-	) (instance.Instance, error) {
+	check := access.Instance(m.Principal, iam.InstanceWork, projectID, instanceID)
+	return run(ctx, s, check, func(tx db.Tx, project iam.Project) (instance.Instance, error) {
 		i, err := instance.Get(ctx, tx, project.ID, instanceID)
 		if err != nil {
 			return instance.Instance{}, err

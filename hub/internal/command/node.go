@@ -35,6 +35,10 @@ func (s *Service) BanNode(ctx context.Context, m Meta, nodeID, reason string) er
 			// A state that was compiled before the ban must not be saved after it.
 			err = fleet.BumpIntent(ctx, tx, nodeID)
 		}
+		if err == nil && banned {
+			// Who has the node's key can open the keys that were sealed to it.
+			err = change.EndIdentitiesOn(ctx, tx, m.by(), nodeID)
+		}
 		return n, banned, err
 	}, "fleet.node.banned", reason)
 }

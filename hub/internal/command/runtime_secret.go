@@ -100,7 +100,7 @@ func (s *Service) putSecret(ctx context.Context, tx db.Tx, m Meta, v secret.Secr
 	for _, d := range deliveries {
 		key, known := keys[d.NodeID]
 		if !known {
-			if key, err = sealingKey(ctx, tx, d.NodeID); err != nil {
+			if key, err = change.SealingKey(ctx, tx, d.NodeID); err != nil {
 				return v, err
 			}
 			keys[d.NodeID] = key
@@ -139,7 +139,7 @@ func (s *Service) deliverSecrets(ctx context.Context, tx db.Tx, m manifest.Manif
 			return fault.New(fault.Unprocessable, codeSecretUnknown, "A parameter refers to a secret that cannot be "+
 				"delivered.", nil).WithField("/parameters/"+parameter, reason).Permanent()
 		}
-		if !m.IsSecret(parameter) {
+		if !m.IsSecret(parameter) || m.HasIdentity() && parameter == protocol.InstanceIdentityParameter {
 			return refused("is not secret: only a writeOnly parameter may refer to a secret")
 		}
 		v, err := secret.ByName(ctx, tx, to.projectID, name)

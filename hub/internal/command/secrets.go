@@ -5,19 +5,21 @@ import (
 	"encoding/json"
 	"maps"
 
-	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // sealFor is the member that parameters are sealed for. An instance has one.
-type sealFor struct{ projectID, instanceID, nodeID, memberID string }
+type sealFor struct{ orgID, projectID, instanceID, nodeID, memberID string }
 
-// seal replaces the secret parameters of an instance by what only the node of its member opens, adds the project's
-// package index for an instance that has an environment, and delivers the secrets that the parameters refer to.
-func (s *Service) seal(ctx context.Context, tx db.Tx, w resolvedVersion, to sealFor, environment []string,
+// seal replaces the secret parameters of an instance by what only the node of its member opens, delivers the secrets
+// that the parameters refer to, and adds what the platform itself puts beside them: the project's package index for an
+// instance that has an environment, and a reference to the service account of an instance that gets one.
+func (s *Service) seal(ctx context.Context, tx db.Tx, m Meta, w resolvedVersion, to sealFor, environment []string,
 ) (resolvedVersion, error) {
 	var index []byte
 	var err error
@@ -26,54 +28,64 @@ func (s *Service) seal(ctx context.Context, tx db.Tx, w resolvedVersion, to seal
 			return w, err
 		}
 	}
-	if !w.Version.Manifest.HasSecrets() && len(index) == 0 {
+	identity := w.Version.Manifest.HasIdentity()
+	if !w.Version.Manifest.HasSecrets() && !identity && len(index) == 0 {
 		return w, nil
 	}
-	key, err := sealingKey(ctx, tx, to.nodeID)
+	key, err := change.SealingKey(ctx, tx, to.nodeID)
 	if err != nil {
 		return w, err
 	}
 	sealed, err := w.Version.Manifest.Seal([]byte(w.parametersJSON), func(name string, secret []byte) ([]byte, error) {
 		return protocol.Seal(key, to.memberID, name, secret)
 	})
-	if err == nil && len(index) > 0 {
-		if index, err = protocol.Seal(key, to.memberID, protocol.PackageIndexParameter, index); err == nil {
-			sealed, err = withPackageIndex(sealed, index)
-		}
-	}
 	if err != nil {
 		return w, err
 	}
+	if err := s.deliverSecrets(ctx, tx, w.Version.Manifest, string(sealed), to, key); err != nil {
+		return w, err
+	}
+	added := map[string]any{}
+	if len(index) > 0 {
+		if index, err = protocol.Seal(key, to.memberID, protocol.PackageIndexParameter, index); err != nil {
+			return w, err
+		}
+		added[protocol.PackageIndexParameter] = protocol.SealedValue(index)
+	}
+	if identity {
+		if err := s.issueIdentity(ctx, tx, m, to); err != nil {
+			return w, err
+		}
+		added[protocol.InstanceIdentityParameter] = protocol.IdentityReference()
+	}
+	sealed, err = withPlatforms(sealed, added)
 	w.parametersJSON = string(sealed)
-	return w, s.deliverSecrets(ctx, tx, w.Version.Manifest, w.parametersJSON, to, key)
+	return w, err
 }
 
-// sealingKey returns the key that a node opens its secrets with.
-func sealingKey(ctx context.Context, tx db.Tx, nodeID string) (protocol.Verified[*protocol.SealingKey], error) {
-	node, err := fleet.Get(ctx, tx, nodeID)
-	if err == nil {
-		err = fleet.LoadFacts(ctx, tx, &node)
+// issueIdentity gives an instance its service account. It keeps the one that it has: the hub renews that by itself.
+func (s *Service) issueIdentity(ctx context.Context, tx db.Tx, m Meta, to sealFor) error {
+	has, err := secret.HasIdentity(ctx, tx, to.memberID)
+	if err != nil || has {
+		return err
 	}
-	if err != nil {
-		return protocol.Verified[*protocol.SealingKey]{}, err
-	}
-	key, err := protocol.VerifySealingKey(node.Facts.GetSealingKey(), node.ID, node.PublicKey)
-	if err != nil {
-		return key, capacity.FeatureMissing()
-	}
-	return key, nil
+	return change.IssueIdentity(ctx, tx, m.by(), change.Hub{URL: s.APIURL, CA: trust.HubCAPEM(s.Bundle())},
+		secret.Identity{
+			MemberID: to.memberID, InstanceID: to.instanceID, OrgID: to.orgID, ProjectID: to.projectID, NodeID: to.nodeID,
+		})
 }
 
-// withPackageIndex returns parameters with a sealed package index, or without one where it is nil.
-func withPackageIndex(parametersJSON, sealed []byte) ([]byte, error) {
+// withPlatforms returns parameters with what the platform adds, in place of what it has added before.
+func withPlatforms(parametersJSON []byte, added map[string]any) ([]byte, error) {
 	all := map[string]any{}
 	if err := json.Unmarshal(parametersJSON, &all); err != nil {
 		return nil, err
 	}
 	delete(all, protocol.PackageIndexParameter)
-	if sealed != nil {
-		all[protocol.PackageIndexParameter] = protocol.SealedValue(sealed)
+	if protocol.IsIdentityReference(all[protocol.InstanceIdentityParameter]) {
+		delete(all, protocol.InstanceIdentityParameter)
 	}
+	maps.Copy(all, added)
 	return json.Marshal(all)
 }
 

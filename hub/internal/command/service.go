@@ -30,6 +30,8 @@ type Service struct {
 	Registry *artifact.Registry
 	// Identity is where people log in beside the hub itself; it may be nil.
 	Identity *IdentityProvider
+	// APIURL is where the apps of instances that have a service account reach the hub.
+	APIURL string
 	// LeaseDuration is the longest lease that a member gets at a start.
 	LeaseDuration time.Duration
 	// TokenTTL is how long tokens of service accounts count; zero is iam.DefaultTokenTTL.

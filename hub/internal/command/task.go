@@ -78,8 +78,8 @@ func one(c instance.TaskChange, err error) ([]instance.TaskChange, error) {
 func (s *Service) onTask(ctx context.Context, m Meta, ref TaskRef,
 	do func(tx db.Tx, i instance.Instance, t instance.Task) ([]instance.TaskChange, error),
 ) (instance.Task, error) {
-	return run(ctx, s, access.Project(m.Principal, iam.InstanceWork, ref.ProjectID), func(tx db.Tx, project iam.Project,
-	) (instance.Task, error) {
+	check := access.Instance(m.Principal, iam.InstanceWork, ref.ProjectID, ref.InstanceID)
+	return run(ctx, s, check, func(tx db.Tx, project iam.Project) (instance.Task, error) {
 		i, err := instance.Get(ctx, tx, project.ID, ref.InstanceID)
 		if err != nil {
 			return instance.Task{}, err

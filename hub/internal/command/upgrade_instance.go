@@ -56,8 +56,8 @@ func (s *Service) upgrade(ctx context.Context, tx db.Tx, m Meta, i instance.Inst
 		if member.Gone {
 			continue
 		}
-		to := sealFor{i.ProjectID, i.ID, member.NodeID, member.ID}
-		if next, err = s.seal(ctx, tx, next, to, chosen.Environment); err != nil {
+		to := sealFor{i.OrgID, i.ProjectID, i.ID, member.NodeID, member.ID}
+		if next, err = s.seal(ctx, tx, m, next, to, chosen.Environment); err != nil {
 			return instance.Change{}, err
 		}
 	}
@@ -109,8 +109,8 @@ func (s *Service) resolveNext(ctx context.Context, tx db.Tx, m Meta, i instance.
 			return resolvedVersion{}, err
 		}
 	}
-	// seal adds the index that the project has now.
-	if parameters, err = withPackageIndex(parameters, nil); err != nil {
+	// seal adds what the platform puts beside them now.
+	if parameters, err = withPlatforms(parameters, nil); err != nil {
 		return resolvedVersion{}, err
 	}
 	if in.Config != nil {

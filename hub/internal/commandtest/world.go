@@ -234,6 +234,7 @@ func (w *World) Meta(key string) command.Meta {
 func (w *World) Commands() *command.Service {
 	return &command.Service{
 		DB:            w.DB,
+		APIURL:        "https://hub.test",
 		LeaseDuration: time.Hour,
 		Bundle:        func() protocol.Bundle { return protocol.Bundle{} },
 	}

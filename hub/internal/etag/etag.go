@@ -140,7 +140,8 @@ func accessQuery(kind string) (sql string, params []string) {
 			[]string{"secret_id", "project_id"}
 	case "service_account":
 		return `SELECT resource_version::TEXT FROM service_accounts
-			WHERE id = $1 AND project_id = $2 AND deleted_at IS NULL`, []string{"service_account_id", "project_id"}
+			WHERE id = $1 AND project_id = $2 AND deleted_at IS NULL AND app_instance_id IS NULL`,
+			[]string{"service_account_id", "project_id"}
 	case "session":
 		return `SELECT md5(refreshed_at::TEXT) FROM sessions WHERE id = $1 AND revoked_at IS NULL`, one("session_id")
 	case "user":

@@ -59,6 +59,8 @@ const (
 	Release = "release_failed"
 	// Renewal: a member's lease cannot be renewed, for another reason than an empty wallet.
 	Renewal = "renewal_failed"
+	// Identity: the service account of an app instance cannot be renewed.
+	Identity = "identity_failed"
 	// Usage: a usage segment cannot be posted. It is kept as its node signed it, and what follows it is posted.
 	Usage = "usage_set_aside"
 	// Contact: it cannot be recorded that a node is silent.

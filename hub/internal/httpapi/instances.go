@@ -331,10 +331,10 @@ func instanceView(i instance.Instance) (AppInstance, error) {
 	if err := json.Unmarshal([]byte(i.ParametersJSON), &out.Parameters); err != nil {
 		return AppInstance{}, fmt.Errorf("parameters of instance %s: %w", i.ID, err)
 	}
-	// The schema marks them writeOnly.
+	// The schema marks them writeOnly, or the platform has added them.
 	maps.DeleteFunc(out.Parameters, func(_ string, value any) bool {
 		_, sealed := protocol.AsSealed(value)
-		return sealed
+		return sealed || protocol.IsIdentityReference(value)
 	})
 	if err := json.Unmarshal([]byte(i.ConfigJSON), &out.Config); err != nil {
 		return AppInstance{}, fmt.Errorf("config of instance %s: %w", i.ID, err)

@@ -3,6 +3,7 @@ package httpapi
 import (
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/json"
 	"maps"
 	"net/http"
 	"net/url"
@@ -15,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	hubapi "github.com/gpuaas/gpuaas/hub/api"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -61,7 +63,64 @@ func (s *stage) actors(t *testing.T) []actor {
 		token := s.must(t, "", "POST", "/auth/service-account/token", "", mintBody(account), 200).text("access_token")
 		list = append(list, actor{name: slug, token: token})
 	}
-	return list
+	return append(list, actor{name: "the app instance", token: s.instanceToken(t, s.ids["app_instance_id"])},
+		actor{name: "another app instance", token: s.instanceToken(t, db.NewID())})
+}
+
+// instanceToken is a token of an app instance's own service account, in the project of the stage.
+func (s *stage) instanceToken(t *testing.T, instanceID string) string {
+	t.Helper()
+	key, err := iam.NewKey(db.NewID(), s.clock())
+	require.NoError(t, err)
+	sa := iam.ServiceAccount{
+		ID: db.NewID(), OrgID: s.ids["org_id"], ProjectID: s.ids["project_id"], AppInstanceID: instanceID,
+	}
+	require.NoError(t, db.WriteTx(t.Context(), s.d, func(tx db.Tx) error {
+		_, _, err := iam.RenewInstanceAccount(t.Context(), tx, sa, key, 0)
+		return err
+	}))
+	body, err := json.Marshal(map[string]string{
+		"service_account_id": sa.ID, "key_id": key.ID, "private_key_pem": key.PrivateKeyPEM,
+	})
+	require.NoError(t, err)
+	return s.must(t, "", "POST", "/auth/service-account/token", "", string(body), 200).text("access_token")
+}
+
+// Of all operations, the account of an app instance may only those that read that instance or do its work.
+func TestAnAppInstanceMayOnlyWhatIsItsOwn(t *testing.T) {
+	s := newStage(t)
+	own := actor{token: s.instanceToken(t, s.ids["app_instance_id"])}
+	operations, err := loadContract(hubapi.OpenAPI)
+	require.NoError(t, err)
+	doc, err := openapi3.NewLoader().LoadFromData(hubapi.OpenAPI)
+	require.NoError(t, err)
+	var allowed []string
+	for _, op := range operations {
+		permission, _ := doc.Paths.Value(op.template).Operations()[op.method].Extensions["x-permission"].(string)
+		if permission == "" {
+			continue
+		}
+		if want := s.expect(t, own, op, permission); want < 300 || want == http.StatusPreconditionFailed {
+			allowed = append(allowed, op.id)
+		}
+	}
+	require.ElementsMatch(t, []string{
+		"getAppInstance", "listAppInstanceEvents", "listAppInstanceTasks", "claimAppInstanceTask",
+		"heartbeatAppInstanceTask", "progressAppInstanceTask", "completeAppInstanceTask", "failAppInstanceTask",
+		"reportAppInstanceMember",
+	}, allowed)
+
+	get := func(project, instance string) int {
+		return s.ask(t, own.token, "GET", "/projects/"+project+"/app-instances/"+instance, "", "").status
+	}
+	project := s.ids["project_id"]
+	require.Equal(t, http.StatusOK, get(project, s.ids["app_instance_id"]))
+	require.Equal(t, http.StatusForbidden, get(project, db.NewID()), "another instance of its project, there or not")
+	other := s.must(t, s.boss, "POST", "/projects", "other", `{"slug":"other",`+
+		`"org_id":"`+s.ids["org_id"]+`","display_name":"Other"}`, 201).text("id")
+	for _, elsewhere := range []string{other, db.NewID()} {
+		require.Equal(t, http.StatusNotFound, get(elsewhere, s.ids["app_instance_id"]))
+	}
 }
 
 // TestEveryActorMayDoWhatTheContractAndThePoliciesSay walks every actor and every operation that needs a permission:
@@ -121,7 +180,11 @@ func (s *stage) expect(t *testing.T, who actor, op *operation, permission iam.Pe
 		return http.StatusUnauthorized
 	}
 	orgID, projectID := s.scope(p, op)
-	err = iam.Authorize(p, permission, orgID, projectID)
+	instanceID := ""
+	if strings.Contains(op.template, "{app_instance_id}") {
+		instanceID = s.ids["app_instance_id"]
+	}
+	err = iam.AuthorizeOn(p, permission, orgID, projectID, instanceID)
 	switch {
 	case fault.Is(err, fault.Forbidden):
 		return http.StatusForbidden

@@ -54,6 +54,24 @@ func NewWithServices(t *testing.T) (*Hub, *Node, *Session) {
 	return newWithNode(t, manifesttest.Services("demo", DemoImage))
 }
 
+// NewWithIdentity is NewWithNode with a demo whose instances have service accounts; the key pair is the node's, and
+// hello says that it has it.
+func NewWithIdentity(t *testing.T) (h *Hub, n *Node, l *Session, pair protocol.SealingKeyPair, hello *protocol.Hello) {
+	t.Helper()
+	h = New(t)
+	h.publish(strings.Replace(manifesttest.Document("demo", DemoImage), "  metering:",
+		"  instance_identity: service_account\n  secrets: {on_change: none}\n  metering:", 1))
+	n = h.Enroll()
+	pair, err := protocol.DeriveSealingKey(n.ID, n.Key.Seed())
+	require.NoError(t, err)
+	hello = Hello("i1")
+	hello.Facts.SealingKey, err = pair.Sign(protocol.NewEd25519Signer(n.Key))
+	require.NoError(t, err)
+	l = n.Connect(hello)
+	l.ExpectState(0)
+	return h, n, l, pair, hello
+}
+
 func newWithNode(t *testing.T, doc string) (*Hub, *Node, *Session) {
 	t.Helper()
 	h := New(t)

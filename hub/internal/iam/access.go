@@ -178,7 +178,9 @@ func (sa ServiceAccount) principal() Principal {
 		OrgID:     sa.OrgID,
 		ProjectID: sa.ProjectID,
 		Disabled:  sa.Status == StatusDisabled,
-		Bindings:  []Binding{{Role: sa.Role, ProjectID: sa.ProjectID}},
+		// Of an app instance it has no role, and knows its project.
+		AppInstanceID: sa.AppInstanceID,
+		Bindings:      []Binding{{Role: sa.Role, ProjectID: sa.ProjectID}},
 	}
 }
 

@@ -125,12 +125,19 @@ func GetProject(ctx context.Context, tx db.Tx, id string) (Project, error) {
 // InProject finds the project and decides whether p may do permission in it. It is the first step of every operation on
 // a project's resources: another org's project is NotFound like an absent one.
 func InProject(ctx context.Context, tx db.Tx, p Principal, permission Permission, projectID string) (Project, error) {
+	return InProjectOn(ctx, tx, p, permission, projectID, "")
+}
+
+// InProjectOn is InProject for something that is done to one app instance, which need not exist.
+func InProjectOn(ctx context.Context, tx db.Tx, p Principal, permission Permission, projectID,
+	instanceID string,
+) (Project, error) {
 	project, err := GetProject(ctx, tx, projectID)
 	if err != nil {
 		return Project{}, err
 	}
 	telemetry.SetFields(ctx, telemetry.Fields{OrgID: project.OrgID, ProjectID: project.ID})
-	return project, Authorize(p, permission, project.OrgID, project.ID)
+	return project, AuthorizeOn(p, permission, project.OrgID, project.ID, instanceID)
 }
 
 // ListProjects lists what p may see, of one org where orgID is not empty.

@@ -102,6 +102,7 @@ func (s policySet) All() iter.Seq2[cedar.PolicyID, *cedar.Policy] {
 
 // OnInstance is what the policies know of the app instance that something is done to; the zero value is none.
 type OnInstance struct {
+	ID            string
 	OperatingMode string
 	// Attached: it belongs to another project, and the project in question is attached to it.
 	Attached bool
@@ -134,7 +135,8 @@ func (s policySet) decide(p Principal, permission Permission, orgID, projectID s
 		Action:    cedar.NewEntityUID(actionType, cedar.String(permission)),
 		Resource:  object.UID,
 		Context: cedar.NewRecord(cedar.RecordMap{
-			"operating_mode": cedar.String(on.OperatingMode), "attached": cedar.Boolean(on.Attached),
+			"app_instance": cedar.String(on.ID), "operating_mode": cedar.String(on.OperatingMode),
+			"attached": cedar.Boolean(on.Attached),
 		}),
 	})
 	var errs []error
@@ -196,6 +198,9 @@ func (p Principal) attributes(permission Permission, platform bool,
 	}
 	if p.OrgID != "" {
 		attributes["org"] = orgUID(p.OrgID)
+	}
+	if p.AppInstanceID != "" {
+		attributes["app_instance"] = cedar.String(p.AppInstanceID)
 	}
 	for _, r := range roles() {
 		attributes[cedar.String(r)] = cedar.NewSet(held[r]...)

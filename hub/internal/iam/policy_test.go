@@ -150,13 +150,14 @@ func TestThePoliciesAreComplete(t *testing.T) {
 		ids = append(ids, p.ID)
 	}
 	require.Equal(t, []string{
-		"platform_admin", "tenant_boundary", "disabled", "platform_managed", "attached", "known", "custom_role",
-	}, ids[:7])
+		"platform_admin", "tenant_boundary", "disabled", "platform_managed", "attached", "known", "app_instance",
+		"custom_role",
+	}, ids[:8])
 	var names []string
 	for _, r := range roles() {
 		names = append(names, string(r))
 	}
-	require.Equal(t, names, ids[7:])
+	require.Equal(t, names, ids[8:])
 	known := append(Permissions(), Know)
 	for _, action := range regexp.MustCompile(`Action::"([^"]*)"`).FindAllStringSubmatch(string(policyDocument), -1) {
 		require.Contains(t, known, action[1])

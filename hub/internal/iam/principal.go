@@ -20,6 +20,8 @@ type Principal struct {
 	OrgID string
 	// ProjectID is the project that a service account is bound to; empty for users.
 	ProjectID string
+	// AppInstanceID is the app instance that a service account is for; empty for the others.
+	AppInstanceID string
 	// PlatformAdmin may do everything in every org. Never true for a service account.
 	PlatformAdmin bool
 	// Disabled is a user or service account that may do nothing. It cannot authenticate; explanations show it.
@@ -50,10 +52,16 @@ func (p Principal) Permissions() []Permission {
 // Authorize is Decide, with the answer to a caller that may not: NotFound for a resource that p may not even know of,
 // as if it did not exist; Forbidden for one that it may know of.
 func Authorize(p Principal, permission Permission, orgID, projectID string) error {
+	return AuthorizeOn(p, permission, orgID, projectID, "")
+}
+
+// AuthorizeOn is Authorize for something that is done to one app instance, which need not exist: its own service
+// account may do that, and nothing else in the project.
+func AuthorizeOn(p Principal, permission Permission, orgID, projectID, instanceID string) error {
 	if p.ID == "" || principalType(p.Type) == "" {
 		return ErrUnauthenticated()
 	}
-	decision, err := Decide(p, permission, orgID, projectID)
+	decision, err := policies().decide(p, permission, orgID, projectID, OnInstance{ID: instanceID})
 	if err != nil || decision.Allowed {
 		return err
 	}

@@ -112,7 +112,8 @@ func SetLimits(ctx context.Context, tx db.Tx, orgID string, set Limits, now time
 func Usage(ctx context.Context, tx db.Tx, orgID string, now time.Time) (Limits, error) {
 	var accounts, users, tokens int64
 	err := tx.QueryRow(ctx, `
-		SELECT (SELECT count(*) FROM service_accounts WHERE org_id = $1 AND deleted_at IS NULL),
+		SELECT (SELECT count(*) FROM service_accounts
+		        WHERE org_id = $1 AND deleted_at IS NULL AND app_instance_id IS NULL),
 		       (SELECT count(*) FROM users WHERE org_id = $1 AND removed_at IS NULL),
 		       (SELECT count(*) FROM user_tokens t JOIN users u ON u.id = t.user_id
 		        WHERE u.org_id = $1 AND u.removed_at IS NULL AND t.expires_at > $2 AND t.revoked_at IS NULL

@@ -34,6 +34,8 @@ type ServiceAccount struct {
 	Name, Slug, Description string
 	Role                    Role
 	Status                  string
+	// AppInstanceID is the app instance whose account it is; empty for the project's own.
+	AppInstanceID string
 	// ResourceVersion counts the changes of the account, its making included.
 	ResourceVersion int64
 	CreatedAt       time.Time
@@ -89,7 +91,8 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	}
 	sa.Status, sa.ResourceVersion = StatusActive, 1
 	if err := below(ctx, tx, maxServiceAccountsPerProject, "service accounts in the project",
-		`SELECT count(*) FROM service_accounts WHERE project_id = $1 AND deleted_at IS NULL`, sa.ProjectID); err != nil {
+		`SELECT count(*) FROM service_accounts
+		WHERE project_id = $1 AND deleted_at IS NULL AND app_instance_id IS NULL`, sa.ProjectID); err != nil {
 		return ServiceAccount{}, err
 	}
 	if err := CheckQuota(ctx, tx, sa.OrgID, QuotaServiceAccounts, key.CreatedAt); err != nil {
@@ -98,7 +101,7 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	made, err := affects(tx.Exec(ctx, `
 		INSERT INTO service_accounts (id, org_id, project_id, slug, name, description, role, status, created_at, updated_at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)
-		ON CONFLICT (project_id, slug) WHERE deleted_at IS NULL DO NOTHING`,
+		ON CONFLICT (project_id, slug) WHERE deleted_at IS NULL AND app_instance_id IS NULL DO NOTHING`,
 		sa.ID, sa.OrgID, sa.ProjectID, sa.Slug, sa.Name, sa.Description, string(sa.Role), sa.Status, sa.CreatedAt))
 	if err != nil {
 		return ServiceAccount{}, err
@@ -110,23 +113,24 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	return sa, insertKey(ctx, tx, sa.ID, key)
 }
 
-// GetServiceAccount finds an account of the project.
+// GetServiceAccount finds one of the project's own accounts. Nobody changes those of app instances by hand.
 func GetServiceAccount(ctx context.Context, tx db.Tx, projectID, id string) (ServiceAccount, error) {
 	sa, err := selectByID[ServiceAccount](ctx, tx, `SELECT `+serviceAccountColumns+
 		` FROM service_accounts s WHERE s.id = $1 AND s.deleted_at IS NULL`, id)
-	if err == nil && sa.ProjectID != projectID {
+	if err == nil && (sa.ProjectID != projectID || sa.AppInstanceID != "") {
 		err = ErrNotFound()
 	}
 	return sa, err
 }
 
-// ListServiceAccounts lists the accounts of a project with their keys.
+// ListServiceAccounts lists the project's own accounts with their keys.
 func ListServiceAccounts(ctx context.Context, tx db.Tx, projectID string, now time.Time,
 	page db.Page,
 ) ([]ServiceAccount, error) {
 	all, err := selectPage[ServiceAccount](ctx, tx, page, `
 		SELECT `+serviceAccountColumns+` FROM service_accounts s
-		WHERE s.project_id = $1 AND s.deleted_at IS NULL AND ($2::UUID IS NULL OR s.id > $2::UUID)
+		WHERE s.project_id = $1 AND s.deleted_at IS NULL AND s.app_instance_id IS NULL
+		AND ($2::UUID IS NULL OR s.id > $2::UUID)
 		ORDER BY s.id LIMIT $3`, projectID)
 	if err != nil {
 		return nil, err

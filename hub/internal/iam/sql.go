@@ -29,7 +29,7 @@ func insertProject(ctx context.Context, tx db.Tx, p Project) (made bool, err err
 }
 
 const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.name, s.slug, s.description, s.role, s.status,
-	s.resource_version, s.created_at`
+	COALESCE(s.app_instance_id::TEXT, ''), s.resource_version, s.created_at`
 
 // updateServiceAccount saves the account's status, also that it is deleted, and returns it with its new resource
 // version.

@@ -101,7 +101,7 @@ func (s *Service) Explain(ctx context.Context, p iam.Principal, q Question) (Ans
 		var on iam.OnInstance
 		if q.InstanceID != "" {
 			// Whether it exists is for those to know who may read it there.
-			if _, err := access.Project(p, iam.InstanceRead, of.ProjectID)(ctx, tx); err != nil {
+			if _, err := access.Instance(p, iam.InstanceRead, of.ProjectID, q.InstanceID)(ctx, tx); err != nil {
 				return Answer{}, err
 			}
 			var err error

@@ -70,7 +70,7 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 	i, err := instance.Get(ctx, tx, projectID, id)
 	if fault.Is(err, fault.NotFound) {
 		// Check access before reporting NotFound, so that a caller without access learns nothing.
-		if _, denied := access.Project(p, iam.InstanceRead, projectID)(ctx, tx); denied != nil {
+		if _, denied := access.Instance(p, iam.InstanceRead, projectID, id)(ctx, tx); denied != nil {
 			return Instance{}, denied
 		}
 	}
@@ -78,7 +78,7 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 		return Instance{}, err
 	}
 	// The instance names its org: a statement less than reading the project, in a read that is polled.
-	if err := iam.Authorize(p, iam.InstanceRead, i.OrgID, i.ProjectID); err != nil {
+	if err := iam.AuthorizeOn(p, iam.InstanceRead, i.OrgID, i.ProjectID, i.ID); err != nil {
 		return Instance{}, err
 	}
 	var members, nodes []string
@@ -127,7 +127,7 @@ func (s *Service) CheckLogs(ctx context.Context, p iam.Principal, projectID stri
 // instanceIn returns an app instance of a project in which the caller has the permission, or one that the project is
 // attached to where the caller may do that to it.
 func instanceIn(p iam.Principal, permission iam.Permission, projectID, id string) access.Check[instance.Instance] {
-	inProject := access.Project(p, permission, projectID)
+	inProject := access.Instance(p, permission, projectID, id)
 	return func(ctx context.Context, tx db.Tx) (instance.Instance, error) {
 		project, err := inProject(ctx, tx)
 		if err != nil {
@@ -150,6 +150,6 @@ func instanceOf(ctx context.Context, tx db.Tx, projectID, id string) (i instance
 		i, err = instance.OfAttached(ctx, tx, projectID, id)
 		on.Attached = true
 	}
-	on.OperatingMode = i.Modes.OperatingMode
+	on.ID, on.OperatingMode = i.ID, i.Modes.OperatingMode
 	return i, on, err
 }

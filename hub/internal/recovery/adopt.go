@@ -289,6 +289,10 @@ func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at
 func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 	modes catalog.Resolved,
 ) (instance.Instance, error) {
+	w, err := a.identity(ctx, tx, w)
+	if err != nil {
+		return instance.Instance{}, err
+	}
 	i, made, err := instance.Adopt(ctx, tx, instance.Adopted{
 		Workload: w, NodeID: a.b.NodeID, DisplayName: "recovered " + w.GetAppSlug(), OperationID: db.NewID(),
 		By: principal.Actor{Type: principal.System},

@@ -21,6 +21,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 )
 
@@ -79,6 +80,9 @@ func Begin(ctx context.Context, d *db.DB, r Restore) error {
 			return err
 		}
 		if err := event.Leap(ctx, tx); err != nil {
+			return err
+		}
+		if err := secret.RenewIdentities(ctx, tx, r.At); err != nil {
 			return err
 		}
 		// The lease in the backup belongs to a process on the old database.

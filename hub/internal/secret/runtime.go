@@ -129,10 +129,13 @@ func Deliveries(ctx context.Context, tx db.Tx, secretID string) ([]Delivery, err
 
 // Forget deletes what was sealed for a member that is removed.
 func Forget(ctx context.Context, tx db.Tx, memberID string) error {
+	if err := tx.Queue(ctx, `DELETE FROM instance_identities WHERE member_id = $1`, memberID); err != nil {
+		return err
+	}
 	return tx.Queue(ctx, `DELETE FROM runtime_secret_deliveries WHERE member_id = $1`, memberID)
 }
 
-// Fill puts the sealed values in place of the references to secrets in what nodes are to run.
+// Fill puts the sealed values in place of the references to secrets, and to identities, in what nodes are to run.
 func Fill(ctx context.Context, tx db.Tx, members []plan.Member) error {
 	var ids []string
 	for _, m := range members {
@@ -151,7 +154,9 @@ func Fill(ctx context.Context, tx db.Tx, members []plan.Member) error {
 		sealed[k] = value
 		return k, err
 	}, `SELECT d.member_id, d.parameter, s.name, d.sealed FROM runtime_secret_deliveries d
-		JOIN runtime_secrets s ON s.id = d.secret_id WHERE d.member_id = ANY($1::UUID[])`, ids)
+		JOIN runtime_secrets s ON s.id = d.secret_id WHERE d.member_id = ANY($1::UUID[])
+		UNION ALL SELECT member_id, $2::TEXT, '', sealed FROM instance_identities WHERE member_id = ANY($1::UUID[])`, ids,
+		protocol.InstanceIdentityParameter)
 	if err != nil {
 		return err
 	}

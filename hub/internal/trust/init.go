@@ -215,17 +215,26 @@ func newOnlineRole(dir, role, trustDomain string, hosts hostNames, now time.Time
 
 // writeCA replaces the file with which clients of the REST API verify the hub.
 func writeCA(dataDir string, bundle *protocol.TrustBundle) error {
-	var data []byte
+	var keys []*protocol.PublicKey
 	for _, r := range bundle.GetRoles() {
 		if r.GetName() != protocol.RoleHubCA {
 			continue
 		}
 		for _, k := range r.GetKeys() {
-			if slices.Contains(bundle.GetRevokedKeyIds(), k.GetKeyId()) {
-				continue
+			if !slices.Contains(bundle.GetRevokedKeyIds(), k.GetKeyId()) {
+				keys = append(keys, k)
 			}
-			data = append(data, pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: k.GetCertificate()})...)
 		}
 	}
-	return durable.Replace(filepath.Join(dataDir, CAFile), data, 0o644)
+	return durable.Replace(filepath.Join(dataDir, CAFile), certificatesPEM(keys), 0o644)
+}
+
+// HubCAPEM returns the certificates with which clients of the REST API verify the hub.
+func HubCAPEM(bundle protocol.Bundle) []byte { return certificatesPEM(bundle.Keys(protocol.RoleHubCA)) }
+
+func certificatesPEM(keys []*protocol.PublicKey) (data []byte) {
+	for _, k := range keys {
+		data = append(data, pem.EncodeToMemory(&pem.Block{Type: pemCertificate, Bytes: k.GetCertificate()})...)
+	}
+	return data
 }

@@ -163,6 +163,8 @@ CREATE TABLE IF NOT EXISTS service_accounts (
   id UUID PRIMARY KEY,
   org_id UUID NOT NULL REFERENCES orgs (id),
   project_id UUID NOT NULL REFERENCES projects (id),
+  -- Of the account of an app instance, which has no role; NULL for the project's own.
+  app_instance_id UUID,
   slug TEXT NOT NULL,
   name TEXT NOT NULL,
   description TEXT NOT NULL,
@@ -174,8 +176,12 @@ CREATE TABLE IF NOT EXISTS service_accounts (
   deleted_at TIMESTAMPTZ
 );
 
-CREATE UNIQUE INDEX IF NOT EXISTS service_accounts_slug ON service_accounts (project_id, slug) WHERE deleted_at IS NULL;
-CREATE INDEX IF NOT EXISTS service_accounts_by_org ON service_accounts (org_id) WHERE deleted_at IS NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS service_accounts_slug ON service_accounts (project_id, slug)
+  WHERE deleted_at IS NULL AND app_instance_id IS NULL;
+CREATE INDEX IF NOT EXISTS service_accounts_by_org ON service_accounts (org_id)
+  WHERE deleted_at IS NULL AND app_instance_id IS NULL;
+CREATE UNIQUE INDEX IF NOT EXISTS service_accounts_by_instance ON service_accounts (app_instance_id)
+  WHERE deleted_at IS NULL AND app_instance_id IS NOT NULL;
 
 CREATE TABLE IF NOT EXISTS service_account_keys (
   id UUID PRIMARY KEY,

@@ -31,6 +31,20 @@ CREATE TABLE IF NOT EXISTS runtime_secret_deliveries (
 
 CREATE INDEX IF NOT EXISTS runtime_secret_deliveries_by_secret ON runtime_secret_deliveries (secret_id);
 
+-- The service account of an app instance as its member gets it, sealed to the node.
+CREATE TABLE IF NOT EXISTS instance_identities (
+  member_id UUID PRIMARY KEY,
+  instance_id UUID NOT NULL,
+  org_id UUID NOT NULL,
+  project_id UUID NOT NULL,
+  node_id UUID NOT NULL,
+  sealed BYTEA NOT NULL,
+  renew_at TIMESTAMPTZ NOT NULL
+);
+
+CREATE INDEX IF NOT EXISTS instance_identities_due ON instance_identities (renew_at, member_id);
+CREATE INDEX IF NOT EXISTS instance_identities_by_node ON instance_identities (node_id);
+
 -- Access credentials of projects. The hub keeps no private key but in a wrapping token that is not used yet.
 CREATE TABLE IF NOT EXISTS access_credentials (
   id UUID PRIMARY KEY,
