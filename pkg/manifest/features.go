@@ -5,7 +5,6 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"sync"
 )
 
 // SchemaV1 is the value of a manifest's key schema, and the feature that every key belongs to for which keyFeatures
@@ -102,12 +101,12 @@ type featurePattern struct {
 	feature string
 }
 
-var featurePatterns = sync.OnceValue(func() (patterns []featurePattern) {
+func featurePatterns() (patterns []featurePattern) {
 	for key, feature := range keyFeatures() {
 		patterns = append(patterns, featurePattern{strings.Split(key, "/")[1:], feature})
 	}
 	return patterns
-})
+}
 
 // FeaturesFor returns what a node must know to run the version with a choice, sorted.
 func (m Manifest) FeaturesFor(c Choice) []string {

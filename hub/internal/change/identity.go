@@ -19,7 +19,7 @@ const (
 	// identityRenewal is how long the key of an app instance is the newest one, and stays valid after that: so long its
 	// node may be away with the one before.
 	identityRenewal = 24 * time.Hour
-	// identityRetry is when the identity on a node that is away is looked at again: it keeps the key that it has.
+	// identityRetry is when the identity on a node that is away is checked again: it keeps the key that it has.
 	identityRetry = 10 * time.Minute
 )
 

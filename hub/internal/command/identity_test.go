@@ -107,7 +107,7 @@ func (w *world) renewIdentities() {
 	require.NoError(w.T, w.passes().RenewIdentities(w.T.Context(), hub, w.Now))
 }
 
-// seen lets the node have been heard of just now.
+// seen sets the last contact with the node to now.
 func (w *world) seen() {
 	w.Exec(`UPDATE node_sessions SET seen_at = $2 WHERE node_id = $1`, w.Node, w.Now)
 }

@@ -78,7 +78,7 @@ func TestLaw16ARestoredHubIssuesAppInstancesOtherKeys(t *testing.T) {
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
 	require.NotContains(t, again.Instance(made.ID).ParametersJSON, "$sealed")
 
-	hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (int, error) { // the first look has postponed it
+	hubtest.Tx(again, func(ctx context.Context, tx db.Tx) (int, error) { // the first pass has postponed it
 		return 0, secret.PostponeIdentity(ctx, tx, kept.Members[0].ID, again.Now())
 	})
 	renew()
