@@ -87,8 +87,8 @@ func IssueIdentity(ctx context.Context, tx db.Tx, by By, hub Hub, i secret.Ident
 	return recordAccount(ctx, tx, by, event, sa, map[string]any{"app_instance_id": i.InstanceID, "key_id": key.ID})
 }
 
-// RenewIdentity gives an identity that is due another key, and its node word of it. One whose node would not hear of it
-// now has to wait.
+// RenewIdentity issues the next key of an identity that is due, and changes its node's intent. While the node is away,
+// the app keeps the key that it has.
 func RenewIdentity(ctx context.Context, tx db.Tx, by By, hub Hub, i secret.Identity) error {
 	if due, err := secret.IsIdentityDue(ctx, tx, i.MemberID, by.Now); err != nil || !due {
 		return err // it has ended, or another process was faster
