@@ -43,14 +43,23 @@ func Together(ctx context.Context, tx Tx, parts ...func(tx Tx) error) error {
 		if len(all) == 0 {
 			break
 		}
-		tx.QueryAll(ctx, all, func(k int, rows pgx.Rows, err error) {
+		deliver := func(k int, rows pgx.Rows, err error) {
 			i, n := of[k].part, of[k].n
 			w := waiting[i]
 			w.each(n, rows, err)
 			if n == w.len()-1 {
 				waiting[i], _ = next[i]()
 			}
-		})
+		}
+		if len(all) > 1 {
+			tx.QueryAll(ctx, all, deliver)
+			continue
+		}
+		rows, err := tx.Query(ctx, all[0].SQL, all[0].Args...)
+		deliver(0, rows, err)
+		if err == nil {
+			rows.Close()
+		}
 	}
 	for _, err := range errs {
 		if err != nil {

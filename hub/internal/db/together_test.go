@@ -18,6 +18,11 @@ type tripsTx struct {
 	trips []int
 }
 
+func (t *tripsTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	t.trips = append(t.trips, 1)
+	return t.Tx.Query(ctx, sql, args...)
+}
+
 func (t *tripsTx) QueryAll(ctx context.Context, list []db.Statement, each func(n int, rows pgx.Rows, err error)) {
 	t.trips = append(t.trips, len(list))
 	t.Tx.QueryAll(ctx, list, each)

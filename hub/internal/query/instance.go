@@ -89,13 +89,18 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 		}
 	}
 	out := Instance{Instance: i}
-	if out.Cost, err = ledger.CostOf(ctx, tx, members); err != nil {
-		return Instance{}, err
-	}
-	if out.Services, err = instance.Topology(ctx, tx, i); err != nil || len(nodes) == 0 {
-		return out, err
-	}
-	out.Hostnames, err = fleet.Hostnames(ctx, tx, nodes)
+	err = db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		out.Cost, err = ledger.CostOf(ctx, tx, members)
+		return err
+	}, func(tx db.Tx) (err error) {
+		out.Services, err = instance.Topology(ctx, tx, i)
+		return err
+	}, func(tx db.Tx) (err error) {
+		if len(nodes) > 0 {
+			out.Hostnames, err = fleet.Hostnames(ctx, tx, nodes)
+		}
+		return err
+	})
 	return out, err
 }
 

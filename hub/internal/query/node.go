@@ -71,28 +71,34 @@ func (s *Service) Node(ctx context.Context, p iam.Principal, id string, w Watch)
 	})
 }
 
-// withFacts adds what is stored beside the rows of nodes, one statement for each kind.
+// withFacts adds what is stored beside the rows of nodes, one statement for each kind, all in one round trip.
 func (s *Service) withFacts(ctx context.Context, tx db.Tx, nodes ...fleet.Node) ([]Node, error) {
 	ids, out := make([]string, len(nodes)), make([]Node, len(nodes))
 	facts := make([]*fleet.Node, len(nodes))
 	for i, n := range nodes {
 		ids[i], out[i].Node, facts[i] = n.ID, n, &out[i].Node
 	}
-	if err := fleet.LoadFacts(ctx, tx, facts...); err != nil {
-		return nil, err
-	}
-	generations, err := s.Generations(ctx, tx, ids...)
-	if err != nil {
-		return nil, err
-	}
-	accelerators, err := capacity.Accelerators(ctx, tx, ids...)
-	if err != nil {
-		return nil, err
-	}
-	refusals, err := fleet.Refusals(ctx, tx, ids...)
-	for i, id := range ids {
-		out[i].Generation, out[i].Accelerators, out[i].Refusals = generations[id], accelerators[id], refusals[id]
-	}
+	err := db.Together(ctx, tx, func(tx db.Tx) error {
+		return fleet.LoadFacts(ctx, tx, facts...)
+	}, func(tx db.Tx) error {
+		generations, err := s.Generations(ctx, tx, ids...)
+		for i, id := range ids {
+			out[i].Generation = generations[id]
+		}
+		return err
+	}, func(tx db.Tx) error {
+		accelerators, err := capacity.Accelerators(ctx, tx, ids...)
+		for i, id := range ids {
+			out[i].Accelerators = accelerators[id]
+		}
+		return err
+	}, func(tx db.Tx) error {
+		refusals, err := fleet.Refusals(ctx, tx, ids...)
+		for i, id := range ids {
+			out[i].Refusals = refusals[id]
+		}
+		return err
+	})
 	return out, err
 }
 
