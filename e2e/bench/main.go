@@ -18,7 +18,7 @@ import (
 
 // rows are all rows, in the order of the table.
 func rows() []Row {
-	return slices.Concat(nodeRows(), imageRows(), hubRows(), apiRows(), policyRows(), simulationRows())
+	return slices.Concat(nodeRows(), imageRows(), hubRows(), apiRows(), eventRows(), policyRows(), simulationRows())
 }
 
 func main() {
