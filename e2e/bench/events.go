@@ -97,8 +97,8 @@ func measureEvents(ctx context.Context, e *Env) (results []Result, err error) {
 			{Name: "the request itself", Value: requests.P50()},
 			{Name: "hub CPU for each event, ms", Value: (after[0] - before[0]).Seconds() * 1000 / float64(n)},
 		},
-		Note: fmt.Sprintf("counted from the request, so that the commit lies within; every client gets every event; beside %d "+
-			"watchers and %d nodes that report", eventClients, eventNodes),
+		Note: fmt.Sprintf("counted from the request, so that the commit lies within; every client gets every event; "+
+			"beside %d watchers and %d nodes that report", eventClients, eventNodes),
 	})
 	r.Reached = r.P50 <= 20 && r.P99 <= 100
 	return []Result{r}, nil
@@ -213,7 +213,7 @@ func (a *audience) follow(ctx context.Context, token string) error {
 	defer a.mu.Unlock()
 	a.times = append(a.times, times...)
 	if len(times) < len(a.sent) {
-		return fmt.Errorf("a stream ended after %d of %d events (%v)", len(times), len(a.sent), lines.Err())
+		return errors.Join(fmt.Errorf("a stream ended after %d of %d events", len(times), len(a.sent)), lines.Err())
 	}
 	return nil
 }
