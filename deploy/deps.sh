@@ -7,7 +7,7 @@ set -euo pipefail
 declare -A run=(
   [containerd]=containerd [runc]=runc [iptables]=iptables [nft]=nftables [ip]=iproute2 [nsenter]=util-linux
   [mmdebstrap]=mmdebstrap [chromium]=chromium [jq]=jq [ps]=procps [mount]=mount [curl]=curl [gcc]=gcc
-  [uuidgen]=uuid-runtime [python3]=python3 [mypy]=mypy
+  [uuidgen]=uuid-runtime [python3]=python3 [mypy]=mypy [sshd]=openssh-server
   [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client [munged]=munge
 )
 declare -A generate=([protoc]=protobuf-compiler)
@@ -38,6 +38,11 @@ echo "installing: ${missing[*]}"
 if printf '%s\n' "${missing[@]}" | grep -qx postgresql && [ ! -e /etc/postgresql-common/createcluster.conf ]; then
   mkdir -p /etc/postgresql-common
   echo 'create_main_cluster = false' >/etc/postgresql-common/createcluster.conf
+fi
+# Debian's openssh-server would serve logins on port 22.
+if printf '%s\n' "${missing[@]}" | grep -qx openssh-server; then
+  mkdir -p /etc/ssh
+  touch /etc/ssh/sshd_not_to_be_run
 fi
 export DEBIAN_FRONTEND=noninteractive
 apt-get update -qq

@@ -57,6 +57,10 @@ const (
 	MaxParts = 4096
 	// MaxVolumes limits the volumes of projects on one node.
 	MaxVolumes = 256
+	// MaxSSHKeys limits the SSH keys of one node.
+	MaxSSHKeys = 1024
+	// MaxSSHKeyBytes limits one of them: an RSA key of 8192 bits has 1 KiB.
+	MaxSSHKeyBytes = 2 << 10
 	// MaxSnapshots limits the snapshots of one volume.
 	MaxSnapshots = 16
 	// MaxLeases limits the leases of one batch.

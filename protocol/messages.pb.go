@@ -135,7 +135,7 @@ func (x Service_RestartPolicy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Service_RestartPolicy.Descriptor instead.
 func (Service_RestartPolicy) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{12, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{13, 0}
 }
 
 // As in the Compose specification, depends_on.
@@ -188,7 +188,7 @@ func (x Dependency_Condition) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Dependency_Condition.Descriptor instead.
 func (Dependency_Condition) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{16, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{17, 0}
 }
 
 // What happens in a running container when the config changes.
@@ -244,7 +244,7 @@ func (x Config_OnChange) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Config_OnChange.Descriptor instead.
 func (Config_OnChange) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{18, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{19, 0}
 }
 
 type StreamHeader_Kind int32
@@ -299,7 +299,7 @@ func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StreamHeader_Kind.Descriptor instead.
 func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31, 0}
 }
 
 // Phase of a pull. A hub counts one that it does not know as fetching.
@@ -355,7 +355,7 @@ func (x ImagePull_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImagePull_Phase.Descriptor instead.
 func (ImagePull_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34, 0}
 }
 
 // Reason of a refusal. UsageAck and the answers to fetches and tunnels use it too. A receiver carries, stores and
@@ -477,7 +477,7 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50, 0}
 }
 
 // Status of a volume or a snapshot. A hub counts one that it does not know as pending.
@@ -535,7 +535,7 @@ func (x VolumeStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use VolumeStatus_Status.Descriptor instead.
 func (VolumeStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -610,7 +610,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -714,7 +714,7 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56, 1}
 }
 
 type ServiceStatus_Status int32
@@ -782,7 +782,7 @@ func (x ServiceStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ServiceStatus_Status.Descriptor instead.
 func (ServiceStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57, 0}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -1274,7 +1274,9 @@ type DesiredState struct {
 	MinBundleVersion uint64     `protobuf:"varint,6,opt,name=min_bundle_version,json=minBundleVersion,proto3" json:"min_bundle_version,omitempty"`
 	Parts            []*PartRef `protobuf:"bytes,7,rep,name=parts,proto3" json:"parts,omitempty"`
 	// Volumes of projects that this node keeps. One that is not named stays as it is, and no container gets it.
-	Volumes       []*ProjectVolume `protobuf:"bytes,8,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	Volumes []*ProjectVolume `protobuf:"bytes,8,rep,name=volumes,proto3" json:"volumes,omitempty"`
+	// Who may log in to accounts of the machine. A key that is not named lets nobody in.
+	SshKeys       []*SSHKey `protobuf:"bytes,9,rep,name=ssh_keys,json=sshKeys,proto3" json:"ssh_keys,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1365,6 +1367,111 @@ func (x *DesiredState) GetVolumes() []*ProjectVolume {
 	return nil
 }
 
+func (x *DesiredState) GetSshKeys() []*SSHKey {
+	if x != nil {
+		return x.SshKeys
+	}
+	return nil
+}
+
+// SSHKey lets its holder log in to one account of the machine, where the machine's owner allows that account.
+type SSHKey struct {
+	state        protoimpl.MessageState `protogen:"open.v1"`
+	AllocationId string                 `protobuf:"bytes,1,opt,name=allocation_id,json=allocationId,proto3" json:"allocation_id,omitempty"`
+	// No two projects have keys of one account.
+	ProjectId string `protobuf:"bytes,2,opt,name=project_id,json=projectId,proto3" json:"project_id,omitempty"`
+	OrgSlug   string `protobuf:"bytes,3,opt,name=org_slug,json=orgSlug,proto3" json:"org_slug,omitempty"`
+	// The set that the key is of: operator or app.
+	ManagedBy string `protobuf:"bytes,4,opt,name=managed_by,json=managedBy,proto3" json:"managed_by,omitempty"`
+	// Name of the account.
+	User string `protobuf:"bytes,5,opt,name=user,proto3" json:"user,omitempty"`
+	// As SSH sends it (RFC 4253, section 6.6); there is no place for options of authorized_keys.
+	PublicKey []byte `protobuf:"bytes,6,opt,name=public_key,json=publicKey,proto3" json:"public_key,omitempty"`
+	// Absent: it lets in until a state does not name it.
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SSHKey) Reset() {
+	*x = SSHKey{}
+	mi := &file_protocol_messages_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SSHKey) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SSHKey) ProtoMessage() {}
+
+func (x *SSHKey) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SSHKey.ProtoReflect.Descriptor instead.
+func (*SSHKey) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *SSHKey) GetAllocationId() string {
+	if x != nil {
+		return x.AllocationId
+	}
+	return ""
+}
+
+func (x *SSHKey) GetProjectId() string {
+	if x != nil {
+		return x.ProjectId
+	}
+	return ""
+}
+
+func (x *SSHKey) GetOrgSlug() string {
+	if x != nil {
+		return x.OrgSlug
+	}
+	return ""
+}
+
+func (x *SSHKey) GetManagedBy() string {
+	if x != nil {
+		return x.ManagedBy
+	}
+	return ""
+}
+
+func (x *SSHKey) GetUser() string {
+	if x != nil {
+		return x.User
+	}
+	return ""
+}
+
+func (x *SSHKey) GetPublicKey() []byte {
+	if x != nil {
+		return x.PublicKey
+	}
+	return nil
+}
+
+func (x *SSHKey) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
 // ProjectVolume is a volume of a project, bound to one node. Only deleted lets the node delete it.
 type ProjectVolume struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1388,7 +1495,7 @@ type ProjectVolume struct {
 
 func (x *ProjectVolume) Reset() {
 	*x = ProjectVolume{}
-	mi := &file_protocol_messages_proto_msgTypes[8]
+	mi := &file_protocol_messages_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1400,7 +1507,7 @@ func (x *ProjectVolume) String() string {
 func (*ProjectVolume) ProtoMessage() {}
 
 func (x *ProjectVolume) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[8]
+	mi := &file_protocol_messages_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1413,7 +1520,7 @@ func (x *ProjectVolume) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ProjectVolume.ProtoReflect.Descriptor instead.
 func (*ProjectVolume) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{8}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ProjectVolume) GetId() string {
@@ -1490,7 +1597,7 @@ type VolumeSnapshot struct {
 
 func (x *VolumeSnapshot) Reset() {
 	*x = VolumeSnapshot{}
-	mi := &file_protocol_messages_proto_msgTypes[9]
+	mi := &file_protocol_messages_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +1609,7 @@ func (x *VolumeSnapshot) String() string {
 func (*VolumeSnapshot) ProtoMessage() {}
 
 func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[9]
+	mi := &file_protocol_messages_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +1622,7 @@ func (x *VolumeSnapshot) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeSnapshot.ProtoReflect.Descriptor instead.
 func (*VolumeSnapshot) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{9}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *VolumeSnapshot) GetId() string {
@@ -1545,7 +1652,7 @@ type PartRef struct {
 
 func (x *PartRef) Reset() {
 	*x = PartRef{}
-	mi := &file_protocol_messages_proto_msgTypes[10]
+	mi := &file_protocol_messages_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1557,7 +1664,7 @@ func (x *PartRef) String() string {
 func (*PartRef) ProtoMessage() {}
 
 func (x *PartRef) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[10]
+	mi := &file_protocol_messages_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1570,7 +1677,7 @@ func (x *PartRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartRef.ProtoReflect.Descriptor instead.
 func (*PartRef) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{10}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *PartRef) GetId() string {
@@ -1644,7 +1751,7 @@ type Workload struct {
 
 func (x *Workload) Reset() {
 	*x = Workload{}
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1656,7 +1763,7 @@ func (x *Workload) String() string {
 func (*Workload) ProtoMessage() {}
 
 func (x *Workload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[11]
+	mi := &file_protocol_messages_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1669,7 +1776,7 @@ func (x *Workload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Workload.ProtoReflect.Descriptor instead.
 func (*Workload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{11}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *Workload) GetId() string {
@@ -1894,7 +2001,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1906,7 +2013,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[12]
+	mi := &file_protocol_messages_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1919,7 +2026,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{12}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Service) GetName() string {
@@ -2124,7 +2231,7 @@ type ImageMount struct {
 
 func (x *ImageMount) Reset() {
 	*x = ImageMount{}
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2136,7 +2243,7 @@ func (x *ImageMount) String() string {
 func (*ImageMount) ProtoMessage() {}
 
 func (x *ImageMount) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2149,7 +2256,7 @@ func (x *ImageMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageMount.ProtoReflect.Descriptor instead.
 func (*ImageMount) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *ImageMount) GetImage() string {
@@ -2186,7 +2293,7 @@ type Environment struct {
 
 func (x *Environment) Reset() {
 	*x = Environment{}
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2305,7 @@ func (x *Environment) String() string {
 func (*Environment) ProtoMessage() {}
 
 func (x *Environment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2318,7 @@ func (x *Environment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Environment.ProtoReflect.Descriptor instead.
 func (*Environment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Environment) GetRequirements() []string {
@@ -2276,7 +2383,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2395,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2408,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *VolumeMount) GetName() string {
@@ -2357,7 +2464,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2369,7 +2476,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2382,7 +2489,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *Dependency) GetService() string {
@@ -2412,7 +2519,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2424,7 +2531,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2437,7 +2544,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *File) GetPath() string {
@@ -2475,7 +2582,7 @@ type Config struct {
 
 func (x *Config) Reset() {
 	*x = Config{}
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2487,7 +2594,7 @@ func (x *Config) String() string {
 func (*Config) ProtoMessage() {}
 
 func (x *Config) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2500,7 +2607,7 @@ func (x *Config) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Config.ProtoReflect.Descriptor instead.
 func (*Config) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *Config) GetJson() string {
@@ -2536,7 +2643,7 @@ type Secrets struct {
 
 func (x *Secrets) Reset() {
 	*x = Secrets{}
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2548,7 +2655,7 @@ func (x *Secrets) String() string {
 func (*Secrets) ProtoMessage() {}
 
 func (x *Secrets) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2561,7 +2668,7 @@ func (x *Secrets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secrets.ProtoReflect.Descriptor instead.
 func (*Secrets) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Secrets) GetOnChange() Config_OnChange {
@@ -2588,7 +2695,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2600,7 +2707,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2613,7 +2720,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2646,7 +2753,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2658,7 +2765,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2671,7 +2778,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *Port) GetName() string {
@@ -2729,7 +2836,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2848,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2861,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Resources) GetCpuMillis() uint32 {
@@ -2825,7 +2932,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2837,7 +2944,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2850,7 +2957,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Probe) GetKind() string {
@@ -2919,7 +3026,7 @@ type Scratch struct {
 
 func (x *Scratch) Reset() {
 	*x = Scratch{}
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2931,7 +3038,7 @@ func (x *Scratch) String() string {
 func (*Scratch) ProtoMessage() {}
 
 func (x *Scratch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2944,7 +3051,7 @@ func (x *Scratch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scratch.ProtoReflect.Descriptor instead.
 func (*Scratch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Scratch) GetPath() string {
@@ -2975,7 +3082,7 @@ type LeaseBatch struct {
 
 func (x *LeaseBatch) Reset() {
 	*x = LeaseBatch{}
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2987,7 +3094,7 @@ func (x *LeaseBatch) String() string {
 func (*LeaseBatch) ProtoMessage() {}
 
 func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3000,7 +3107,7 @@ func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseBatch.ProtoReflect.Descriptor instead.
 func (*LeaseBatch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LeaseBatch) GetNodeId() string {
@@ -3059,7 +3166,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3071,7 +3178,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3084,7 +3191,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Lease) GetMemberId() string {
@@ -3163,7 +3270,7 @@ type FrozenPrice struct {
 
 func (x *FrozenPrice) Reset() {
 	*x = FrozenPrice{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3175,7 +3282,7 @@ func (x *FrozenPrice) String() string {
 func (*FrozenPrice) ProtoMessage() {}
 
 func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3188,7 +3295,7 @@ func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenPrice.ProtoReflect.Descriptor instead.
 func (*FrozenPrice) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *FrozenPrice) GetMeter() string {
@@ -3236,7 +3343,7 @@ type UsageSegment struct {
 
 func (x *UsageSegment) Reset() {
 	*x = UsageSegment{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3248,7 +3355,7 @@ func (x *UsageSegment) String() string {
 func (*UsageSegment) ProtoMessage() {}
 
 func (x *UsageSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3261,7 +3368,7 @@ func (x *UsageSegment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSegment.ProtoReflect.Descriptor instead.
 func (*UsageSegment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *UsageSegment) GetNodeId() string {
@@ -3329,7 +3436,7 @@ type UsageRecord struct {
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3448,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3461,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UsageRecord) GetSequence() uint64 {
@@ -3439,7 +3546,7 @@ type StreamHeader struct {
 
 func (x *StreamHeader) Reset() {
 	*x = StreamHeader{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3451,7 +3558,7 @@ func (x *StreamHeader) String() string {
 func (*StreamHeader) ProtoMessage() {}
 
 func (x *StreamHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3464,7 +3571,7 @@ func (x *StreamHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamHeader.ProtoReflect.Descriptor instead.
 func (*StreamHeader) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *StreamHeader) GetKind() StreamHeader_Kind {
@@ -3499,7 +3606,7 @@ type NodeMessage struct {
 
 func (x *NodeMessage) Reset() {
 	*x = NodeMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3511,7 +3618,7 @@ func (x *NodeMessage) String() string {
 func (*NodeMessage) ProtoMessage() {}
 
 func (x *NodeMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3524,7 +3631,7 @@ func (x *NodeMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeMessage.ProtoReflect.Descriptor instead.
 func (*NodeMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *NodeMessage) GetMessage() isNodeMessage_Message {
@@ -3639,7 +3746,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3651,7 +3758,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3664,7 +3771,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PullProgress) GetPulls() []*ImagePull {
@@ -3687,7 +3794,7 @@ type ImagePull struct {
 
 func (x *ImagePull) Reset() {
 	*x = ImagePull{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3699,7 +3806,7 @@ func (x *ImagePull) String() string {
 func (*ImagePull) ProtoMessage() {}
 
 func (x *ImagePull) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3712,7 +3819,7 @@ func (x *ImagePull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePull.ProtoReflect.Descriptor instead.
 func (*ImagePull) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ImagePull) GetMemberId() string {
@@ -3761,7 +3868,7 @@ type HubMessage struct {
 
 func (x *HubMessage) Reset() {
 	*x = HubMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3773,7 +3880,7 @@ func (x *HubMessage) String() string {
 func (*HubMessage) ProtoMessage() {}
 
 func (x *HubMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3786,7 +3893,7 @@ func (x *HubMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HubMessage.ProtoReflect.Descriptor instead.
 func (*HubMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *HubMessage) GetMessage() isHubMessage_Message {
@@ -3914,7 +4021,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3926,7 +4033,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3939,7 +4046,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -4045,7 +4152,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4057,7 +4164,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4070,7 +4177,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -4183,7 +4290,7 @@ type SealingKey struct {
 
 func (x *SealingKey) Reset() {
 	*x = SealingKey{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4195,7 +4302,7 @@ func (x *SealingKey) String() string {
 func (*SealingKey) ProtoMessage() {}
 
 func (x *SealingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4208,7 +4315,7 @@ func (x *SealingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealingKey.ProtoReflect.Descriptor instead.
 func (*SealingKey) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *SealingKey) GetNodeId() string {
@@ -4236,7 +4343,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4248,7 +4355,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4261,7 +4368,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *PortRange) GetFirst() uint32 {
@@ -4309,7 +4416,7 @@ type Accelerator struct {
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4321,7 +4428,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4334,7 +4441,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Accelerator) GetId() string {
@@ -4443,7 +4550,7 @@ type AcceleratorLink struct {
 
 func (x *AcceleratorLink) Reset() {
 	*x = AcceleratorLink{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4455,7 +4562,7 @@ func (x *AcceleratorLink) String() string {
 func (*AcceleratorLink) ProtoMessage() {}
 
 func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4468,7 +4575,7 @@ func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorLink.ProtoReflect.Descriptor instead.
 func (*AcceleratorLink) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AcceleratorLink) GetPeerId() string {
@@ -4510,7 +4617,7 @@ type AcceleratorPartition struct {
 
 func (x *AcceleratorPartition) Reset() {
 	*x = AcceleratorPartition{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4522,7 +4629,7 @@ func (x *AcceleratorPartition) String() string {
 func (*AcceleratorPartition) ProtoMessage() {}
 
 func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4535,7 +4642,7 @@ func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorPartition.ProtoReflect.Descriptor instead.
 func (*AcceleratorPartition) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AcceleratorPartition) GetId() string {
@@ -4591,7 +4698,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4603,7 +4710,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4616,7 +4723,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -4695,7 +4802,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4707,7 +4814,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4720,7 +4827,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -4753,7 +4860,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4765,7 +4872,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4778,7 +4885,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -4797,7 +4904,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4809,7 +4916,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4822,7 +4929,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -4841,7 +4948,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4853,7 +4960,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4866,7 +4973,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -4886,7 +4993,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4898,7 +5005,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4911,7 +5018,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GoAway) GetReason() string {
@@ -4933,7 +5040,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4945,7 +5052,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4958,7 +5065,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -4996,7 +5103,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5008,7 +5115,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5021,7 +5128,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -5079,7 +5186,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5091,7 +5198,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5104,7 +5211,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -5161,7 +5268,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5173,7 +5280,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5186,7 +5293,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -5272,7 +5379,7 @@ type InstalledEnvironment struct {
 
 func (x *InstalledEnvironment) Reset() {
 	*x = InstalledEnvironment{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5284,7 +5391,7 @@ func (x *InstalledEnvironment) String() string {
 func (*InstalledEnvironment) ProtoMessage() {}
 
 func (x *InstalledEnvironment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5297,7 +5404,7 @@ func (x *InstalledEnvironment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledEnvironment.ProtoReflect.Descriptor instead.
 func (*InstalledEnvironment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *InstalledEnvironment) GetProjectId() string {
@@ -5374,7 +5481,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5386,7 +5493,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5399,7 +5506,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *VolumeStatus) GetId() string {
@@ -5464,7 +5571,7 @@ type SnapshotStatus struct {
 
 func (x *SnapshotStatus) Reset() {
 	*x = SnapshotStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5476,7 +5583,7 @@ func (x *SnapshotStatus) String() string {
 func (*SnapshotStatus) ProtoMessage() {}
 
 func (x *SnapshotStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5489,7 +5596,7 @@ func (x *SnapshotStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotStatus.ProtoReflect.Descriptor instead.
 func (*SnapshotStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *SnapshotStatus) GetId() string {
@@ -5548,7 +5655,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5560,7 +5667,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5573,7 +5680,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -5727,7 +5834,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5739,7 +5846,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5752,7 +5859,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -5834,7 +5941,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5846,7 +5953,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5859,7 +5966,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -5909,7 +6016,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5921,7 +6028,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5934,7 +6041,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -5978,7 +6085,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[59]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5990,7 +6097,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[59]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6003,7 +6110,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{59}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -6044,7 +6151,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[60]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6056,7 +6163,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[60]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6069,7 +6176,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{60}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -6094,7 +6201,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[61]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6106,7 +6213,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[61]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6119,7 +6226,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{61}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -6175,7 +6282,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[62]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6187,7 +6294,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[62]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6200,7 +6307,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{62}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -6281,7 +6388,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[63]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6293,7 +6400,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[63]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6306,7 +6413,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{63}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -6346,7 +6453,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[64]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6358,7 +6465,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[64]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6371,7 +6478,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{64}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -6394,7 +6501,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[65]
+	mi := &file_protocol_messages_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6406,7 +6513,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[65]
+	mi := &file_protocol_messages_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6419,7 +6526,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{65}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -6467,7 +6574,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[66]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6479,7 +6586,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[66]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6492,7 +6599,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{66}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -6592,7 +6699,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[67]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6604,7 +6711,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[67]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6617,7 +6724,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{67}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *RemoveEnvironmentRequest) GetProjectId() string {
@@ -6648,7 +6755,7 @@ type CopyRequest struct {
 
 func (x *CopyRequest) Reset() {
 	*x = CopyRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[68]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6660,7 +6767,7 @@ func (x *CopyRequest) String() string {
 func (*CopyRequest) ProtoMessage() {}
 
 func (x *CopyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[68]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6673,7 +6780,7 @@ func (x *CopyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
 func (*CopyRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{68}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *CopyRequest) GetMemberId() string {
@@ -6720,7 +6827,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[69]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6732,7 +6839,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[69]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6745,7 +6852,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{69}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *ExecRequest) GetMemberId() string {
@@ -6803,7 +6910,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[70]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6815,7 +6922,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[70]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6828,7 +6935,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{70}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -6859,7 +6966,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[71]
+	mi := &file_protocol_messages_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6871,7 +6978,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[71]
+	mi := &file_protocol_messages_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6884,7 +6991,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{71}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -6932,7 +7039,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[72]
+	mi := &file_protocol_messages_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6944,7 +7051,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[72]
+	mi := &file_protocol_messages_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6957,7 +7064,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{72}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -7018,7 +7125,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x13repository_prefixes\x18\x03 \x03(\tR\x12repositoryPrefixes\x127\n" +
 	"\tissued_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x129\n" +
 	"\n" +
-	"expires_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xca\x02\n" +
+	"expires_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xf8\x02\n" +
 	"\fDesiredState\x12\x17\n" +
 	"\anode_id\x18\x01 \x01(\tR\x06nodeId\x12&\n" +
 	"\x0fnode_key_sha256\x18\x02 \x01(\fR\rnodeKeySha256\x12\x14\n" +
@@ -7029,7 +7136,20 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\tissued_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x12,\n" +
 	"\x12min_bundle_version\x18\x06 \x01(\x04R\x10minBundleVersion\x12(\n" +
 	"\x05parts\x18\a \x03(\v2\x12.gpuaas.v1.PartRefR\x05parts\x122\n" +
-	"\avolumes\x18\b \x03(\v2\x18.gpuaas.v1.ProjectVolumeR\avolumes\"\xaa\x02\n" +
+	"\avolumes\x18\b \x03(\v2\x18.gpuaas.v1.ProjectVolumeR\avolumes\x12,\n" +
+	"\bssh_keys\x18\t \x03(\v2\x11.gpuaas.v1.SSHKeyR\asshKeys\"\xf4\x01\n" +
+	"\x06SSHKey\x12#\n" +
+	"\rallocation_id\x18\x01 \x01(\tR\fallocationId\x12\x1d\n" +
+	"\n" +
+	"project_id\x18\x02 \x01(\tR\tprojectId\x12\x19\n" +
+	"\borg_slug\x18\x03 \x01(\tR\aorgSlug\x12\x1d\n" +
+	"\n" +
+	"managed_by\x18\x04 \x01(\tR\tmanagedBy\x12\x12\n" +
+	"\x04user\x18\x05 \x01(\tR\x04user\x12\x1d\n" +
+	"\n" +
+	"public_key\x18\x06 \x01(\fR\tpublicKey\x129\n" +
+	"\n" +
+	"expires_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"\xaa\x02\n" +
 	"\rProjectVolume\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x15\n" +
 	"\x06org_id\x18\x02 \x01(\tR\x05orgId\x12\x1d\n" +
@@ -7653,7 +7773,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 73)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),               // 0: gpuaas.v1.Envelope.Kind
 	(Service_RestartPolicy)(0),       // 1: gpuaas.v1.Service.RestartPolicy
@@ -7674,193 +7794,196 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*PublicKey)(nil),                // 16: gpuaas.v1.PublicKey
 	(*Delegation)(nil),               // 17: gpuaas.v1.Delegation
 	(*DesiredState)(nil),             // 18: gpuaas.v1.DesiredState
-	(*ProjectVolume)(nil),            // 19: gpuaas.v1.ProjectVolume
-	(*VolumeSnapshot)(nil),           // 20: gpuaas.v1.VolumeSnapshot
-	(*PartRef)(nil),                  // 21: gpuaas.v1.PartRef
-	(*Workload)(nil),                 // 22: gpuaas.v1.Workload
-	(*Service)(nil),                  // 23: gpuaas.v1.Service
-	(*ImageMount)(nil),               // 24: gpuaas.v1.ImageMount
-	(*Environment)(nil),              // 25: gpuaas.v1.Environment
-	(*VolumeMount)(nil),              // 26: gpuaas.v1.VolumeMount
-	(*Dependency)(nil),               // 27: gpuaas.v1.Dependency
-	(*File)(nil),                     // 28: gpuaas.v1.File
-	(*Config)(nil),                   // 29: gpuaas.v1.Config
-	(*Secrets)(nil),                  // 30: gpuaas.v1.Secrets
-	(*EnvVar)(nil),                   // 31: gpuaas.v1.EnvVar
-	(*Port)(nil),                     // 32: gpuaas.v1.Port
-	(*Resources)(nil),                // 33: gpuaas.v1.Resources
-	(*Probe)(nil),                    // 34: gpuaas.v1.Probe
-	(*Scratch)(nil),                  // 35: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),               // 36: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                    // 37: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),              // 38: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),             // 39: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),              // 40: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),             // 41: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),              // 42: gpuaas.v1.NodeMessage
-	(*PullProgress)(nil),             // 43: gpuaas.v1.PullProgress
-	(*ImagePull)(nil),                // 44: gpuaas.v1.ImagePull
-	(*HubMessage)(nil),               // 45: gpuaas.v1.HubMessage
-	(*Hello)(nil),                    // 46: gpuaas.v1.Hello
-	(*NodeFacts)(nil),                // 47: gpuaas.v1.NodeFacts
-	(*SealingKey)(nil),               // 48: gpuaas.v1.SealingKey
-	(*PortRange)(nil),                // 49: gpuaas.v1.PortRange
-	(*Accelerator)(nil),              // 50: gpuaas.v1.Accelerator
-	(*AcceleratorLink)(nil),          // 51: gpuaas.v1.AcceleratorLink
-	(*AcceleratorPartition)(nil),     // 52: gpuaas.v1.AcceleratorPartition
-	(*Welcome)(nil),                  // 53: gpuaas.v1.Welcome
-	(*PushState)(nil),                // 54: gpuaas.v1.PushState
-	(*PushLeases)(nil),               // 55: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),               // 56: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),                // 57: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                   // 58: gpuaas.v1.GoAway
-	(*Ack)(nil),                      // 59: gpuaas.v1.Ack
-	(*Nack)(nil),                     // 60: gpuaas.v1.Nack
-	(*StateUpload)(nil),              // 61: gpuaas.v1.StateUpload
-	(*Report)(nil),                   // 62: gpuaas.v1.Report
-	(*InstalledEnvironment)(nil),     // 63: gpuaas.v1.InstalledEnvironment
-	(*VolumeStatus)(nil),             // 64: gpuaas.v1.VolumeStatus
-	(*SnapshotStatus)(nil),           // 65: gpuaas.v1.SnapshotStatus
-	(*WorkloadStatus)(nil),           // 66: gpuaas.v1.WorkloadStatus
-	(*ServiceStatus)(nil),            // 67: gpuaas.v1.ServiceStatus
-	(*OwnerRefusal)(nil),             // 68: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),        // 69: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),             // 70: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),              // 71: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),                 // 72: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),             // 73: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),            // 74: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil),    // 75: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),           // 76: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),            // 77: gpuaas.v1.TunnelRequest
-	(*RemoveEnvironmentRequest)(nil), // 78: gpuaas.v1.RemoveEnvironmentRequest
-	(*CopyRequest)(nil),              // 79: gpuaas.v1.CopyRequest
-	(*ExecRequest)(nil),              // 80: gpuaas.v1.ExecRequest
-	(*ConnectRequest)(nil),           // 81: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),              // 82: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),           // 83: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil),    // 84: google.protobuf.Timestamp
+	(*SSHKey)(nil),                   // 19: gpuaas.v1.SSHKey
+	(*ProjectVolume)(nil),            // 20: gpuaas.v1.ProjectVolume
+	(*VolumeSnapshot)(nil),           // 21: gpuaas.v1.VolumeSnapshot
+	(*PartRef)(nil),                  // 22: gpuaas.v1.PartRef
+	(*Workload)(nil),                 // 23: gpuaas.v1.Workload
+	(*Service)(nil),                  // 24: gpuaas.v1.Service
+	(*ImageMount)(nil),               // 25: gpuaas.v1.ImageMount
+	(*Environment)(nil),              // 26: gpuaas.v1.Environment
+	(*VolumeMount)(nil),              // 27: gpuaas.v1.VolumeMount
+	(*Dependency)(nil),               // 28: gpuaas.v1.Dependency
+	(*File)(nil),                     // 29: gpuaas.v1.File
+	(*Config)(nil),                   // 30: gpuaas.v1.Config
+	(*Secrets)(nil),                  // 31: gpuaas.v1.Secrets
+	(*EnvVar)(nil),                   // 32: gpuaas.v1.EnvVar
+	(*Port)(nil),                     // 33: gpuaas.v1.Port
+	(*Resources)(nil),                // 34: gpuaas.v1.Resources
+	(*Probe)(nil),                    // 35: gpuaas.v1.Probe
+	(*Scratch)(nil),                  // 36: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),               // 37: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                    // 38: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),              // 39: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),             // 40: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),              // 41: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),             // 42: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),              // 43: gpuaas.v1.NodeMessage
+	(*PullProgress)(nil),             // 44: gpuaas.v1.PullProgress
+	(*ImagePull)(nil),                // 45: gpuaas.v1.ImagePull
+	(*HubMessage)(nil),               // 46: gpuaas.v1.HubMessage
+	(*Hello)(nil),                    // 47: gpuaas.v1.Hello
+	(*NodeFacts)(nil),                // 48: gpuaas.v1.NodeFacts
+	(*SealingKey)(nil),               // 49: gpuaas.v1.SealingKey
+	(*PortRange)(nil),                // 50: gpuaas.v1.PortRange
+	(*Accelerator)(nil),              // 51: gpuaas.v1.Accelerator
+	(*AcceleratorLink)(nil),          // 52: gpuaas.v1.AcceleratorLink
+	(*AcceleratorPartition)(nil),     // 53: gpuaas.v1.AcceleratorPartition
+	(*Welcome)(nil),                  // 54: gpuaas.v1.Welcome
+	(*PushState)(nil),                // 55: gpuaas.v1.PushState
+	(*PushLeases)(nil),               // 56: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),               // 57: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),                // 58: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                   // 59: gpuaas.v1.GoAway
+	(*Ack)(nil),                      // 60: gpuaas.v1.Ack
+	(*Nack)(nil),                     // 61: gpuaas.v1.Nack
+	(*StateUpload)(nil),              // 62: gpuaas.v1.StateUpload
+	(*Report)(nil),                   // 63: gpuaas.v1.Report
+	(*InstalledEnvironment)(nil),     // 64: gpuaas.v1.InstalledEnvironment
+	(*VolumeStatus)(nil),             // 65: gpuaas.v1.VolumeStatus
+	(*SnapshotStatus)(nil),           // 66: gpuaas.v1.SnapshotStatus
+	(*WorkloadStatus)(nil),           // 67: gpuaas.v1.WorkloadStatus
+	(*ServiceStatus)(nil),            // 68: gpuaas.v1.ServiceStatus
+	(*OwnerRefusal)(nil),             // 69: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),        // 70: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),             // 71: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),              // 72: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),                 // 73: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),             // 74: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),            // 75: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil),    // 76: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),           // 77: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),            // 78: gpuaas.v1.TunnelRequest
+	(*RemoveEnvironmentRequest)(nil), // 79: gpuaas.v1.RemoveEnvironmentRequest
+	(*CopyRequest)(nil),              // 80: gpuaas.v1.CopyRequest
+	(*ExecRequest)(nil),              // 81: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),           // 82: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),              // 83: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),           // 84: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil),    // 85: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	12,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	15,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	84,  // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	84,  // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	85,  // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	85,  // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	14,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	16,  // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	16,  // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	84,  // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	84,  // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	84,  // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
-	21,  // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
-	19,  // 11: gpuaas.v1.DesiredState.volumes:type_name -> gpuaas.v1.ProjectVolume
-	20,  // 12: gpuaas.v1.ProjectVolume.snapshots:type_name -> gpuaas.v1.VolumeSnapshot
-	11,  // 13: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
-	11,  // 14: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
-	23,  // 15: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
-	22,  // 16: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	84,  // 17: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
-	31,  // 18: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	32,  // 19: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	33,  // 20: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	34,  // 21: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	35,  // 22: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	29,  // 23: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
-	27,  // 24: gpuaas.v1.Service.depends_on:type_name -> gpuaas.v1.Dependency
-	34,  // 25: gpuaas.v1.Service.liveness:type_name -> gpuaas.v1.Probe
-	1,   // 26: gpuaas.v1.Service.restart_policy:type_name -> gpuaas.v1.Service.RestartPolicy
-	28,  // 27: gpuaas.v1.Service.files:type_name -> gpuaas.v1.File
-	26,  // 28: gpuaas.v1.Service.volumes:type_name -> gpuaas.v1.VolumeMount
-	25,  // 29: gpuaas.v1.Service.environment:type_name -> gpuaas.v1.Environment
-	24,  // 30: gpuaas.v1.Service.image_mounts:type_name -> gpuaas.v1.ImageMount
-	30,  // 31: gpuaas.v1.Service.secrets:type_name -> gpuaas.v1.Secrets
-	2,   // 32: gpuaas.v1.Dependency.condition:type_name -> gpuaas.v1.Dependency.Condition
-	3,   // 33: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	3,   // 34: gpuaas.v1.Secrets.on_change:type_name -> gpuaas.v1.Config.OnChange
-	84,  // 35: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	37,  // 36: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	38,  // 37: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	84,  // 38: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	84,  // 39: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	40,  // 40: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	84,  // 41: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	84,  // 42: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	4,   // 43: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	46,  // 44: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	59,  // 45: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	60,  // 46: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	62,  // 47: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	61,  // 48: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	43,  // 49: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
-	44,  // 50: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
-	5,   // 51: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
-	53,  // 52: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	54,  // 53: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	55,  // 54: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	56,  // 55: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	57,  // 56: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	58,  // 57: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	47,  // 58: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	50,  // 59: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	84,  // 60: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	49,  // 61: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
-	11,  // 62: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
-	51,  // 63: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
-	52,  // 64: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	84,  // 65: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	11,  // 66: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 67: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 68: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,   // 69: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,   // 70: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	6,   // 71: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	11,  // 72: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	11,  // 73: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	11,  // 74: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	84,  // 75: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	66,  // 76: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	50,  // 77: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	63,  // 78: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
-	64,  // 79: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
-	84,  // 80: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
-	84,  // 81: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
-	7,   // 82: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	65,  // 83: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
-	7,   // 84: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	8,   // 85: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	9,   // 86: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	84,  // 87: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	84,  // 88: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	84,  // 89: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	69,  // 90: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	70,  // 91: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	11,  // 92: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	67,  // 93: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
-	10,  // 94: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
-	9,   // 95: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	84,  // 96: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
-	84,  // 97: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
-	84,  // 98: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
-	84,  // 99: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	11,  // 100: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	6,   // 101: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	75,  // 102: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	6,   // 103: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	76,  // 104: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	11,  // 105: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	84,  // 106: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	82,  // 107: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	81,  // 108: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	80,  // 109: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	79,  // 110: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
-	78,  // 111: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
-	84,  // 112: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	6,   // 113: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	114, // [114:114] is the sub-list for method output_type
-	114, // [114:114] is the sub-list for method input_type
-	114, // [114:114] is the sub-list for extension type_name
-	114, // [114:114] is the sub-list for extension extendee
-	0,   // [0:114] is the sub-list for field type_name
+	85,  // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	85,  // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	85,  // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	22,  // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
+	20,  // 11: gpuaas.v1.DesiredState.volumes:type_name -> gpuaas.v1.ProjectVolume
+	19,  // 12: gpuaas.v1.DesiredState.ssh_keys:type_name -> gpuaas.v1.SSHKey
+	85,  // 13: gpuaas.v1.SSHKey.expires_at:type_name -> google.protobuf.Timestamp
+	21,  // 14: gpuaas.v1.ProjectVolume.snapshots:type_name -> gpuaas.v1.VolumeSnapshot
+	11,  // 15: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
+	11,  // 16: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
+	24,  // 17: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
+	23,  // 18: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
+	85,  // 19: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	32,  // 20: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	33,  // 21: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	34,  // 22: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	35,  // 23: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	36,  // 24: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	30,  // 25: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
+	28,  // 26: gpuaas.v1.Service.depends_on:type_name -> gpuaas.v1.Dependency
+	35,  // 27: gpuaas.v1.Service.liveness:type_name -> gpuaas.v1.Probe
+	1,   // 28: gpuaas.v1.Service.restart_policy:type_name -> gpuaas.v1.Service.RestartPolicy
+	29,  // 29: gpuaas.v1.Service.files:type_name -> gpuaas.v1.File
+	27,  // 30: gpuaas.v1.Service.volumes:type_name -> gpuaas.v1.VolumeMount
+	26,  // 31: gpuaas.v1.Service.environment:type_name -> gpuaas.v1.Environment
+	25,  // 32: gpuaas.v1.Service.image_mounts:type_name -> gpuaas.v1.ImageMount
+	31,  // 33: gpuaas.v1.Service.secrets:type_name -> gpuaas.v1.Secrets
+	2,   // 34: gpuaas.v1.Dependency.condition:type_name -> gpuaas.v1.Dependency.Condition
+	3,   // 35: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
+	3,   // 36: gpuaas.v1.Secrets.on_change:type_name -> gpuaas.v1.Config.OnChange
+	85,  // 37: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	38,  // 38: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	39,  // 39: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	85,  // 40: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	85,  // 41: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	41,  // 42: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	85,  // 43: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	85,  // 44: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	4,   // 45: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	47,  // 46: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	60,  // 47: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	61,  // 48: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	63,  // 49: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	62,  // 50: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	44,  // 51: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
+	45,  // 52: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
+	5,   // 53: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
+	54,  // 54: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	55,  // 55: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	56,  // 56: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	57,  // 57: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	58,  // 58: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	59,  // 59: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	48,  // 60: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	51,  // 61: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	85,  // 62: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	50,  // 63: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
+	11,  // 64: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
+	52,  // 65: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	53,  // 66: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	85,  // 67: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	11,  // 68: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 69: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 70: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,   // 71: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,   // 72: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	6,   // 73: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	11,  // 74: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	11,  // 75: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	11,  // 76: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	85,  // 77: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	67,  // 78: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	51,  // 79: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	64,  // 80: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
+	65,  // 81: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
+	85,  // 82: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
+	85,  // 83: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
+	7,   // 84: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	66,  // 85: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
+	7,   // 86: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	8,   // 87: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	9,   // 88: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	85,  // 89: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	85,  // 90: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	85,  // 91: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	70,  // 92: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	71,  // 93: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	11,  // 94: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	68,  // 95: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
+	10,  // 96: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
+	9,   // 97: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	85,  // 98: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
+	85,  // 99: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
+	85,  // 100: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
+	85,  // 101: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	11,  // 102: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	6,   // 103: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	76,  // 104: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	6,   // 105: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	77,  // 106: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	11,  // 107: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	85,  // 108: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	83,  // 109: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	82,  // 110: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	81,  // 111: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	80,  // 112: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	79,  // 113: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
+	85,  // 114: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	6,   // 115: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	116, // [116:116] is the sub-list for method output_type
+	116, // [116:116] is the sub-list for method input_type
+	116, // [116:116] is the sub-list for extension type_name
+	116, // [116:116] is the sub-list for extension extendee
+	0,   // [0:116] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -7868,7 +7991,7 @@ func file_protocol_messages_proto_init() {
 	if File_protocol_messages_proto != nil {
 		return
 	}
-	file_protocol_messages_proto_msgTypes[31].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[32].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Ack)(nil),
 		(*NodeMessage_Nack)(nil),
@@ -7876,7 +7999,7 @@ func file_protocol_messages_proto_init() {
 		(*NodeMessage_StateUpload)(nil),
 		(*NodeMessage_PullProgress)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[34].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[35].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
 		(*HubMessage_PushState)(nil),
 		(*HubMessage_PushLeases)(nil),
@@ -7884,13 +8007,13 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[39].OneofWrappers = []any{}
-	file_protocol_messages_proto_msgTypes[62].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[40].OneofWrappers = []any{}
+	file_protocol_messages_proto_msgTypes[63].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[66].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[67].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
 		(*TunnelRequest_Exec)(nil),
@@ -7903,7 +8026,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   73,
+			NumMessages:   74,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

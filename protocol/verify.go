@@ -78,7 +78,24 @@ func VerifyState(env *Envelope, b Bundle, me NodeIdentity) (Verified[*DesiredSta
 	if err := checkVolumes(m.GetVolumes()); err != nil {
 		return Verified[*DesiredState]{}, err
 	}
+	if err := checkSSHKeys(m.GetSshKeys()); err != nil {
+		return Verified[*DesiredState]{}, err
+	}
 	return v, nil
+}
+
+// checkSSHKeys checks that each key has an allocation, a project, an account and a size within the limit.
+func checkSSHKeys(keys []*SSHKey) error {
+	if len(keys) > MaxSSHKeys {
+		return Refuse(Nack_TOO_LARGE, "the desired state has over %d SSH keys", MaxSSHKeys)
+	}
+	for _, k := range keys {
+		size := len(k.GetPublicKey())
+		if k.GetAllocationId() == "" || k.GetProjectId() == "" || k.GetUser() == "" || size == 0 || size > MaxSSHKeyBytes {
+			return Refuse(Nack_MALFORMED, "an SSH key has no allocation, project or account, or no proper size")
+		}
+	}
+	return nil
 }
 
 // checkVolumes checks that each volume has its own id, a project and a size, within the limits.

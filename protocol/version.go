@@ -27,6 +27,7 @@ package protocol
 //	1  2026-11-23  AcceleratorPartition.sharing, Resources.accelerator_sharing; needs the feature accelerator_sharing.
 //	1  2026-11-23  Service.recreate; an older agent starts beside the fallback where there is no room reserved.
 //	1  2026-11-23  Service.secrets; needs the manifest feature secret_delivery.
+//	1  2026-11-24  DesiredState.ssh_keys; needs the feature ssh_keys.
 //	1  2026-11-24  Workload.traceparent to runtime_backend, PushState.traceparent, WorkloadStatus.traceparent and the
 //	               traceparent of streams; a peer without them ends the trace.
 const Version = 1

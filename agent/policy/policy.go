@@ -37,6 +37,8 @@ type Policy struct {
 	// HostPorts are the ports of the machine that tenants may choose; the zero value is none. The agent gives them to
 	// nobody else.
 	HostPorts PortRange `yaml:"host_ports"`
+	// SSHUsers are the accounts of the machine that tenants may log in to; nobody may log in to any other.
+	SSHUsers []string `yaml:"ssh_users"`
 	// ShareWeakIsolation lets workloads of several orgs run side by side although the machine isolates containers weakly.
 	ShareWeakIsolation bool `yaml:"share_weak_isolation"`
 
@@ -78,6 +80,7 @@ func Parse(doc []byte) (Policy, error) {
 	}
 	for key, names := range map[string][]string{
 		"orgs.only": p.Orgs.Only, "orgs.never": p.Orgs.Never, "apps.only": p.Apps.Only, "apps.never": p.Apps.Never,
+		"ssh_users": p.SSHUsers,
 	} {
 		if len(names) > maxNames || slices.Contains(names, "") {
 			return Policy{}, malformed(fmt.Sprintf("%s must list at most %d names, none of them empty", key, maxNames), nil)
@@ -117,6 +120,11 @@ func (p Policy) Refuses(w *protocol.Workload) string {
 		return rule
 	}
 	return p.Largest.refuses(w)
+}
+
+// AdmitsLogin reports whether an org may log in to an account of this machine.
+func (p Policy) AdmitsLogin(user, orgSlug string) bool {
+	return !p.Closed && slices.Contains(p.SSHUsers, user) && p.Orgs.allow(orgSlug)
 }
 
 func (n Names) allow(name string) bool {

@@ -44,6 +44,8 @@ const (
 	RuleVolumeUnknown        Rule = "volume_unknown"
 	RuleVolumeForeign        Rule = "volume_of_another_project"
 	RuleVolumes              Rule = "volumes_differ"
+	RuleSSHKeys              Rule = "ssh_keys_differ"
+	RuleSSHAccountShared     Rule = "ssh_account_of_two_projects"
 	RuleTooMany              Rule = "too_many"
 	RuleTooLarge             Rule = "too_large"
 )
@@ -79,6 +81,7 @@ func Check(snap Snapshot, state NodeState) error {
 	c.capacity()
 	c.hostPorts()
 	c.volumes()
+	c.sshKeys()
 	return c.err()
 }
 

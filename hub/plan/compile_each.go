@@ -27,7 +27,7 @@ func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, e
 		return state, nil, nil
 	}
 	f := partialState{
-		snap: snap, allocations: map[string]*allocationUse{}, given: map[string]bool{},
+		snap: withGoodSSHKeys(snap), allocations: map[string]*allocationUse{}, given: map[string]bool{},
 		seen: map[string]bool{}, ports: map[uint32]bool{},
 	}
 	for _, a := range snap.Allocations {
@@ -50,7 +50,9 @@ func CompileEach(snap Snapshot, last map[string][]byte) (NodeState, []LeftOut, e
 		}
 		left = append(left, out)
 	}
-	state := NodeState{NodeID: snap.Node.ID, Parts: f.parts, Volumes: sortedVolumes(snap)}
+	state := NodeState{
+		NodeID: snap.Node.ID, Parts: f.parts, Volumes: sortedVolumes(snap), SSHKeys: sortedSSHKeys(f.snap),
+	}
 	if err := Check(f.used(), state); err != nil {
 		return NodeState{}, nil, err
 	}
@@ -139,7 +141,11 @@ func (f *partialState) admitLast(m Member, data []byte) error {
 // used returns the part of the snapshot that the parts use.
 func (f *partialState) used() Snapshot {
 	out := Snapshot{Node: f.snap.Node, Members: f.members, Volumes: f.snap.Volumes}
+	out.SSHKeys = f.snap.SSHKeys
 	mine := map[string]map[string]bool{}
+	for _, k := range out.SSHKeys {
+		mine[k.GetAllocationId()] = map[string]bool{}
+	}
 	for _, p := range f.parts {
 		id := p.Workload.GetAllocationId()
 		if mine[id] == nil {

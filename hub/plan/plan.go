@@ -25,6 +25,8 @@ type Snapshot struct {
 	Members []Member
 	// Volumes of projects on the node.
 	Volumes []*protocol.ProjectVolume
+	// SSHKeys of the node's allocations.
+	SSHKeys []*protocol.SSHKey
 }
 
 // Node is what the hub knows of the node itself.
@@ -93,6 +95,8 @@ type NodeState struct {
 	Parts []Part
 	// Volumes are sorted by id.
 	Volumes []*protocol.ProjectVolume
+	// SSHKeys are sorted by allocation, set, account and key.
+	SSHKeys []*protocol.SSHKey
 }
 
 // Part is one workload with the very bytes that are hashed, stored and sent.
@@ -128,7 +132,7 @@ func Compile(snap Snapshot) (NodeState, error) {
 		}
 		state.Parts = append(state.Parts, part)
 	}
-	state.Volumes = sortedVolumes(snap)
+	state.Volumes, state.SSHKeys = sortedVolumes(snap), sortedSSHKeys(snap)
 	return state, nil
 }
 

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -121,7 +122,10 @@ func TestLaw14OneAcceleratorOneClaimOneMemberOneCopy(t *testing.T) {
 		plan.RuleEnvelope:          func(s *plan.Snapshot) { s.Members[0].ManifestEnvelope = nil },
 		plan.RuleServices:          func(s *plan.Snapshot) { s.Members[0].Services = nil },
 		plan.RuleImageDigest:       func(s *plan.Snapshot) { s.Members[0].Services[0].Image = "apps/demo/runtime:latest" },
-		plan.RuleTooLarge:          func(s *plan.Snapshot) { s.Members[0].ParametersJSON = strings.Repeat("x", 1<<20) },
+		plan.RuleSSHAccountShared: func(s *plan.Snapshot) {
+			s.SSHKeys = []*protocol.SSHKey{sshKey("allocation-1", "project-1"), sshKey("allocation-2", "project-2")}
+		},
+		plan.RuleTooLarge: func(s *plan.Snapshot) { s.Members[0].ParametersJSON = strings.Repeat("x", 1<<20) },
 	}
 	for rule, spoil := range cases {
 		t.Run(string(rule), func(t *testing.T) {
@@ -296,4 +300,58 @@ func TestAServiceMayWaitForAnotherOneOfItsMemberOnly(t *testing.T) {
 		require.NoError(t, err)
 		require.ErrorContains(t, plan.Check(s, state), string(plan.RuleServices), name)
 	}
+}
+
+func sshKey(allocation, project string) *protocol.SSHKey {
+	return &protocol.SSHKey{
+		AllocationId: allocation, ProjectId: project, OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
+		PublicKey: []byte("key of " + project),
+	}
+}
+
+// SSH keys are in the state in one order; those of a banned node, and all where one breaks a rule, are not. Members
+// come and go all the same.
+func TestSSHKeysOfAStateAreThoseOfItsAllocations(t *testing.T) {
+	app := sshKey("allocation-1", "project-1")
+	app.ManagedBy, app.User = "app", "svc"
+	operator, other := sshKey("allocation-1", "project-1"), sshKey("allocation-2", "project-2")
+	other.User = "other"
+	for name, c := range map[string]struct {
+		keys   []*protocol.SSHKey
+		banned bool
+		want   []*protocol.SSHKey
+	}{
+		"of both sets and two projects": {
+			keys: []*protocol.SSHKey{other, operator, app},
+			want: []*protocol.SSHKey{app, operator, other},
+		},
+		"a banned node":              {keys: []*protocol.SSHKey{operator}, banned: true},
+		"an account of two projects": {keys: []*protocol.SSHKey{operator, sshKey("allocation-2", "project-2")}},
+		"an allocation of another":   {keys: []*protocol.SSHKey{operator, sshKey("allocation-2", "project-1")}},
+		"an allocation that is gone": {keys: []*protocol.SSHKey{operator, sshKey("gone", "project-1")}},
+		"more than a state may have": {keys: slices.Repeat([]*protocol.SSHKey{operator}, protocol.MaxSSHKeys+1)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := goldenSnapshot()
+			s.SSHKeys, s.Node.Banned = c.keys, c.banned
+			state, _, err := plan.CompileEach(s, nil)
+			require.NoError(t, err)
+			require.Len(t, state.SSHKeys, len(c.want))
+			for i, k := range c.want {
+				require.True(t, proto.Equal(k, state.SSHKeys[i]), state.SSHKeys[i])
+			}
+			if !c.banned {
+				require.Len(t, state.Parts, len(s.Members))
+			}
+		})
+	}
+	// A state that has lost one, or gained one, is not signed.
+	s := goldenSnapshot()
+	s.SSHKeys = []*protocol.SSHKey{operator}
+	state, err := plan.Compile(s)
+	require.NoError(t, err)
+	state.SSHKeys = nil
+	require.ErrorContains(t, plan.Check(s, state), string(plan.RuleSSHKeys))
+	s.SSHKeys, state.SSHKeys = nil, []*protocol.SSHKey{operator}
+	require.ErrorContains(t, plan.Check(s, state), string(plan.RuleSSHKeys))
 }

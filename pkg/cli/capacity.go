@@ -47,7 +47,7 @@ func (a *app) allocationsCommand() *cobra.Command {
 			return showAnswer(s, allocationColumns())(call(ctx, s, project, args[0]))
 		})
 	}
-	return group("allocations", "Capacity held by the project", a.createAllocation(), list,
+	return group("allocations", "Capacity held by the project", a.createAllocation(), list, a.sshKeysCommand(),
 		one("get", "One allocation", func(ctx context.Context, s *session, project, id string) (*http.Response, error) {
 			return s.hub.GetAllocation(ctx, project, id, s.editors()...)
 		}),

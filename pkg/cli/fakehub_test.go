@@ -214,6 +214,16 @@ func (h *fakeHub) serveCatalog(w http.ResponseWriter, r *http.Request, route str
 			client.AppList{Items: []client.App{{Slug: "demo", LatestVersion: "1.0.0", RuntimeBackend: "launchable_oci"}}})
 	case "POST " + project + "/allocations":
 		answer(w, 201, client.Allocation{ID: allocation, Status: "active", NodeID: nodeID, CPUCores: 1, FreeCPUCores: "1"})
+	case "PUT " + project + "/allocations/" + allocation + "/ssh-keys/app":
+		var put client.SSHKeySetPut
+		_ = json.NewDecoder(r.Body).Decode(&put)
+		set := client.SSHKeySet{}
+		for _, k := range put.Keys {
+			set.Keys = append(set.Keys, client.SSHKeyEntry{User: k.User, PublicKey: k.PublicKey, Fingerprint: "SHA256:x"})
+		}
+		answer(w, 200, set)
+	case "GET " + project + "/allocations/" + allocation + "/ssh-keys/operator":
+		answer(w, 200, client.SSHKeySet{Keys: []client.SSHKeyEntry{{User: "ubuntu", Fingerprint: "SHA256:y"}}})
 	case "GET /orgs/" + orgID + "/quota":
 		answer(w, 200, client.OrgQuota{OrgID: orgID, Items: []client.OrgQuotaItem{{
 			Name: "allocations", Limit: 5, Used: 3,

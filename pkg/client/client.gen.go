@@ -1059,6 +1059,68 @@ type ClientInterface interface {
 	// Corresponds with POST /projects/{project_id}/allocations/{allocation_id}/release (the `ReleaseAllocation` operationId).
 	ReleaseAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// GetAppSSHKeys SSH keys of an allocation that its apps manage
+	//
+	// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `GetAppSSHKeys` operationId).
+	GetAppSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutAppSSHKeysWithBody Replace the SSH keys of an allocation that its apps manage
+	//
+	// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+	// another one, and stays as it is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+	PutAppSSHKeysWithBody(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutAppSSHKeys Replace the SSH keys of an allocation that its apps manage
+	//
+	// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+	// another one, and stays as it is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+	PutAppSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutAppSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// GetOperatorSSHKeys SSH keys of an allocation that its operators manage
+	//
+	// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `GetOperatorSSHKeys` operationId).
+	GetOperatorSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutOperatorSSHKeysWithBody Replace the SSH keys of an allocation that its operators manage
+	//
+	// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+	// is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+	PutOperatorSSHKeysWithBody(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// PutOperatorSSHKeys Replace the SSH keys of an allocation that its operators manage
+	//
+	// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+	// is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+	PutOperatorSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutOperatorSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// ListArtifacts Artifacts of the project
 	//
 	// Corresponds with GET /projects/{project_id}/app-artifacts (the `ListArtifacts` operationId).
@@ -4116,6 +4178,128 @@ func (c *Client) GetAllocation(ctx context.Context, projectID ProjectID, allocat
 // Corresponds with POST /projects/{project_id}/allocations/{allocation_id}/release (the `ReleaseAllocation` operationId).
 func (c *Client) ReleaseAllocation(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewReleaseAllocationRequest(c.Server, projectID, allocationID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetAppSSHKeys SSH keys of an allocation that its apps manage
+//
+// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `GetAppSSHKeys` operationId).
+func (c *Client) GetAppSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetAppSSHKeysRequest(c.Server, projectID, allocationID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutAppSSHKeysWithBody Replace the SSH keys of an allocation that its apps manage
+//
+// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+// another one, and stays as it is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+func (c *Client) PutAppSSHKeysWithBody(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutAppSSHKeysRequestWithBody(c.Server, projectID, allocationID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutAppSSHKeys Replace the SSH keys of an allocation that its apps manage
+//
+// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+// another one, and stays as it is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+func (c *Client) PutAppSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutAppSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutAppSSHKeysRequest(c.Server, projectID, allocationID, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// GetOperatorSSHKeys SSH keys of an allocation that its operators manage
+//
+// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `GetOperatorSSHKeys` operationId).
+func (c *Client) GetOperatorSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewGetOperatorSSHKeysRequest(c.Server, projectID, allocationID)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutOperatorSSHKeysWithBody Replace the SSH keys of an allocation that its operators manage
+//
+// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+// is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+func (c *Client) PutOperatorSSHKeysWithBody(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutOperatorSSHKeysRequestWithBody(c.Server, projectID, allocationID, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// PutOperatorSSHKeys Replace the SSH keys of an allocation that its operators manage
+//
+// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+// is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+func (c *Client) PutOperatorSSHKeys(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutOperatorSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewPutOperatorSSHKeysRequest(c.Server, projectID, allocationID, body)
 	if err != nil {
 		return nil, err
 	}
@@ -10592,6 +10776,196 @@ func NewReleaseAllocationRequest(server string, projectID ProjectID, allocationI
 	return req, nil
 }
 
+// NewGetAppSSHKeysRequest constructs an http.Request for the GetAppSSHKeys method
+func NewGetAppSSHKeysRequest(server string, projectID ProjectID, allocationID AllocationID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "allocation_id", allocationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/allocations/%s/ssh-keys/app", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewPutAppSSHKeysRequest calls the generic PutAppSSHKeys builder with application/json body
+func NewPutAppSSHKeysRequest(server string, projectID ProjectID, allocationID AllocationID, body PutAppSSHKeysJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPutAppSSHKeysRequestWithBody(server, projectID, allocationID, "application/json", bodyReader)
+}
+
+// NewPutAppSSHKeysRequestWithBody constructs an http.Request for the PutAppSSHKeys method, with any body, and a specified content type
+func NewPutAppSSHKeysRequestWithBody(server string, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "allocation_id", allocationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/allocations/%s/ssh-keys/app", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewGetOperatorSSHKeysRequest constructs an http.Request for the GetOperatorSSHKeys method
+func NewGetOperatorSSHKeysRequest(server string, projectID ProjectID, allocationID AllocationID) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "allocation_id", allocationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/allocations/%s/ssh-keys/operator", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodGet, queryURL.String(), nil)
+	if err != nil {
+		return nil, err
+	}
+
+	return req, nil
+}
+
+// NewPutOperatorSSHKeysRequest calls the generic PutOperatorSSHKeys builder with application/json body
+func NewPutOperatorSSHKeysRequest(server string, projectID ProjectID, allocationID AllocationID, body PutOperatorSSHKeysJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewPutOperatorSSHKeysRequestWithBody(server, projectID, allocationID, "application/json", bodyReader)
+}
+
+// NewPutOperatorSSHKeysRequestWithBody constructs an http.Request for the PutOperatorSSHKeys method, with any body, and a specified content type
+func NewPutOperatorSSHKeysRequestWithBody(server string, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	var pathParam0 string
+
+	pathParam0, err = runtime.StyleParamWithOptions("simple", false, "project_id", projectID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	var pathParam1 string
+
+	pathParam1, err = runtime.StyleParamWithOptions("simple", false, "allocation_id", allocationID, runtime.StyleParamOptions{ParamLocation: runtime.ParamLocationPath, Type: "string", Format: ""})
+	if err != nil {
+		return nil, err
+	}
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/projects/%s/allocations/%s/ssh-keys/operator", pathParam0, pathParam1)
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPut, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
 // NewListArtifactsRequest constructs an http.Request for the ListArtifacts method
 func NewListArtifactsRequest(server string, projectID ProjectID, params *ListArtifactsParams) (*http.Request, error) {
 	var err error
@@ -15885,6 +16259,72 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /projects/{project_id}/allocations/{allocation_id}/release (the `ReleaseAllocation` operationId).
 	ReleaseAllocationWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*ReleaseAllocationResponse, error)
 
+	// GetAppSSHKeysWithResponse SSH keys of an allocation that its apps manage
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `GetAppSSHKeys` operationId).
+	GetAppSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*GetAppSSHKeysResponse, error)
+
+	// PutAppSSHKeysWithBodyWithResponse Replace the SSH keys of an allocation that its apps manage
+	//
+	// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+	// another one, and stays as it is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+	PutAppSSHKeysWithBodyWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutAppSSHKeysResponse, error)
+
+	// PutAppSSHKeysWithResponse Replace the SSH keys of an allocation that its apps manage
+	//
+	// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+	// another one, and stays as it is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+	PutAppSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutAppSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*PutAppSSHKeysResponse, error)
+
+	// GetOperatorSSHKeysWithResponse SSH keys of an allocation that its operators manage
+	//
+	// Returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `GetOperatorSSHKeys` operationId).
+	GetOperatorSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*GetOperatorSSHKeysResponse, error)
+
+	// PutOperatorSSHKeysWithBodyWithResponse Replace the SSH keys of an allocation that its operators manage
+	//
+	// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+	// is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+	PutOperatorSSHKeysWithBodyWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutOperatorSSHKeysResponse, error)
+
+	// PutOperatorSSHKeysWithResponse Replace the SSH keys of an allocation that its operators manage
+	//
+	// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+	// is.
+	//
+	// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+	// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+	PutOperatorSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutOperatorSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*PutOperatorSSHKeysResponse, error)
+
 	// ListArtifactsWithResponse Artifacts of the project
 	//
 	// Returns a wrapper object for the known response body format(s).
@@ -21102,6 +21542,198 @@ func (r ReleaseAllocationResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r ReleaseAllocationResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetAppSSHKeysResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SSHKeySet
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetAppSSHKeysResponse) GetJSON200() *SSHKeySet {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetAppSSHKeysResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetAppSSHKeysResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetAppSSHKeysResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetAppSSHKeysResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetAppSSHKeysResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PutAppSSHKeysResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SSHKeySet
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PutAppSSHKeysResponse) GetJSON200() *SSHKeySet {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PutAppSSHKeysResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PutAppSSHKeysResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PutAppSSHKeysResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PutAppSSHKeysResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PutAppSSHKeysResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type GetOperatorSSHKeysResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SSHKeySet
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r GetOperatorSSHKeysResponse) GetJSON200() *SSHKeySet {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r GetOperatorSSHKeysResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r GetOperatorSSHKeysResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r GetOperatorSSHKeysResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r GetOperatorSSHKeysResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r GetOperatorSSHKeysResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type PutOperatorSSHKeysResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// JSON200 the response for an HTTP 200 `application/json` response
+	JSON200 *SSHKeySet
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetJSON200 returns the response for an HTTP 200 `application/json` response
+func (r PutOperatorSSHKeysResponse) GetJSON200() *SSHKeySet {
+	return r.JSON200
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r PutOperatorSSHKeysResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r PutOperatorSSHKeysResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r PutOperatorSSHKeysResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r PutOperatorSSHKeysResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r PutOperatorSSHKeysResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -26454,6 +27086,108 @@ func (c *ClientWithResponses) ReleaseAllocationWithResponse(ctx context.Context,
 	return ParseReleaseAllocationResponse(rsp)
 }
 
+// GetAppSSHKeysWithResponse SSH keys of an allocation that its apps manage
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `GetAppSSHKeys` operationId).
+func (c *ClientWithResponses) GetAppSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*GetAppSSHKeysResponse, error) {
+	rsp, err := c.GetAppSSHKeys(ctx, projectID, allocationID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetAppSSHKeysResponse(rsp)
+}
+
+// PutAppSSHKeysWithBodyWithResponse Replace the SSH keys of an allocation that its apps manage
+//
+// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+// another one, and stays as it is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+func (c *ClientWithResponses) PutAppSSHKeysWithBodyWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutAppSSHKeysResponse, error) {
+	rsp, err := c.PutAppSSHKeysWithBody(ctx, projectID, allocationID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutAppSSHKeysResponse(rsp)
+}
+
+// PutAppSSHKeysWithResponse Replace the SSH keys of an allocation that its apps manage
+//
+// Keys with which the controllers of apps log in to accounts of the allocation's node. The operators' set is
+// another one, and stays as it is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app (the `PutAppSSHKeys` operationId).
+func (c *ClientWithResponses) PutAppSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutAppSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*PutAppSSHKeysResponse, error) {
+	rsp, err := c.PutAppSSHKeys(ctx, projectID, allocationID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutAppSSHKeysResponse(rsp)
+}
+
+// GetOperatorSSHKeysWithResponse SSH keys of an allocation that its operators manage
+//
+// Returns a wrapper object for the known response body format(s).
+//
+// Corresponds with GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `GetOperatorSSHKeys` operationId).
+func (c *ClientWithResponses) GetOperatorSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, reqEditors ...RequestEditorFn) (*GetOperatorSSHKeysResponse, error) {
+	rsp, err := c.GetOperatorSSHKeys(ctx, projectID, allocationID, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseGetOperatorSSHKeysResponse(rsp)
+}
+
+// PutOperatorSSHKeysWithBodyWithResponse Replace the SSH keys of an allocation that its operators manage
+//
+// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+// is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+func (c *ClientWithResponses) PutOperatorSSHKeysWithBodyWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*PutOperatorSSHKeysResponse, error) {
+	rsp, err := c.PutOperatorSSHKeysWithBody(ctx, projectID, allocationID, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutOperatorSSHKeysResponse(rsp)
+}
+
+// PutOperatorSSHKeysWithResponse Replace the SSH keys of an allocation that its operators manage
+//
+// People who may log in to accounts of the allocation's node. The set of the apps is another one, and stays as it
+// is.
+//
+// The node serves them to its sshd, for accounts that its owner allows (`ssh_users` of the owner's policy), until
+// they are replaced, expire, or the allocation is released. On a node, an account has keys of one project.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator (the `PutOperatorSSHKeys` operationId).
+func (c *ClientWithResponses) PutOperatorSSHKeysWithResponse(ctx context.Context, projectID ProjectID, allocationID AllocationID, body PutOperatorSSHKeysJSONRequestBody, reqEditors ...RequestEditorFn) (*PutOperatorSSHKeysResponse, error) {
+	rsp, err := c.PutOperatorSSHKeys(ctx, projectID, allocationID, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParsePutOperatorSSHKeysResponse(rsp)
+}
+
 // ListArtifactsWithResponse Artifacts of the project
 //
 // Returns a wrapper object for the known response body format(s).
@@ -30958,6 +31692,138 @@ func ParseReleaseAllocationResponse(rsp *http.Response) (*ReleaseAllocationRespo
 			return nil, err
 		}
 		response.JSON202 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetAppSSHKeysResponse parses an HTTP response from a GetAppSSHKeysWithResponse call
+func ParseGetAppSSHKeysResponse(rsp *http.Response) (*GetAppSSHKeysResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetAppSSHKeysResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SSHKeySet
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePutAppSSHKeysResponse parses an HTTP response from a PutAppSSHKeysWithResponse call
+func ParsePutAppSSHKeysResponse(rsp *http.Response) (*PutAppSSHKeysResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PutAppSSHKeysResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SSHKeySet
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseGetOperatorSSHKeysResponse parses an HTTP response from a GetOperatorSSHKeysWithResponse call
+func ParseGetOperatorSSHKeysResponse(rsp *http.Response) (*GetOperatorSSHKeysResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &GetOperatorSSHKeysResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SSHKeySet
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParsePutOperatorSSHKeysResponse parses an HTTP response from a PutOperatorSSHKeysWithResponse call
+func ParsePutOperatorSSHKeysResponse(rsp *http.Response) (*PutOperatorSSHKeysResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &PutOperatorSSHKeysResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && rsp.StatusCode == 200:
+		var dest SSHKeySet
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSON200 = &dest
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
 		var dest Problem

@@ -1089,6 +1089,24 @@ func (e RuntimeBackend) Valid() bool {
 	}
 }
 
+// Defines values for SSHKeySetManagedBy.
+const (
+	SSHKeySetManagedByApp      SSHKeySetManagedBy = "app"
+	SSHKeySetManagedByOperator SSHKeySetManagedBy = "operator"
+)
+
+// Valid indicates whether the value is a known member of the SSHKeySetManagedBy enum.
+func (e SSHKeySetManagedBy) Valid() bool {
+	switch e {
+	case SSHKeySetManagedByApp:
+		return true
+	case SSHKeySetManagedByOperator:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SecretStatus.
 const (
 	SecretStatusActive  SecretStatus = "active"
@@ -3597,6 +3615,46 @@ type SKUSuggestionList struct {
 	Items []SKUCreate `json:"items"`
 }
 
+// SSHKey defines model for SSHKey.
+type SSHKey struct {
+	// ExpiresAt The node refuses the key from then on
+	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"`
+
+	// PublicKey A line of authorized_keys without options: an Ed25519, ECDSA or RSA key (2048 bits or more)
+	PublicKey string `json:"public_key"`
+
+	// User An account of the machine
+	User string `json:"user"`
+}
+
+// SSHKeyEntry defines model for SSHKeyEntry.
+type SSHKeyEntry struct {
+	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"`
+
+	// Fingerprint As ssh-keygen prints it
+	Fingerprint string `json:"fingerprint"`
+	PublicKey   string `json:"public_key"`
+	User        string `json:"user"`
+}
+
+// SSHKeySet defines model for SSHKeySet.
+type SSHKeySet struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID    ID                 `json:"allocation_id"`
+	Keys            []SSHKeyEntry      `json:"keys"`
+	ManagedBy       SSHKeySetManagedBy `json:"managed_by"`
+	ResourceVersion int64              `json:"resource_version"`
+	UpdatedAt       time.Time          `json:"updated_at"`
+}
+
+// SSHKeySetManagedBy defines model for SSHKeySet.ManagedBy.
+type SSHKeySetManagedBy string
+
+// SSHKeySetPut defines model for SSHKeySetPut.
+type SSHKeySetPut struct {
+	Keys []SSHKey `json:"keys"`
+}
+
 // Secret defines model for Secret.
 type Secret struct {
 	CreatedAt time.Time `json:"created_at"`
@@ -5217,6 +5275,12 @@ type CreateAccessCredentialJSONRequestBody = AccessCredentialCreate
 
 // CreateAllocationJSONRequestBody defines body for CreateAllocation for application/json ContentType.
 type CreateAllocationJSONRequestBody = AllocationCreate
+
+// PutAppSSHKeysJSONRequestBody defines body for PutAppSSHKeys for application/json ContentType.
+type PutAppSSHKeysJSONRequestBody = SSHKeySetPut
+
+// PutOperatorSSHKeysJSONRequestBody defines body for PutOperatorSSHKeys for application/json ContentType.
+type PutOperatorSSHKeysJSONRequestBody = SSHKeySetPut
 
 // RegisterArtifactJSONRequestBody defines body for RegisterArtifact for application/json ContentType.
 type RegisterArtifactJSONRequestBody = ArtifactRegister

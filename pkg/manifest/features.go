@@ -121,10 +121,13 @@ func (m Manifest) FeaturesFor(c Choice) []string {
 	return features
 }
 
-// KnownFeatures returns every feature that this build's workloads can need, sorted.
+// FeatureSSHKeys is that a node serves the SSH keys of its state. No workload needs it.
+const FeatureSSHKeys = "ssh_keys"
+
+// KnownFeatures returns every feature that a state for this build can need, sorted.
 func KnownFeatures() []string {
 	known := append(slices.Collect(maps.Values(keyFeatures())), SchemaV1, FeatureHostPorts,
-		FeatureProjectVolumes)
+		FeatureProjectVolumes, FeatureSSHKeys)
 	slices.Sort(known)
 	return slices.Compact(known)
 }

@@ -25,7 +25,7 @@ func program() daemon.Program {
 func newRoot() *cobra.Command {
 	root := &cobra.Command{Use: "gpuaas-agent", Short: "A node of a GPUaaS mesh: it verifies, remembers, runs, measures " +
 		"and reports"}
-	root.AddCommand(newRun(), newEnroll(), newStatus(), newWorkloads(), newLogs(), newVerify(), newApply(),
+	root.AddCommand(newRun(), newEnroll(), newStatus(), newWorkloads(), newLogs(), newVerify(), newKeys(), newApply(),
 		newReleaseAccelerator(), newImages(), newPinImage(true), newPinImage(false), newUninstall())
 	return root
 }

@@ -181,6 +181,26 @@ func newLogs() *cobra.Command {
 	return cmd
 }
 
+func newKeys() *cobra.Command {
+	q := &query{}
+	cmd := q.command("keys USER", "Print the SSH keys with which tenants log in to an account", func(ctx context.Context,
+		c *local.Client, args []string, out io.Writer,
+	) error {
+		lines, err := c.Keys(ctx, args[0])
+		if err != nil {
+			return err
+		}
+		return q.show(out, lines, func(w io.Writer) {
+			for _, line := range lines {
+				row(w, line)
+			}
+		})
+	})
+	cmd.Long = `Prints lines of authorized_keys, for AuthorizedKeysCommand of sshd: the keys of the signed desired state
+for this account of the machine, and none where the owner's policy does not list the account (ssh_users).`
+	return cmd
+}
+
 func newApply() *cobra.Command {
 	q := &query{}
 	cmd := q.command("apply FILE", "Hand a signed document to the node, as a hub would", func(ctx context.Context,

@@ -291,7 +291,8 @@ func (c *config) serve(ctx context.Context, out io.Writer, n *node, rt *runtime.
 	re = reconcile.New(c.reconcile, n.store, n.clock, machine, up)
 	server := &local.Server{
 		AgentVersion: daemon.Version(), Store: n.store, Clock: n.clock, Reconciler: re, Session: up,
-		Acceptor: acceptor, Accelerators: inventory, Images: rt, Logs: rt.Logs, Node: n.creds.Node, Log: n.log,
+		Acceptor: acceptor, Accelerators: inventory, Images: rt, Logs: rt.Logs, Node: n.creds.Node,
+		Policy: c.reconcile.Policy, Log: n.log,
 	}
 	if err := ready(out, n.creds.Identity().NodeID, c.socket()); err != nil {
 		return err

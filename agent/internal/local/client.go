@@ -48,6 +48,11 @@ func (c *Client) Verify(ctx context.Context) ([]accept.Check, error) {
 	return get[[]accept.Check](ctx, c, "/v1/verify")
 }
 
+// Keys asks with which keys tenants log in to an account of the machine: lines of authorized_keys.
+func (c *Client) Keys(ctx context.Context, user string) ([]string, error) {
+	return get[[]string](ctx, c, "/v1/keys/"+url.PathEscape(user))
+}
+
 // Apply hands a signed document over.
 func (c *Client) Apply(ctx context.Context, d Document) (Applied, error) {
 	raw, err := json.Marshal(d)

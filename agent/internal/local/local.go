@@ -22,6 +22,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -177,6 +178,8 @@ type Server struct {
 	Images       Images
 	// Logs reads the log of one container run.
 	Logs func(ctx context.Context, runID string, tailLines int, follow bool) (io.ReadCloser, error)
+	// Policy returns what the owner allows now; with an error, what was allowed before.
+	Policy func() (policy.Policy, error)
 	// Node is this node's identity in signed documents.
 	Node func() protocol.NodeIdentity
 	Log  *slog.Logger
@@ -243,6 +246,10 @@ func (s *Server) handler() http.Handler {
 		s.answer(w, checks, err)
 	})
 	mux.HandleFunc("GET /v1/logs/{member}", s.logs)
+	mux.HandleFunc("GET /v1/keys/{user}", func(w http.ResponseWriter, req *http.Request) {
+		lines, err := s.keys(req.PathValue("user"))
+		s.answer(w, lines, err)
+	})
 	mux.HandleFunc("POST /v1/apply", s.apply)
 	mux.HandleFunc("GET /v1/images", func(w http.ResponseWriter, req *http.Request) {
 		list, err := s.Images.Images(req.Context())
@@ -253,6 +260,24 @@ func (s *Server) handler() http.Handler {
 		s.answer(w, struct{}{}, s.Accelerators.Release(req.Context(), req.PathValue("id")))
 	})
 	return mux
+}
+
+// keys returns with which keys tenants log in to an account now. A state that does not verify at this moment, as its
+// key was revoked or its file altered, lets nobody in.
+func (s *Server) keys(user string) ([]string, error) {
+	env, _ := s.Store.Signed()
+	if env == nil {
+		return []string{}, nil
+	}
+	verified, err := protocol.VerifyState(env, s.Store.Bundle(), s.Node())
+	if err != nil {
+		return nil, err
+	}
+	rules, err := s.Policy()
+	if err != nil {
+		s.Log.Warn("the owner's policy has an error; the one before it is in force", slog.Any("error", err))
+	}
+	return agent.AuthorizedKeys(verified, rules, user, s.Clock.Now()), nil
 }
 
 // Pin names an image, and whether it stays where space is short.

@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -24,6 +25,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -43,6 +45,8 @@ type fixture struct {
 	socket  string
 	root    ed25519.PrivateKey
 	signer  ed25519.PrivateKey
+	// policy is the owner's.
+	policy policy.Policy
 }
 
 func newFixture(t *testing.T,
@@ -77,6 +81,7 @@ func newFixture(t *testing.T,
 		Images:       f.machine,
 		Accelerators: f.machine,
 		Node:         f.creds.Node,
+		Policy:       func() (policy.Policy, error) { return f.policy, nil },
 		Log:          slog.New(slog.DiscardHandler),
 	}
 	ctx, cancel := context.WithCancel(context.Background())
@@ -112,7 +117,7 @@ func (f *fixture) trust() {
 }
 
 // state is a document with one workload, signed by the key, as apply takes it.
-func (f *fixture) state(signer ed25519.PrivateKey, generation uint64) local.Document {
+func (f *fixture) state(signer ed25519.PrivateKey, generation uint64, keys ...*protocol.SSHKey) local.Document {
 	f.t.Helper()
 	part, err := proto.Marshal(&protocol.Workload{Id: "m1", AppSlug: "hello", AppVersion: "1.0.0", Revision: 1})
 	require.NoError(f.t, err)
@@ -120,7 +125,7 @@ func (f *fixture) state(signer ed25519.PrivateKey, generation uint64) local.Docu
 	me := f.creds.Node()
 	env, err := protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
 		NodeId: me.ID, NodeKeySha256: me.KeySHA256[:], Epoch: 1, Generation: generation,
-		Parts: []*protocol.PartRef{{Id: "m1", Sha256: sum[:]}},
+		Parts: []*protocol.PartRef{{Id: "m1", Sha256: sum[:]}}, SshKeys: keys,
 	}, protocol.NewEd25519Signer(signer))
 	require.NoError(f.t, err)
 	raw, err := protocol.EnvelopeToJSON(env)
@@ -280,4 +285,39 @@ func TestLogsStream(t *testing.T) {
 func TestClientSaysWhenNoAgentIsThere(t *testing.T) {
 	_, err := local.NewClient(filepath.Join(t.TempDir(), "none.sock")).Status(t.Context())
 	require.EqualValues(t, "agent_away", fault.As(err).Code)
+}
+
+// Keys come from the signed state that the node has accepted, as the owner's policy of this moment allows.
+func TestKeysAreThoseOfTheAcceptedState(t *testing.T) {
+	f := newFixture(t, nil)
+	lines, err := f.client.Keys(t.Context(), "ubuntu")
+	require.NoError(t, err)
+	require.Empty(t, lines, "a node without a state lets nobody in")
+
+	public, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	key, err := ssh.NewPublicKey(public)
+	require.NoError(t, err)
+	named := &protocol.SSHKey{
+		AllocationId: "a1", ProjectId: "p1", OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
+		PublicKey: key.Marshal(),
+	}
+	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, named))
+	require.NoError(t, err)
+	lines, err = f.client.Keys(t.Context(), "ubuntu")
+	require.NoError(t, err)
+	require.Empty(t, lines, "the owner has allowed no account")
+	f.policy = policy.Policy{SSHUsers: []string{"ubuntu"}}
+	lines, err = f.client.Keys(t.Context(), "ubuntu")
+	require.NoError(t, err)
+	require.Equal(t, []string{strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))}, lines)
+	lines, err = f.client.Keys(t.Context(), "no/such account")
+	require.NoError(t, err)
+	require.Empty(t, lines)
+
+	_, err = f.client.Apply(t.Context(), f.state(f.signer, 2))
+	require.NoError(t, err)
+	lines, err = f.client.Keys(t.Context(), "ubuntu")
+	require.NoError(t, err)
+	require.Empty(t, lines, "a key that the state does not name any more")
 }

@@ -106,14 +106,10 @@ func List(ctx context.Context, tx db.Tx, f Filter) ([]Allocation, error) {
 // Release releases an allocation. While members still use it, it is releasing; Free of the last one releases it. live
 // is how many of its instances are not being decommissioned; Release refuses where there are any.
 func Release(ctx context.Context, tx db.Tx, a Allocation, live int, now time.Time) (Allocation, error) {
-	switch {
-	case a.Status != Active && a.Status != Pending:
-		return a, fault.New(fault.Conflict, map[Status]fault.Code{
-			Releasing: codeAllocationReleasing,
-			Released:  codeAllocationReleased,
-			NodeLost:  codeAllocationNodeLost,
-		}[a.Status], "The allocation is already "+string(a.Status)+".", nil)
-	case live > 0:
+	if err := a.errEnded(); err != nil {
+		return a, err
+	}
+	if live > 0 {
 		return a, fault.New(fault.Conflict, codeAllocationInUse, "App instances run in this allocation; decommission them "+
 			"first.", nil)
 	}
@@ -127,6 +123,18 @@ func Release(ctx context.Context, tx db.Tx, a Allocation, live int, now time.Tim
 		return a, updateAllocation(ctx, tx, a)
 	}
 	return release(ctx, tx, a, now)
+}
+
+// errEnded is nil for an allocation that the project still has.
+func (a Allocation) errEnded() error {
+	if a.Status == Active || a.Status == Pending {
+		return nil
+	}
+	return fault.New(fault.Conflict, map[Status]fault.Code{
+		Releasing: codeAllocationReleasing,
+		Released:  codeAllocationReleased,
+		NodeLost:  codeAllocationNodeLost,
+	}[a.Status], "The allocation is already "+string(a.Status)+".", nil)
 }
 
 func release(ctx context.Context, tx db.Tx, a Allocation, now time.Time) (Allocation, error) {

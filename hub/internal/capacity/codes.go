@@ -34,6 +34,10 @@ const (
 	codeSKUMismatch fault.Code = "sku_mismatch"
 	// codeSKURetired: the SKU is not sold any more.
 	codeSKURetired fault.Code = "sku_retired"
+	// codeSSHAccountTaken: another project has SSH keys of the account on this node.
+	codeSSHAccountTaken fault.Code = "ssh_account_taken"
+	// codeSSHKeyInvalid: an SSH key cannot be read, is too weak or has options.
+	codeSSHKeyInvalid fault.Code = "ssh_key_invalid"
 	// codeSnapshotsTooMany: the volume has as many snapshots as a volume may have.
 	codeSnapshotsTooMany fault.Code = "volume_snapshots_too_many"
 	// CodeVolumeElsewhere: the volume is kept by another node.

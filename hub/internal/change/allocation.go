@@ -5,12 +5,13 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 )
 
-// ReleaseAllocation releases an allocation, ends its bill once it is free, and records that. live is how many of its
-// instances are not being decommissioned.
+// ReleaseAllocation releases an allocation, takes its SSH keys out of the node's state, ends its bill once it is free,
+// and records that. live is how many of its instances are not being decommissioned.
 func ReleaseAllocation(ctx context.Context, tx db.Tx, by By, before capacity.Allocation,
 	live int,
 ) (capacity.Allocation, error) {
@@ -22,6 +23,9 @@ func ReleaseAllocation(ctx context.Context, tx db.Tx, by By, before capacity.All
 		if err := ledger.CloseSubject(ctx, tx, after.ID, by.Now, by.Now); err != nil {
 			return capacity.Allocation{}, err
 		}
+	}
+	if err := fleet.BumpIntent(ctx, tx, after.NodeID); err != nil {
+		return capacity.Allocation{}, err
 	}
 	return after, RecordAllocation(ctx, tx, by, iam.AllocationRelease, before.Status, after)
 }

@@ -44,6 +44,8 @@ const (
 	codeSnapshotUnknown fault.Code = "volume_snapshot_unknown"
 	// codeVolumeUnknown: a volume named at the launch is not in this project.
 	codeVolumeUnknown fault.Code = "volume_unknown"
+	// codeSSHKeysUnsupported: the agent of the node is too old to serve SSH keys.
+	codeSSHKeysUnsupported fault.Code = "ssh_keys_unsupported"
 	// codeVolumesUnsupported: the node cannot keep volumes of projects.
 	codeVolumesUnsupported fault.Code = "volumes_unsupported"
 	// codeWrappingTokenExpired: nobody used the wrapping token in time.

@@ -40,10 +40,11 @@ type nodeSnapshot struct {
 	// traceparent is of the change that made rev.
 	traceparent string
 	plan        plan.Snapshot
-	// header, parts and volumes are of the newest state.
+	// header, parts, volumes and sshKeys are of the newest state.
 	header  stateHeader
 	parts   []*protocol.PartRef
 	volumes []*protocol.ProjectVolume
+	sshKeys []*protocol.SSHKey
 }
 
 // loadIntent reads the node and the revision of its intent.
@@ -77,6 +78,9 @@ func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot,
 	}, func(tx db.Tx) (err error) {
 		s.plan.Volumes, err = capacity.DesiredVolumes(ctx, tx, nodeID)
 		return err
+	}, func(tx db.Tx) (err error) {
+		s.plan.SSHKeys, err = capacity.DesiredSSHKeys(ctx, tx, nodeID)
+		return err
 	}, func(tx db.Tx) error {
 		d, err := selectNewest(ctx, tx, nodeID)
 		if db.IsNoRows(err) {
@@ -84,6 +88,7 @@ func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot,
 			return nil
 		}
 		s.header, s.parts, s.volumes = d.stateHeader, d.state.GetParts(), d.state.GetVolumes()
+		s.sshKeys = d.state.GetSshKeys()
 		return err
 	})
 	return s, err
@@ -122,7 +127,7 @@ func (d *Dispatcher) tryPublish(ctx context.Context, s nodeSnapshot, minGenerati
 	bundle, signer := d.Keys.Bundle(), d.Keys.State()
 	lowest := d.lowestGeneration(s.node, s.header, plan.StateVersion{}, minGeneration)
 	if s.header.generation >= lowest && d.signedByCurrentKey(s.header) && samePartRefs(s.parts, state.Refs()) &&
-		slices.EqualFunc(s.volumes, state.Volumes, equalVolumes) {
+		slices.EqualFunc(s.volumes, state.Volumes, equalVolumes) && slices.EqualFunc(s.sshKeys, state.SSHKeys, equalKeys) {
 		return d.bumpRev(ctx, s, left)
 	}
 	next := stateHeader{
@@ -190,6 +195,8 @@ func samePartRefs(a, b []*protocol.PartRef) bool {
 
 func equalVolumes(a, b *protocol.ProjectVolume) bool { return proto.Equal(a, b) }
 
+func equalKeys(a, b *protocol.SSHKey) bool { return proto.Equal(a, b) }
+
 // bumpRev records that a newer intent compiles to the content of the newest state.
 func (d *Dispatcher) bumpRev(ctx context.Context, s nodeSnapshot, left []plan.LeftOut) (stateHeader, error) {
 	if s.header.rev == s.rev {
@@ -245,6 +252,7 @@ func (d *Dispatcher) sign(ctx context.Context, s nodeSnapshot, state plan.NodeSt
 		NodeId: me.ID, NodeKeySha256: me.KeySHA256[:], Epoch: next.epoch, Generation: next.generation,
 		IssuedAt:         timestamppb.New(now),
 		MinBundleVersion: d.Keys.Bundle().Version(), Parts: state.Refs(), Volumes: state.Volumes,
+		SshKeys: state.SSHKeys,
 	}, signer)
 	if err != nil {
 		return stateHeader{}, err

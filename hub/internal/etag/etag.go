@@ -73,6 +73,11 @@ func query(kind string) (sql string, params []string) {
 	case "allocation":
 		return `SELECT resource_version::TEXT FROM allocations WHERE id = $1 AND project_id = $2`,
 			[]string{"allocation_id", "project_id"}
+	case "operator_ssh_keys", "app_ssh_keys":
+		// A set that was never set is empty, and of version 0.
+		return `SELECT coalesce(k.resource_version, 0)::TEXT FROM allocations a LEFT JOIN ssh_key_sets k
+			ON k.allocation_id = a.id AND k.managed_by = '` + strings.TrimSuffix(kind, "_ssh_keys") + `'
+			WHERE a.id = $1 AND a.project_id = $2`, []string{"allocation_id", "project_id"}
 	case "app":
 		return `SELECT resource_version::TEXT FROM apps WHERE slug = $1`, one("app_slug")
 	case "app_slug":

@@ -50,6 +50,7 @@ func Types() []string {
 		"capacity.allocation.releasing",
 		"capacity.allocation.released",
 		"capacity.allocation.node_lost",
+		"capacity.ssh_keys.updated",
 		"capacity.volume.pending",
 		"capacity.volume.ready",
 		"capacity.volume.resizing",

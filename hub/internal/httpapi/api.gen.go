@@ -1100,6 +1100,24 @@ func (e RuntimeBackend) Valid() bool {
 	}
 }
 
+// Defines values for SSHKeySetManagedBy.
+const (
+	SSHKeySetManagedByApp      SSHKeySetManagedBy = "app"
+	SSHKeySetManagedByOperator SSHKeySetManagedBy = "operator"
+)
+
+// Valid indicates whether the value is a known member of the SSHKeySetManagedBy enum.
+func (e SSHKeySetManagedBy) Valid() bool {
+	switch e {
+	case SSHKeySetManagedByApp:
+		return true
+	case SSHKeySetManagedByOperator:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for SecretStatus.
 const (
 	SecretStatusActive  SecretStatus = "active"
@@ -3608,6 +3626,46 @@ type SKUSuggestionList struct {
 	Items []SKUCreate `json:"items"`
 }
 
+// SSHKey defines model for SSHKey.
+type SSHKey struct {
+	// ExpiresAt The node refuses the key from then on
+	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"`
+
+	// PublicKey A line of authorized_keys without options: an Ed25519, ECDSA or RSA key (2048 bits or more)
+	PublicKey string `json:"public_key"`
+
+	// User An account of the machine
+	User string `json:"user"`
+}
+
+// SSHKeyEntry defines model for SSHKeyEntry.
+type SSHKeyEntry struct {
+	ExpiresAt time.Time `json:"expires_at,omitempty,omitzero"`
+
+	// Fingerprint As ssh-keygen prints it
+	Fingerprint string `json:"fingerprint"`
+	PublicKey   string `json:"public_key"`
+	User        string `json:"user"`
+}
+
+// SSHKeySet defines model for SSHKeySet.
+type SSHKeySet struct {
+	// AllocationID UUIDv7 in lower case.
+	AllocationID    ID                 `json:"allocation_id"`
+	Keys            []SSHKeyEntry      `json:"keys"`
+	ManagedBy       SSHKeySetManagedBy `json:"managed_by"`
+	ResourceVersion int64              `json:"resource_version"`
+	UpdatedAt       time.Time          `json:"updated_at"`
+}
+
+// SSHKeySetManagedBy defines model for SSHKeySet.ManagedBy.
+type SSHKeySetManagedBy string
+
+// SSHKeySetPut defines model for SSHKeySetPut.
+type SSHKeySetPut struct {
+	Keys []SSHKey `json:"keys"`
+}
+
 // Secret defines model for Secret.
 type Secret struct {
 	CreatedAt time.Time `json:"created_at"`
@@ -5229,6 +5287,12 @@ type CreateAccessCredentialJSONRequestBody = AccessCredentialCreate
 // CreateAllocationJSONRequestBody defines body for CreateAllocation for application/json ContentType.
 type CreateAllocationJSONRequestBody = AllocationCreate
 
+// PutAppSSHKeysJSONRequestBody defines body for PutAppSSHKeys for application/json ContentType.
+type PutAppSSHKeysJSONRequestBody = SSHKeySetPut
+
+// PutOperatorSSHKeysJSONRequestBody defines body for PutOperatorSSHKeys for application/json ContentType.
+type PutOperatorSSHKeysJSONRequestBody = SSHKeySetPut
+
 // RegisterArtifactJSONRequestBody defines body for RegisterArtifact for application/json ContentType.
 type RegisterArtifactJSONRequestBody = ArtifactRegister
 
@@ -5585,6 +5649,18 @@ type ServerInterface interface {
 	// ReleaseAllocation Give the capacity back; refused while an instance uses it
 	// (POST /projects/{project_id}/allocations/{allocation_id}/release)
 	ReleaseAllocation(c *gin.Context, projectID ProjectID, allocationID AllocationID)
+	// GetAppSSHKeys SSH keys of an allocation that its apps manage
+	// (GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app)
+	GetAppSSHKeys(c *gin.Context, projectID ProjectID, allocationID AllocationID)
+	// PutAppSSHKeys Replace the SSH keys of an allocation that its apps manage
+	// (PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app)
+	PutAppSSHKeys(c *gin.Context, projectID ProjectID, allocationID AllocationID)
+	// GetOperatorSSHKeys SSH keys of an allocation that its operators manage
+	// (GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator)
+	GetOperatorSSHKeys(c *gin.Context, projectID ProjectID, allocationID AllocationID)
+	// PutOperatorSSHKeys Replace the SSH keys of an allocation that its operators manage
+	// (PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator)
+	PutOperatorSSHKeys(c *gin.Context, projectID ProjectID, allocationID AllocationID)
 	// ListArtifacts Artifacts of the project
 	// (GET /projects/{project_id}/app-artifacts)
 	ListArtifacts(c *gin.Context, projectID ProjectID, params ListArtifactsParams)
@@ -8677,6 +8753,142 @@ func (siw *ServerInterfaceWrapper) ReleaseAllocation(c *gin.Context) {
 	siw.Handler.ReleaseAllocation(c, projectID, allocationID)
 }
 
+// GetAppSSHKeys operation middleware
+func (siw *ServerInterfaceWrapper) GetAppSSHKeys(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "allocation_id" -------------
+	var allocationID AllocationID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "allocation_id", c.Param("allocation_id"), &allocationID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter allocation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetAppSSHKeys(c, projectID, allocationID)
+}
+
+// PutAppSSHKeys operation middleware
+func (siw *ServerInterfaceWrapper) PutAppSSHKeys(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "allocation_id" -------------
+	var allocationID AllocationID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "allocation_id", c.Param("allocation_id"), &allocationID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter allocation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutAppSSHKeys(c, projectID, allocationID)
+}
+
+// GetOperatorSSHKeys operation middleware
+func (siw *ServerInterfaceWrapper) GetOperatorSSHKeys(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "allocation_id" -------------
+	var allocationID AllocationID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "allocation_id", c.Param("allocation_id"), &allocationID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter allocation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.GetOperatorSSHKeys(c, projectID, allocationID)
+}
+
+// PutOperatorSSHKeys operation middleware
+func (siw *ServerInterfaceWrapper) PutOperatorSSHKeys(c *gin.Context) {
+
+	var err error
+	_ = err
+
+	// ------------- Path parameter "project_id" -------------
+	var projectID ProjectID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "project_id", c.Param("project_id"), &projectID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter project_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	// ------------- Path parameter "allocation_id" -------------
+	var allocationID AllocationID
+
+	err = runtime.BindStyledParameterWithOptions("simple", "allocation_id", c.Param("allocation_id"), &allocationID, runtime.BindStyledParameterOptions{ParamLocation: runtime.ParamLocationPath, Explode: false, Required: true, Type: "string", Format: "", ValueIsUnescaped: true})
+	if err != nil {
+		siw.ErrorHandler(c, fmt.Errorf("Invalid format for parameter allocation_id: %w", err), http.StatusBadRequest)
+		return
+	}
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.PutOperatorSSHKeys(c, projectID, allocationID)
+}
+
 // ListArtifacts operation middleware
 func (siw *ServerInterfaceWrapper) ListArtifacts(c *gin.Context) {
 
@@ -11756,6 +11968,10 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/projects/:project_id/allocations", wrapper.CreateAllocation)
 	router.GET(options.BaseURL+"/projects/:project_id/allocations/:allocation_id", wrapper.GetAllocation)
 	router.POST(options.BaseURL+"/projects/:project_id/allocations/:allocation_id/release", wrapper.ReleaseAllocation)
+	router.GET(options.BaseURL+"/projects/:project_id/allocations/:allocation_id/ssh-keys/app", wrapper.GetAppSSHKeys)
+	router.PUT(options.BaseURL+"/projects/:project_id/allocations/:allocation_id/ssh-keys/app", wrapper.PutAppSSHKeys)
+	router.GET(options.BaseURL+"/projects/:project_id/allocations/:allocation_id/ssh-keys/operator", wrapper.GetOperatorSSHKeys)
+	router.PUT(options.BaseURL+"/projects/:project_id/allocations/:allocation_id/ssh-keys/operator", wrapper.PutOperatorSSHKeys)
 	router.GET(options.BaseURL+"/projects/:project_id/app-artifacts", wrapper.ListArtifacts)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts", wrapper.RegisterArtifact)
 	router.POST(options.BaseURL+"/projects/:project_id/app-artifacts/publish-intents", wrapper.CreatePublishIntent)
@@ -15404,6 +15620,168 @@ func (response ReleaseAllocationdefaultApplicationProblemPlusJSONResponse) Visit
 	return err
 }
 
+type GetAppSSHKeysRequestObject struct {
+	ProjectID    ProjectID    `json:"project_id"`
+	AllocationID AllocationID `json:"allocation_id"`
+}
+
+type GetAppSSHKeysResponseObject interface {
+	VisitGetAppSSHKeysResponse(w http.ResponseWriter) error
+}
+
+type GetAppSSHKeys200JSONResponse SSHKeySet
+
+func (response GetAppSSHKeys200JSONResponse) VisitGetAppSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetAppSSHKeysdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetAppSSHKeysdefaultApplicationProblemPlusJSONResponse) VisitGetAppSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutAppSSHKeysRequestObject struct {
+	ProjectID    ProjectID    `json:"project_id"`
+	AllocationID AllocationID `json:"allocation_id"`
+	Body         *PutAppSSHKeysJSONRequestBody
+}
+
+type PutAppSSHKeysResponseObject interface {
+	VisitPutAppSSHKeysResponse(w http.ResponseWriter) error
+}
+
+type PutAppSSHKeys200JSONResponse SSHKeySet
+
+func (response PutAppSSHKeys200JSONResponse) VisitPutAppSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutAppSSHKeysdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PutAppSSHKeysdefaultApplicationProblemPlusJSONResponse) VisitPutAppSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetOperatorSSHKeysRequestObject struct {
+	ProjectID    ProjectID    `json:"project_id"`
+	AllocationID AllocationID `json:"allocation_id"`
+}
+
+type GetOperatorSSHKeysResponseObject interface {
+	VisitGetOperatorSSHKeysResponse(w http.ResponseWriter) error
+}
+
+type GetOperatorSSHKeys200JSONResponse SSHKeySet
+
+func (response GetOperatorSSHKeys200JSONResponse) VisitGetOperatorSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type GetOperatorSSHKeysdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response GetOperatorSSHKeysdefaultApplicationProblemPlusJSONResponse) VisitGetOperatorSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutOperatorSSHKeysRequestObject struct {
+	ProjectID    ProjectID    `json:"project_id"`
+	AllocationID AllocationID `json:"allocation_id"`
+	Body         *PutOperatorSSHKeysJSONRequestBody
+}
+
+type PutOperatorSSHKeysResponseObject interface {
+	VisitPutOperatorSSHKeysResponse(w http.ResponseWriter) error
+}
+
+type PutOperatorSSHKeys200JSONResponse SSHKeySet
+
+func (response PutOperatorSSHKeys200JSONResponse) VisitPutOperatorSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type PutOperatorSSHKeysdefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response PutOperatorSSHKeysdefaultApplicationProblemPlusJSONResponse) VisitPutOperatorSSHKeysResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
 type ListArtifactsRequestObject struct {
 	ProjectID ProjectID `json:"project_id"`
 	Params    ListArtifactsParams
@@ -18653,6 +19031,18 @@ type StrictServerInterface interface {
 	// ReleaseAllocation Give the capacity back; refused while an instance uses it
 	// (POST /projects/{project_id}/allocations/{allocation_id}/release)
 	ReleaseAllocation(ctx context.Context, request ReleaseAllocationRequestObject) (ReleaseAllocationResponseObject, error)
+	// GetAppSSHKeys SSH keys of an allocation that its apps manage
+	// (GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app)
+	GetAppSSHKeys(ctx context.Context, request GetAppSSHKeysRequestObject) (GetAppSSHKeysResponseObject, error)
+	// PutAppSSHKeys Replace the SSH keys of an allocation that its apps manage
+	// (PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/app)
+	PutAppSSHKeys(ctx context.Context, request PutAppSSHKeysRequestObject) (PutAppSSHKeysResponseObject, error)
+	// GetOperatorSSHKeys SSH keys of an allocation that its operators manage
+	// (GET /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator)
+	GetOperatorSSHKeys(ctx context.Context, request GetOperatorSSHKeysRequestObject) (GetOperatorSSHKeysResponseObject, error)
+	// PutOperatorSSHKeys Replace the SSH keys of an allocation that its operators manage
+	// (PUT /projects/{project_id}/allocations/{allocation_id}/ssh-keys/operator)
+	PutOperatorSSHKeys(ctx context.Context, request PutOperatorSSHKeysRequestObject) (PutOperatorSSHKeysResponseObject, error)
 	// ListArtifacts Artifacts of the project
 	// (GET /projects/{project_id}/app-artifacts)
 	ListArtifacts(ctx context.Context, request ListArtifactsRequestObject) (ListArtifactsResponseObject, error)
@@ -21830,6 +22220,150 @@ func (sh *strictHandler) ReleaseAllocation(ctx *gin.Context, projectID ProjectID
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(ReleaseAllocationResponseObject); ok {
 		if err := validResponse.VisitReleaseAllocationResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetAppSSHKeys operation middleware
+func (sh *strictHandler) GetAppSSHKeys(ctx *gin.Context, projectID ProjectID, allocationID AllocationID) {
+	var request GetAppSSHKeysRequestObject
+
+	request.ProjectID = projectID
+	request.AllocationID = allocationID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetAppSSHKeys(ctx, request.(GetAppSSHKeysRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetAppSSHKeys")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetAppSSHKeysResponseObject); ok {
+		if err := validResponse.VisitGetAppSSHKeysResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// PutAppSSHKeys operation middleware
+func (sh *strictHandler) PutAppSSHKeys(ctx *gin.Context, projectID ProjectID, allocationID AllocationID) {
+	var request PutAppSSHKeysRequestObject
+
+	request.ProjectID = projectID
+	request.AllocationID = allocationID
+
+	var body PutAppSSHKeysJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PutAppSSHKeys(ctx, request.(PutAppSSHKeysRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PutAppSSHKeys")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PutAppSSHKeysResponseObject); ok {
+		if err := validResponse.VisitPutAppSSHKeysResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// GetOperatorSSHKeys operation middleware
+func (sh *strictHandler) GetOperatorSSHKeys(ctx *gin.Context, projectID ProjectID, allocationID AllocationID) {
+	var request GetOperatorSSHKeysRequestObject
+
+	request.ProjectID = projectID
+	request.AllocationID = allocationID
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.GetOperatorSSHKeys(ctx, request.(GetOperatorSSHKeysRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "GetOperatorSSHKeys")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(GetOperatorSSHKeysResponseObject); ok {
+		if err := validResponse.VisitGetOperatorSSHKeysResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// PutOperatorSSHKeys operation middleware
+func (sh *strictHandler) PutOperatorSSHKeys(ctx *gin.Context, projectID ProjectID, allocationID AllocationID) {
+	var request PutOperatorSSHKeysRequestObject
+
+	request.ProjectID = projectID
+	request.AllocationID = allocationID
+
+	var body PutOperatorSSHKeysJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.PutOperatorSSHKeys(ctx, request.(PutOperatorSSHKeysRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "PutOperatorSSHKeys")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(PutOperatorSSHKeysResponseObject); ok {
+		if err := validResponse.VisitPutOperatorSSHKeysResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

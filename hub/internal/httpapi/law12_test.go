@@ -35,6 +35,9 @@ func samples() map[string]string {
 	return out
 }
 
+const sshKeySample = `{"user":"ubuntu","expires_at":"2036-01-01T00:00:00Z","public_key":` +
+	`"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIFbl9P7hcNN6NDTv6fh2tHvuHJEhkXVmFXdP+/zWJ5JB me"}`
+
 func accountSamples() map[string]string {
 	return map[string]string{
 		"mintServiceAccountToken": `{"service_account_id":"` + someID + `","key_id":"` + someID +
@@ -75,6 +78,8 @@ func accountSamples() map[string]string {
 		"createAllocation": `{"node_id":"` + someID +
 			`","sku":"s","capacity_shape":"gpu_slice","accelerator_count":0,"accelerator_model":"m","cpu_cores":1,` +
 			`"memory_mib":64}`,
+		"putOperatorSSHKeys":     `{"keys":[` + sshKeySample + `]}`,
+		"putAppSSHKeys":          `{"keys":[` + sshKeySample + `]}`,
 		"createVolume":           `{"name":"v","size_mib":64,"allocation_id":"` + someID + `"}`,
 		"createAccessCredential": `{"name":"bootstrap"}`,
 		"unwrap":                 `{"token":"gpuaas_wrap_x"}`,

@@ -89,6 +89,12 @@ func (l *Session) ExpectState(parts int) (*protocol.DesiredState, *protocol.Push
 	return l.expect(func(s *protocol.DesiredState) bool { return len(s.GetParts()) == parts })
 }
 
+// ExpectSSHKeys is ExpectState for the number of SSH keys.
+func (l *Session) ExpectSSHKeys(keys int) (*protocol.DesiredState, *protocol.PushState) {
+	l.T.Helper()
+	return l.expect(func(s *protocol.DesiredState) bool { return len(s.GetSshKeys()) == keys })
+}
+
 // ExpectVolumes is ExpectState for the number of volumes.
 func (l *Session) ExpectVolumes(volumes int) (*protocol.DesiredState, *protocol.PushState) {
 	l.T.Helper()

@@ -53,6 +53,10 @@ const (
 	AllocationCreate  Permission = "capacity.allocation.create"
 	AllocationRelease Permission = "capacity.allocation.release"
 
+	// SSHKeyManage sets the operators' SSH keys of an allocation, AppSSHKeyManage those of its apps.
+	SSHKeyManage    Permission = "capacity.ssh_key.manage"
+	AppSSHKeyManage Permission = "apps.ssh_key.manage"
+
 	VolumeRead   Permission = "capacity.volume.read"
 	VolumeCreate Permission = "capacity.volume.create"
 	// VolumeSnapshot takes and deletes snapshots; VolumeRestore replaces a volume's content by one.
@@ -144,9 +148,9 @@ func Permissions() []Permission {
 		CatalogManage, CatalogRead, EntitlementRead,
 		EntitlementWrite, EnvironmentManage, EnvironmentRead, InstanceConnect, InstanceCreate,
 		InstanceDelete, InstanceExec, InstanceLogs, InstanceMembers, InstanceRead, InstanceRollback, InstanceStart,
-		InstanceStop, InstanceUpgrade, InstanceWork, SecretManage, SecretRead, AuditExport, AuditRead,
+		InstanceStop, InstanceUpgrade, InstanceWork, SecretManage, SecretRead, AppSSHKeyManage, AuditExport, AuditRead,
 		CreditGrant, LedgerRead, PriceRead, PriceWrite,
-		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite,
+		UsageRead, WalletRead, AllocationCreate, AllocationRead, AllocationRelease, SKURead, SKUWrite, SSHKeyManage,
 		VolumeCreate, VolumeDelete, VolumeRead, VolumeRestore, VolumeSnapshot, JoinTokenRead,
 		JoinTokenWrite, NodeRead, NodeWrite, PublisherRead, PublisherWrite,
 		AccessCredentialManage, AccessCredentialRead, OrgCreate, OrgRead,

@@ -162,6 +162,7 @@ func permissionOfEvent(t string) iam.Permission {
 		{"apps.publisher.", iam.PublisherRead},
 		{"apps.slug.", iam.ArtifactRead},
 		{"capacity.allocation.", iam.AllocationRead},
+		{"capacity.ssh_keys.", iam.AllocationRead},
 		{"capacity.volume.", iam.VolumeRead},
 		{"capacity.volume_snapshot.", iam.VolumeRead},
 		{"capacity.sku.", iam.SKURead},

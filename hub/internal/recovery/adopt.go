@@ -36,6 +36,7 @@ type upload struct {
 	Workloads []*protocol.Workload
 	Leases    []*protocol.Lease
 	Volumes   []*protocol.ProjectVolume
+	SSHKeys   []*protocol.SSHKey
 	// Findings are the contradictions found so far.
 	Findings []finding.Finding
 }
@@ -71,6 +72,9 @@ func adoptNode(ctx context.Context, tx db.Tx, b upload, now time.Time) error {
 	}
 	todo := plan.Adopt(members, claims, oneOrg, plan.Upload{Newer: b.Newer, Named: b.Named, Workloads: b.Workloads})
 	if err := a.apply(ctx, tx, todo); err != nil {
+		return err
+	}
+	if err := a.sshKeys(ctx, tx); err != nil {
 		return err
 	}
 	for _, l := range b.Leases {
@@ -172,6 +176,23 @@ func (a adopter) volumes(ctx context.Context, tx db.Tx) error {
 		}
 		if err := a.addFinding(ctx, tx, finding.Volume, resourceVolume, v.ID, "The volume %s. Its name is lost.",
 			madeAfter); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// sshKeys takes the sets of SSH keys over from a newer state: a key that was taken out after the backup stays out.
+func (a adopter) sshKeys(ctx context.Context, tx db.Tx) error {
+	if !a.b.Newer {
+		return nil
+	}
+	adopted, err := capacity.AdoptSSHKeys(ctx, tx, a.b.NodeID, a.b.SSHKeys, a.by.Now)
+	if err != nil {
+		return err
+	}
+	for _, s := range adopted {
+		if err := change.CompleteSSHKeys(ctx, tx, a.by, actionAdopt, s.Allocation, s.Before, s.After); err != nil {
 			return err
 		}
 	}

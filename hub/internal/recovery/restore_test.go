@@ -6,10 +6,12 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -136,6 +138,55 @@ func TestLaw16AVolumeMadeAfterTheBackupIsTakenOver(t *testing.T) {
 	require.True(t, proto.Equal(state.GetVolumes()[0], now.GetVolumes()[0]))
 	require.Equal(t, map[string]string{finding.Volume: v.ID}, again.Findings())
 	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM volumes WHERE status = 'pending'`))
+}
+
+// Law 16: SSH keys are those of the newer state: one that was taken out after the backup stays out.
+func TestLaw16SSHKeysAreThoseOfTheNewerState(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	kept := h.Launch()
+	before, _ := l.ExpectState(1)
+	l.Report(before.GetGeneration(), hubtest.Ready(kept))
+	key := func() capacity.SSHKey {
+		public, _, err := ed25519.GenerateKey(rand.Reader)
+		require.NoError(t, err)
+		key, err := ssh.NewPublicKey(public)
+		require.NoError(t, err)
+		return capacity.SSHKey{User: "ubuntu", PublicKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))}
+	}
+	put := func(managedBy string, keys ...capacity.SSHKey) *protocol.PushState {
+		_, err := (&command.Service{DB: h.DB}).PutSSHKeys(t.Context(), h.Tenant("keys"+db.NewID()), h.Project.ID,
+			kept.Members[0].AllocationID, capacity.SSHKeySet{ManagedBy: managedBy, Keys: keys})
+		require.NoError(t, err)
+		_, push := l.ExpectSSHKeys(len(keys))
+		return push
+	}
+	old, fresh := key(), key()
+	put(capacity.SSHKeysOfOperator, old)
+	backup := h.Backup()
+	put(capacity.SSHKeysOfOperator)
+	push := put(capacity.SSHKeysOfApp, fresh)
+	require.NoError(t, l.Conn.Close(0, "the hub is gone"))
+
+	again := h.Restore(backup)
+	n.Hub = again
+	state := &protocol.DesiredState{}
+	require.NoError(t, proto.Unmarshal(push.GetEnvelope().GetPayload(), state))
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	var err error
+	n.Bundle, err = n.Bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	now, _ := l.ExpectSSHKeys(1)
+	require.True(t, proto.Equal(state.GetSshKeys()[0], now.GetSshKeys()[0]))
+	require.Equal(t, capacity.SSHKeysOfApp, now.GetSshKeys()[0].GetManagedBy())
+	require.Equal(t, 2, hubtest.Count(again, `SELECT count(*) FROM audit_rows WHERE resource_type = 'ssh_keys'
+		AND actor_type = 'system'`), "both sets were others")
 }
 
 // Law 16: a member stays placed while its node awaits resync.

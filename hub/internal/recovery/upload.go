@@ -90,7 +90,7 @@ func gather(ctx context.Context, tx db.Tx, nodeID string,
 	for _, ref := range state.Message().GetParts() {
 		b.Named = append(b.Named, ref.GetId())
 	}
-	b.Volumes = state.Message().GetVolumes()
+	b.Volumes, b.SSHKeys = state.Message().GetVolumes(), state.Message().GetSshKeys()
 	parts, err := uploadedParts(ctx, tx, nodeID)
 	if err != nil {
 		return b, err

@@ -85,6 +85,17 @@ CREATE INDEX IF NOT EXISTS allocations_by_project ON allocations (project_id, id
 CREATE INDEX IF NOT EXISTS allocations_by_node ON allocations (node_id) WHERE released_at IS NULL;
 CREATE INDEX IF NOT EXISTS allocations_by_org ON allocations (org_id) WHERE released_at IS NULL;
 
+-- The SSH keys of an allocation: a set of its operators and one of its apps. keys is a list of capacity.SSHKey.
+CREATE TABLE IF NOT EXISTS ssh_key_sets (
+  allocation_id UUID NOT NULL,
+  managed_by TEXT NOT NULL CHECK (managed_by IN ('operator', 'app')),
+  org_slug TEXT NOT NULL,
+  keys JSONB NOT NULL,
+  resource_version INT8 NOT NULL,
+  updated_at TIMESTAMPTZ NOT NULL,
+  PRIMARY KEY (allocation_id, managed_by)
+);
+
 CREATE TABLE IF NOT EXISTS claims (
   allocation_id UUID NOT NULL,
   node_id UUID NOT NULL,

@@ -1511,6 +1511,43 @@ class SKUSuggestionList:
 
 
 @dataclass(kw_only=True)
+class SSHKey:
+    """SSHKey."""
+
+    public_key: str
+    user: str
+    expires_at: datetime | None = None
+
+
+@dataclass(kw_only=True)
+class SSHKeyEntry:
+    """SSHKeyEntry."""
+
+    fingerprint: str
+    public_key: str
+    user: str
+    expires_at: datetime | None = None
+
+
+@dataclass(kw_only=True)
+class SSHKeySet:
+    """SSHKeySet."""
+
+    allocation_id: Id
+    keys: list[SSHKeyEntry]
+    managed_by: Literal["operator", "app"]
+    resource_version: int
+    updated_at: datetime
+
+
+@dataclass(kw_only=True)
+class SSHKeySetPut:
+    """SSHKeySetPut."""
+
+    keys: list[SSHKey]
+
+
+@dataclass(kw_only=True)
 class Secret:
     """Secret."""
 
@@ -3006,6 +3043,21 @@ class Operations(ABC):
             query={"member_id": member_id, "service": service, "tail_lines": tail_lines, "since": since, "follow": follow},
         )
 
+    def get_app_ssh_keys(
+        self,
+        project_id: str,
+        allocation_id: str,
+        *,
+        if_none_match: str | None = None,
+    ) -> SSHKeySet:
+        """SSH keys of an allocation that its apps manage; needs capacity.allocation.read."""
+        return self._call(
+            "GET",
+            f"/projects/{quote(project_id, safe='')}/allocations/{quote(allocation_id, safe='')}/ssh-keys/app",
+            SSHKeySet,
+            headers={"If-None-Match": if_none_match},
+        )
+
     def get_custom_role(
         self,
         org_id: str,
@@ -3069,6 +3121,21 @@ class Operations(ABC):
         """This document."""
         return self._lines(
             "/openapi.yaml",
+        )
+
+    def get_operator_ssh_keys(
+        self,
+        project_id: str,
+        allocation_id: str,
+        *,
+        if_none_match: str | None = None,
+    ) -> SSHKeySet:
+        """SSH keys of an allocation that its operators manage; needs capacity.allocation.read."""
+        return self._call(
+            "GET",
+            f"/projects/{quote(project_id, safe='')}/allocations/{quote(allocation_id, safe='')}/ssh-keys/operator",
+            SSHKeySet,
+            headers={"If-None-Match": if_none_match},
         )
 
     def get_org_quota(
@@ -3834,6 +3901,23 @@ class Operations(ABC):
             headers={"If-Match": if_match, "X-Idempotency-Key": idempotency_key},
         )
 
+    def put_app_ssh_keys(
+        self,
+        project_id: str,
+        allocation_id: str,
+        body: SSHKeySetPut,
+        *,
+        if_match: str | None = None,
+    ) -> SSHKeySet:
+        """Replace the SSH keys of an allocation that its apps manage; needs apps.ssh_key.manage."""
+        return self._call(
+            "PUT",
+            f"/projects/{quote(project_id, safe='')}/allocations/{quote(allocation_id, safe='')}/ssh-keys/app",
+            SSHKeySet,
+            headers={"If-Match": if_match},
+            body=body,
+        )
+
     def put_custom_role(
         self,
         org_id: str,
@@ -3864,6 +3948,23 @@ class Operations(ABC):
             "PUT",
             f"/projects/{quote(project_id, safe='')}/apps/entitlements/{quote(app_slug, safe='')}",
             Entitlement,
+            headers={"If-Match": if_match},
+            body=body,
+        )
+
+    def put_operator_ssh_keys(
+        self,
+        project_id: str,
+        allocation_id: str,
+        body: SSHKeySetPut,
+        *,
+        if_match: str | None = None,
+    ) -> SSHKeySet:
+        """Replace the SSH keys of an allocation that its operators manage; needs capacity.ssh_key.manage."""
+        return self._call(
+            "PUT",
+            f"/projects/{quote(project_id, safe='')}/allocations/{quote(allocation_id, safe='')}/ssh-keys/operator",
+            SSHKeySet,
             headers={"If-Match": if_match},
             body=body,
         )
