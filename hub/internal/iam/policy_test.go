@@ -251,18 +251,20 @@ func table(r Role) []Permission {
 		InstanceWork, InstanceMembers, InstanceExec, InstanceConnect, ArtifactPublish, EnvironmentManage, SecretManage,
 		AccessCredentialManage, AttachmentCreate, AttachmentDelete,
 		VolumeCreate, VolumeSnapshot, VolumeRestore,
-		VolumeDelete,
+		VolumeDelete, AppSSHKeyManage,
 	})
 	projectAdmin := slices.Concat(operator, []Permission{
 		ArtifactManage, EntitlementWrite, AllocationCreate, AllocationRelease, ServiceAccountRead,
-		ServiceAccountWrite, RoleRead, RoleWrite,
+		ServiceAccountWrite, RoleRead, RoleWrite, SSHKeyManage,
 	})
 	held := map[Role][]Permission{
 		OrgAdmin: slices.Concat(projectAdmin, []Permission{
 			ProjectCreate, UserRead, UserManage, QuotaRead, LedgerRead, WalletRead, AuditRead, AuditExport,
 			WebhookRead, WebhookWrite,
 		}),
-		OrgMember:    slices.Concat(operator, []Permission{AllocationCreate, AllocationRelease, LedgerRead, WalletRead}),
+		OrgMember:    slices.Concat(operator, []Permission{
+			AllocationCreate, AllocationRelease, LedgerRead, WalletRead, SSHKeyManage,
+		}),
 		OrgBilling:   slices.Concat(viewer, []Permission{QuotaRead, LedgerRead, WalletRead}),
 		ProjectAdmin: projectAdmin,
 		AppOperator:  operator,
