@@ -262,7 +262,7 @@ func table(r Role) []Permission {
 			ProjectCreate, UserRead, UserManage, QuotaRead, LedgerRead, WalletRead, AuditRead, AuditExport,
 			WebhookRead, WebhookWrite,
 		}),
-		OrgMember:    slices.Concat(operator, []Permission{
+		OrgMember: slices.Concat(operator, []Permission{
 			AllocationCreate, AllocationRelease, LedgerRead, WalletRead, SSHKeyManage,
 		}),
 		OrgBilling:   slices.Concat(viewer, []Permission{QuotaRead, LedgerRead, WalletRead}),
