@@ -118,6 +118,12 @@ func GetSSHKeys(ctx context.Context, tx db.Tx, a Allocation, managedBy string) (
 	return s, err
 }
 
+// HasSSHKeys reports whether one of the sets of an allocation has a key.
+func HasSSHKeys(ctx context.Context, tx db.Tx, allocationID string) (bool, error) {
+	return db.Value[bool](ctx, tx,
+		`SELECT EXISTS (SELECT 1 FROM ssh_key_sets WHERE allocation_id = $1 AND keys <> '[]'::JSONB)`, allocationID)
+}
+
 // PutSSHKeys replaces one of the sets of an allocation, and returns it as it was and as it is.
 func PutSSHKeys(ctx context.Context, tx db.Tx, a Allocation, in SSHKeySet, now time.Time,
 ) (before, after SSHKeySet, err error) {

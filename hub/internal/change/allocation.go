@@ -24,8 +24,12 @@ func ReleaseAllocation(ctx context.Context, tx db.Tx, by By, before capacity.All
 			return capacity.Allocation{}, err
 		}
 	}
-	if err := fleet.BumpIntent(ctx, tx, after.NodeID); err != nil {
+	if keys, err := capacity.HasSSHKeys(ctx, tx, after.ID); err != nil {
 		return capacity.Allocation{}, err
+	} else if keys {
+		if err := fleet.BumpIntent(ctx, tx, after.NodeID); err != nil {
+			return capacity.Allocation{}, err
+		}
 	}
 	return after, RecordAllocation(ctx, tx, by, iam.AllocationRelease, before.Status, after)
 }

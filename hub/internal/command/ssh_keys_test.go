@@ -98,8 +98,10 @@ func TestOperatorsAndAppsKeysAreSetsOfTheirOwn(t *testing.T) {
 	require.Zero(t, w.Count(`SELECT count(*) FROM events WHERE data::TEXT LIKE $1`,
 		"%"+strings.Fields(app.PublicKey)[1]+"%"))
 
+	before = rev()
 	require.NoError(t, second(w.Commands().ReleaseAllocation(t.Context(), w.Meta("release"), w.Project.ID, a.ID)))
 	require.Empty(t, w.desiredSSHKeys(), "keys end with the allocation")
+	require.Equal(t, before+1, rev())
 	_, err = w.putSSHKeys(a, capacity.SSHKeysOfApp, app)
 	require.True(t, fault.Is(err, fault.Conflict), err)
 }
