@@ -184,9 +184,9 @@ func TestWorkloadsAndUsageSurviveEveryFaultOfTheNetwork(t *testing.T) {
 	}
 }
 
-// requireSpaced waits until a node without an answer has dialled repeatedly and checks that each dial waited for the end
-// of the one before. How the pauses between them grow is shown in test time, in agent/hubsession: here the time that a
-// packet takes through a busy machine would count as pause.
+// requireSpaced waits until a node without an answer has dialled repeatedly and checks that each dial waited for the
+// end of the one before. How the pauses between them grow is shown in test time, in agent/hubsession: here the time
+// that a packet takes through a busy machine would count as pause.
 func (n *farNode) requireSpaced(away int) {
 	t := n.Testbed.T
 	t.Helper()
