@@ -52,8 +52,8 @@ func newCluster(t *testing.T, slug string, doc []byte) *cluster {
 }
 
 // work has a worker work off the tasks until the instance has ended.
-func (c *cluster) work(handle func(context.Context, worker.Task) error) {
-	w := worker.Worker{Hub: c.Operator, ProjectID: c.Tenant.Project.ID, InstanceID: c.id, Handle: handle}
+func (c *cluster) work(w *worker.Worker) {
+	w.Hub, w.ProjectID, w.InstanceID = c.Operator, c.Tenant.Project.ID, c.id
 	go func() { c.ended <- w.Run(c.Ctx) }()
 }
 
@@ -119,11 +119,11 @@ func (c *cluster) awaitMember(memberID string, want client.MemberStatus) {
 	c.T.Helper()
 	require.NoError(c.T, c.Operator.Watch(c.Ctx, c.Tenant.Project.ID, c.id, func(i client.AppInstance) (bool, error) {
 		for _, m := range i.Members {
-			if m.ID == memberID && m.Status == client.MemberStatusFailed {
-				return true, fmt.Errorf("the member failed: %s %s", m.StatusReason, m.Detail)
-			}
 			if m.ID == memberID && m.Status == want {
 				return true, nil
+			}
+			if m.ID == memberID && m.Status == client.MemberStatusFailed {
+				return true, fmt.Errorf("the member failed: %s %s", m.StatusReason, m.Detail)
 			}
 		}
 		return false, nil

@@ -3,12 +3,14 @@ package cluster_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/deploy/starter/slurm"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/pkg/client"
+	"github.com/gpuaas/gpuaas/pkg/worker"
 )
 
 // slurmCommand runs a client of Slurm on the machine.
@@ -23,7 +25,8 @@ func (m machine) slurmCommand(t *testing.T, words ...string) string {
 func TestASlurmClusterThroughItsLife(t *testing.T) {
 	c := newCluster(t, "slurm-reference", slurm.Manifest)
 	one, two := c.machines[0], c.machines[1]
-	c.work((&slurm.Controller{Machines: c.machineOf}).Handle)
+	controller := slurm.Controller{Machines: c.machineOf}
+	c.work(&worker.Worker{Handle: controller.Handle, Members: controller.Members, ReportEvery: time.Second})
 	c.await(client.AppInstanceStatusRunning)
 	require.Equal(t, "m1", one.slurmCommand(t, "srun", "hostname"))
 
@@ -37,7 +40,7 @@ func TestASlurmClusterThroughItsLife(t *testing.T) {
 	require.ElementsMatch(t, []string{"m1", "m2"}, strings.Fields(one.run(t, "cat", "/srv/hosts")))
 
 	two.run(t, "pkill", "-KILL", "slurmd|munged")
-	c.report(added, client.MemberReportStatusFailed, client.WorkerReasonNodeUnreachable)
+	c.awaitMember(added, client.MemberStatusFailed)
 	c.recover(added)
 	both()
 

@@ -14,10 +14,12 @@
 package worker
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/gpuaas/gpuaas/pkg/client"
@@ -32,11 +34,15 @@ const (
 	heartbeatShare = 3
 	// retryPause is how long the worker waits after an error of the hub.
 	retryPause = 2 * time.Second
+	// DefaultReportEvery is a quarter of the time after which a member that is not reported any more counts as failed.
+	DefaultReportEvery = 30 * time.Second
 	// reportTimeout bounds the report of a task's end: the work is done, also where the worker is asked to stop.
 	reportTimeout = 20 * time.Second
 	maxDetail     = 2000
 	// codeFenced is the problem's code where another attempt holds the task.
 	codeFenced = "task_fenced"
+	// codeMemberBusy is the problem's code where a task is about the member.
+	codeMemberBusy = "member_busy"
 )
 
 // ErrCancelled is the cause of a handler's context once the hub has asked for the task's end.
@@ -67,8 +73,16 @@ type Worker struct {
 	Lease time.Duration
 	// Handle does what a task asks for. Its context ends when the task is cancelled or lost.
 	Handle func(ctx context.Context, t Task) error
-	// OnError gets errors of the hub, after which the worker goes on; may be nil.
+	// Members says how the members of a running instance do, by their ids; those that it leaves out are not reported.
+	// Once it has reported a member, the hub takes a silence of two minutes for the member's failure. It may be nil: then
+	// members are as their tasks left them. It is called beside Handle.
+	Members func(ctx context.Context, i client.AppInstance) (map[string]client.MemberReport, error)
+	// ReportEvery is DefaultReportEvery where it is zero.
+	ReportEvery time.Duration
+	// OnError gets errors of the hub and of Members, after which the worker goes on; may be nil. Calls do not overlap.
 	OnError func(error)
+
+	onError sync.Mutex
 }
 
 // Task is a claimed task. Instance is the app instance at the claim, with its members, parameters and config.
@@ -105,6 +119,12 @@ func (w *Worker) Run(ctx context.Context) error {
 	if w.Lease == 0 {
 		w.Lease = DefaultLease
 	}
+	if w.Members != nil {
+		reporting, stop := context.WithCancel(ctx)
+		var ended sync.WaitGroup
+		ended.Go(func() { w.report(reporting) })
+		defer func() { stop(); ended.Wait() }()
+	}
 	for ctx.Err() == nil {
 		done, err := w.step(ctx)
 		if done {
@@ -113,15 +133,58 @@ func (w *Worker) Run(ctx context.Context) error {
 		if err == nil || ctx.Err() != nil {
 			continue
 		}
-		if w.OnError != nil {
-			w.OnError(err)
-		}
+		w.failed(err)
 		select {
 		case <-ctx.Done():
 		case <-time.After(retryPause):
 		}
 	}
 	return context.Cause(ctx)
+}
+
+func (w *Worker) failed(err error) {
+	if err == nil || w.OnError == nil {
+		return
+	}
+	w.onError.Lock()
+	defer w.onError.Unlock()
+	w.OnError(err)
+}
+
+// report reports the members until the context ends.
+func (w *Worker) report(ctx context.Context) {
+	tick := time.NewTicker(cmp.Or(w.ReportEvery, DefaultReportEvery))
+	defer tick.Stop()
+	for {
+		if err := w.reportMembers(ctx); ctx.Err() == nil {
+			w.failed(err)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
+}
+
+func (w *Worker) reportMembers(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+	defer cancel()
+	i, err := w.instance(ctx)
+	if err != nil || i.Status != client.AppInstanceStatusRunning {
+		return err
+	}
+	members, err := w.Members(ctx, i)
+	if err != nil {
+		return err
+	}
+	for id, r := range members {
+		_, failure := client.Read[client.AppInstance](w.Hub.ReportAppInstanceMember(ctx, w.ProjectID, w.InstanceID, id, r))
+		if problem, is := errors.AsType[*client.Problem](failure); !is || problem.Code != codeMemberBusy {
+			err = errors.Join(err, failure)
+		}
+	}
+	return err
 }
 
 // step waits for a task and works it off; done says that there will be none any more.

@@ -72,7 +72,12 @@ func answer(w http.ResponseWriter, v any) {
 // run has a worker work until the hub has no instance any more.
 func run(t *testing.T, f *fakeHub, handle func(context.Context, worker.Task) error) []error {
 	t.Helper()
-	server := httptest.NewTLSServer(f)
+	return runWorker(t, f, &worker.Worker{Handle: handle})
+}
+
+func runWorker(t *testing.T, handler http.Handler, w *worker.Worker) []error {
+	t.Helper()
+	server := httptest.NewTLSServer(handler)
 	t.Cleanup(server.Close)
 	hub, err := client.Open(client.Config{
 		URL:        server.URL,
@@ -82,10 +87,8 @@ func run(t *testing.T, f *fakeHub, handle func(context.Context, worker.Task) err
 	require.NoError(t, err)
 	t.Cleanup(hub.Close)
 	var errs []error
-	w := worker.Worker{
-		Hub: hub, ProjectID: id, InstanceID: id, Name: "a", Lease: 30 * time.Millisecond, Handle: handle,
-		OnError: func(err error) { errs = append(errs, err) },
-	}
+	w.Hub, w.ProjectID, w.InstanceID, w.Name, w.Lease = hub, id, id, "a", 30*time.Millisecond
+	w.OnError = func(err error) { errs = append(errs, err) }
 	require.NoError(t, w.Run(t.Context()))
 	return errs
 }
@@ -134,4 +137,49 @@ func TestALostTaskEndsItsHandlerAndIsNotReported(t *testing.T) {
 	})
 	require.Equal(t, []string{"claim"}, f.calls)
 	require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
+}
+
+// TestMembersAreReportedWhileTheirInstanceRuns also where the program fails once, and not those that a task is about.
+func TestMembersAreReportedWhileTheirInstanceRuns(t *testing.T) {
+	var (
+		mu      sync.Mutex
+		reports []client.MemberReport
+	)
+	broken := errors.New("the cluster does not answer")
+	calls := 0
+	errs := runWorker(t, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		i := client.AppInstance{ID: id, Status: client.AppInstanceStatusRunning, Members: []client.Member{{ID: id}}}
+		switch {
+		case r.Method == http.MethodPost:
+			var report client.MemberReport
+			_ = json.NewDecoder(r.Body).Decode(&report)
+			reports = append(reports, report)
+			if len(reports) == 1 {
+				answer(w, client.Problem{Status: http.StatusConflict, Code: "member_busy"})
+				return
+			}
+			answer(w, i)
+		case path.Base(r.URL.Path) == "tasks":
+			answer(w, client.TaskList{Items: []client.Task{}})
+		default:
+			if len(reports) >= 3 {
+				i.Status = client.AppInstanceStatusDecommissioned
+			}
+			answer(w, i)
+		}
+	}), &worker.Worker{
+		ReportEvery: time.Millisecond,
+		Members: func(_ context.Context, i client.AppInstance) (map[string]client.MemberReport, error) {
+			calls++
+			if calls == 1 {
+				return nil, broken
+			}
+			return map[string]client.MemberReport{i.Members[0].ID: {Status: client.MemberReportStatusReady}}, nil
+		},
+	})
+	require.Equal(t, []error{broken}, errs)
+	require.GreaterOrEqual(t, len(reports), 3)
+	require.Equal(t, client.MemberReport{Status: client.MemberReportStatusReady}, reports[0])
 }

@@ -38,6 +38,8 @@ case $verb in
     fi
     stop slurmd
     slurmd -N "$name" -f "$SLURM_CONF" ;;
+  alive) # prints yes where the daemon that runs jobs does; Slurm itself notices its end minutes later
+    pid=$(cat "$dir/slurmd.pid" 2>/dev/null) && [ "$(cat "/proc/$pid/comm" 2>/dev/null)" = slurmd ] && echo yes || echo no ;;
   state) # NODE: as sinfo has it; empty for an unknown one
     state "$1" ;;
   drain) # NODE

@@ -61,6 +61,36 @@ func (c *Controller) Handle(ctx context.Context, t worker.Task) error {
 	}
 }
 
+// Members says how the nodes of the cluster do; it is the Members of a worker. A machine that does not answer is one
+// failed member, not an error.
+func (c *Controller) Members(ctx context.Context, i client.AppInstance) (map[string]client.MemberReport, error) {
+	nodes, err := c.Machines.Nodes(i, memberScript, Dir)
+	if err != nil {
+		return nil, err
+	}
+	reports := map[string]client.MemberReport{}
+	for _, n := range nodes {
+		state, err := nodes[0].Step(ctx, "state", n.Name)
+		if err != nil {
+			return nil, err
+		}
+		alive, err := n.Step(ctx, "alive")
+		switch {
+		case err != nil || alive != "yes":
+			reports[n.ID] = client.MemberReport{
+				Status: client.MemberReportStatusFailed, Reason: client.WorkerReasonNodeUnreachable,
+			}
+		case slices.Contains(working(), state):
+			reports[n.ID] = client.MemberReport{Status: client.MemberReportStatusReady}
+		default:
+			reports[n.ID] = client.MemberReport{
+				Status: client.MemberReportStatusDegraded, Reason: client.WorkerReasonInternal, Detail: "sinfo: " + state,
+			}
+		}
+	}
+	return reports, nil
+}
+
 // form makes a cluster of all nodes, or adds one to it: Slurm reads its nodes when its daemons start. Jobs go on.
 func form(ctx context.Context, t worker.Task, nodes []starter.Node) error {
 	if err := t.Phase(ctx, "install"); err != nil {

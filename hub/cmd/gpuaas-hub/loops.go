@@ -47,6 +47,8 @@ func (h *hub) loops() []*loop.Loop {
 		_, err := passes.SettleMembers(ctx, now)
 		return err
 	}
+	started := time.Now()
+	silent := func(ctx context.Context, now time.Time) error { return passes.MarkSilentMembers(ctx, started, now) }
 	number := loop.New("sequencer", sequenceEvery, func(ctx context.Context) error {
 		_, err := sequencer.Pass(ctx)
 		return err
@@ -60,6 +62,7 @@ func (h *hub) loops() []*loop.Loop {
 		every("identities", min(identitiesEvery, h.conf.resync), h.renewIdentities),
 		every("post", min(postEvery, h.conf.postingInterval), post),
 		every("settle", settleEvery, settle),
+		every("silent members", sweepEvery, silent),
 		every("purge", purgeEvery, h.purge),
 		every("bundle", bundleCheckEvery, h.checkBundle),
 		loop.New("collect", collectEvery, h.collect, h.log),

@@ -41,3 +41,30 @@ func CompleteTask(ctx context.Context, tx db.Tx, by By, action string, c instanc
 		After:        data,
 	})
 }
+
+// CompleteMember does what another status of a member of an external worker means for the other slices, and records it:
+// the steps of its instance, then the member itself.
+func CompleteMember(ctx context.Context, tx db.Tx, by By, action string, c instance.Change, r instance.MemberReport,
+) error {
+	if err := CompleteInstance(ctx, tx, by, action, c); err != nil {
+		return err
+	}
+	data := map[string]any{"member_id": r.MemberID}
+	if r.Reason != 0 {
+		data["reason"] = r.Reason.Text()
+	}
+	return Record(ctx, tx, by, Entry{
+		Event:        "apps.instance.member_changed",
+		Action:       action,
+		ResourceType: Instance,
+		ResourceID:   c.Instance.ID,
+		Version:      c.Instance.ResourceVersion,
+		OrgID:        c.Instance.OrgID,
+		ProjectID:    c.Instance.ProjectID,
+		Reason:       r.Reason.Text(),
+		Data:         data,
+		After: map[string]any{
+			"member_id": r.MemberID, "status": r.Status.Text(), "health": c.Instance.Lifecycle.Health,
+		},
+	})
+}

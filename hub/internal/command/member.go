@@ -131,28 +131,6 @@ func (s *Service) ReportMember(ctx context.Context, m Meta, projectID, instanceI
 		if err != nil || !news {
 			return c.Instance, err
 		}
-		if err := change.CompleteInstance(ctx, tx, m.by(), iam.InstanceWork, c); err != nil {
-			return instance.Instance{}, err
-		}
-		return c.Instance, recordMember(ctx, tx, m, c.Instance, r)
-	})
-}
-
-func recordMember(ctx context.Context, tx db.Tx, m Meta, i instance.Instance, r instance.MemberReport) error {
-	data := map[string]any{"member_id": r.MemberID}
-	if r.Reason != 0 {
-		data["reason"] = r.Reason.Text()
-	}
-	return change.Record(ctx, tx, m.by(), change.Entry{
-		Event:        "apps.instance.member_changed",
-		Action:       iam.InstanceWork,
-		ResourceType: change.Instance,
-		ResourceID:   i.ID,
-		Version:      i.ResourceVersion,
-		OrgID:        i.OrgID,
-		ProjectID:    i.ProjectID,
-		Reason:       r.Reason.Text(),
-		Data:         data,
-		After:        map[string]any{"member_id": r.MemberID, "status": r.Status.Text(), "health": i.Lifecycle.Health},
+		return c.Instance, change.CompleteMember(ctx, tx, m.by(), iam.InstanceWork, c, r)
 	})
 }

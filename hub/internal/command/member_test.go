@@ -1,12 +1,15 @@
 package command_test
 
 import (
+	"log/slog"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -103,4 +106,61 @@ func TestAMemberThatCannotJoinSaysWhy(t *testing.T) {
 	require.Equal(t, "no route", i.Members[1].Detail)
 	require.Equal(t, lifecycle.HealthDegraded, i.Lifecycle.Health)
 	require.Equal(t, lifecycle.Running, i.Lifecycle.Status)
+}
+
+// TestMembersOfASilentWorkerCountAsFailedUntilItReportsThem: only those that a worker has reported before, only while
+// their instance runs, and not before the hub itself has been there for that long.
+func TestMembersOfASilentWorkerCountAsFailedUntilItReportsThem(t *testing.T) {
+	w := newWorld(t)
+	i := w.runningCluster(2)
+	reported, silent := i.Members[0], i.Members[1]
+	ready := instance.MemberReport{MemberID: reported.ID, Status: protocol.WorkloadStatus_READY}
+	report := func() {
+		t.Helper()
+		_, err := w.Commands().ReportMember(t.Context(), w.Meta(""), w.Project.ID, i.ID, ready, "")
+		require.NoError(t, err)
+	}
+	longAgo := w.Now.Add(-time.Hour)
+	pass := func(started time.Time) instance.Instance {
+		t.Helper()
+		require.NoError(t, periodic.Passes{DB: w.DB, Log: slog.New(slog.DiscardHandler)}.
+			MarkSilentMembers(t.Context(), started, w.Now))
+		return w.Get(i.ID)
+	}
+	report()
+	w.Now = w.Now.Add(instance.MemberSilence - time.Second)
+	require.Equal(t, lifecycle.HealthHealthy, pass(longAgo).Lifecycle.Health)
+	report()
+	w.Now = w.Now.Add(instance.MemberSilence)
+	require.Equal(t, lifecycle.HealthHealthy, pass(w.Now.Add(-time.Second)).Lifecycle.Health,
+		"a hub that was away gives the worker time")
+	events := len(w.EventTypes(i.ID))
+	failed := pass(longAgo)
+	require.Equal(t, lifecycle.Lifecycle{
+		Status: lifecycle.Running, Health: lifecycle.HealthDegraded, Reason: protocol.WorkloadStatus_NODE_UNREACHABLE,
+	}, failed.Lifecycle)
+	require.Equal(t, protocol.WorkloadStatus_FAILED, failed.Members[0].Status)
+	require.Equal(t, silent.Status, failed.Members[1].Status, "nobody has ever reported it")
+	require.Contains(t, w.EventTypes(i.ID)[events:], "apps.instance.member_changed")
+	before := w.Contents()
+	pass(longAgo)
+	require.Equal(t, before, w.Contents(), "once")
+
+	report()
+	require.Equal(t, lifecycle.HealthHealthy, w.Get(i.ID).Lifecycle.Health)
+	require.Equal(t, protocol.WorkloadStatus_READY, w.Get(i.ID).Members[0].Status)
+
+	// A task about all members takes long: its success is the worker's word about them.
+	_, err := w.Commands().StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	w.Now = w.Now.Add(2 * instance.MemberSilence)
+	require.Equal(t, protocol.WorkloadStatus_READY, pass(longAgo).Members[0].Status, "it does not run")
+	w.finish(w.next(i, "stop"))
+	_, err = w.Commands().StartInstance(t.Context(), w.Meta("start"), w.Project.ID, i.ID)
+	require.NoError(t, err)
+	w.Now = w.Now.Add(2 * instance.MemberSilence)
+	w.finish(w.next(i, "deploy"))
+	require.Equal(t, lifecycle.HealthHealthy, pass(longAgo).Lifecycle.Health)
+	w.Now = w.Now.Add(instance.MemberSilence)
+	require.Equal(t, lifecycle.HealthDegraded, pass(longAgo).Lifecycle.Health)
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -100,10 +102,16 @@ func ReportMember(ctx context.Context, tx db.Tx, i Instance, r MemberReport, now
 		return Change{}, false, errMemberBusy()
 	}
 	r.Detail = truncate(r.Detail, maxDetailBytes)
+	return saveReport(ctx, tx, i, m, r, now, now)
+}
+
+// saveReport gives a member the status of a report, and the time of the worker's last word.
+func saveReport(ctx context.Context, tx db.Tx, i Instance, m Member, r MemberReport, heartbeatAt, now time.Time,
+) (Change, bool, error) {
 	news := m.Status != r.Status || m.Reason != r.Reason || m.Detail != r.Detail
 	members, _, err := setMembers(ctx, tx, i.Members, now, func(o *Member) bool {
 		if o.ID == m.ID {
-			o.Status, o.Reason, o.Detail, o.HeartbeatAt = r.Status, r.Reason, r.Detail, now
+			o.Status, o.Reason, o.Detail, o.HeartbeatAt = r.Status, r.Reason, r.Detail, heartbeatAt
 		}
 		return o.ID == m.ID
 	})
@@ -121,6 +129,47 @@ func ReportMember(ctx context.Context, tx db.Tx, i Instance, r MemberReport, now
 	c.Instance.ResourceVersion++
 	c.Instance.UpdatedAt = now
 	return c, true, updateInstance(ctx, tx, c.Instance)
+}
+
+// MemberSilence is how long a worker that reports a member may be silent until the member counts as failed: three
+// reports of package worker may be lost.
+const MemberSilence = 2 * time.Minute
+
+// SilentMember is a member whose worker is silent.
+type SilentMember struct {
+	ID, OrgID, NodeID, InstanceID, ProjectID string
+}
+
+// SilentMembers lists the serving members of running instances that a worker has reported before, but not within
+// MemberSilence, in the order of their ids, from the one after a given id on. A member that no worker has ever reported
+// is as its last task left it.
+func SilentMembers(ctx context.Context, tx db.Tx, after string, now time.Time, limit int) ([]SilentMember, error) {
+	return db.Select(ctx, tx, pgx.RowToStructByPos[SilentMember],
+		`SELECT m.id, i.org_id, m.node_id, m.instance_id, i.project_id
+		FROM instance_members m JOIN app_instances i ON i.id = m.instance_id
+		WHERE m.external AND m.status IN ('ready', 'degraded') AND m.heartbeat_at <= $1 AND i.status = 'running'
+			AND ($2::UUID IS NULL OR m.id > $2::UUID)
+		ORDER BY m.id LIMIT $3`, now.Add(-MemberSilence), db.OrNull(after), limit)
+}
+
+// MarkSilent fails a member whose worker is silent, with the reason node_unreachable; the worker's next report says how
+// it does. It reports false where the worker has said something meanwhile.
+func MarkSilent(ctx context.Context, tx db.Tx, s SilentMember, now time.Time) (Change, MemberReport, bool, error) {
+	r := MemberReport{
+		MemberID: s.ID, Status: protocol.WorkloadStatus_FAILED, Reason: protocol.WorkloadStatus_NODE_UNREACHABLE,
+		Detail: "The external worker has not reported the member for " + MemberSilence.String() + ".",
+	}
+	i, err := Get(ctx, tx, s.ProjectID, s.InstanceID)
+	if err != nil {
+		return Change{}, r, false, err
+	}
+	m, err := i.member(s.ID)
+	serves := m.Status == protocol.WorkloadStatus_READY || m.Status == protocol.WorkloadStatus_DEGRADED
+	if err != nil || !serves || i.Lifecycle.Status != lifecycle.Running || now.Sub(m.HeartbeatAt) < MemberSilence {
+		return Change{}, r, false, nil //nolint:nilerr // the member is gone
+	}
+	c, news, err := saveReport(ctx, tx, i, m, r, m.HeartbeatAt, now)
+	return c, r, news, err
 }
 
 // settled reports whether no task is about the member.

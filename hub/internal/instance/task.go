@@ -211,7 +211,7 @@ func CompleteTask(ctx context.Context, tx db.Tx, i Instance, t Task, by principa
 	if err := updateTask(ctx, tx, t); err != nil {
 		return TaskChange{}, err
 	}
-	members, removed, err := setMembers(ctx, tx, i.Members, now, afterTask(t))
+	members, removed, err := setMembers(ctx, tx, i.Members, now, afterTask(t, now))
 	if err != nil {
 		return TaskChange{}, err
 	}
@@ -220,11 +220,16 @@ func CompleteTask(ctx context.Context, tx db.Tx, i Instance, t Task, by principa
 	return move(ctx, tx, i, t, l, steps, removed, "completed", now)
 }
 
-// afterTask is what the success of a task means for each member.
-func afterTask(t Task) func(*Member) bool {
+// afterTask is what the success of a task means for each member. It is also the worker's word about the members that it
+// reports: during a task about all of them it cannot report.
+func afterTask(t Task, now time.Time) func(*Member) bool {
 	return func(m *Member) bool {
+		reported := !m.HeartbeatAt.IsZero()
+		if reported {
+			m.HeartbeatAt = now
+		}
 		if t.MemberID != "" && t.MemberID != m.ID {
-			return false
+			return reported
 		}
 		switch t.Kind {
 		case manifest.TaskDecommission, manifest.TaskMemberRemove:
@@ -236,7 +241,7 @@ func afterTask(t Task) func(*Member) bool {
 		// What the worker has reported of a member stands.
 		if t.MemberID == "" && (m.Status == protocol.WorkloadStatus_FAILED ||
 			m.Status == protocol.WorkloadStatus_DEGRADED || m.Status == protocol.WorkloadStatus_STOPPING) {
-			return false
+			return reported
 		}
 		m.Status, m.Reason, m.Detail = protocol.WorkloadStatus_READY, 0, ""
 		return true

@@ -120,6 +120,9 @@ CREATE TABLE IF NOT EXISTS instance_members (
 
 CREATE INDEX IF NOT EXISTS instance_members_by_instance ON instance_members (instance_id);
 CREATE INDEX IF NOT EXISTS instance_members_by_node ON instance_members (node_id) WHERE removed_at IS NULL;
+-- Members whose external worker may be silent (instance.SilentMembers).
+CREATE INDEX IF NOT EXISTS instance_members_external ON instance_members (heartbeat_at)
+  WHERE external AND status IN ('ready', 'degraded');
 
 CREATE TABLE IF NOT EXISTS member_revisions (
   member_id UUID NOT NULL,
