@@ -107,13 +107,17 @@ type Items[T any] struct {
 const UserEmail = "ada@acme.example"
 
 // UserShell makes a user who may operate the apps of the project main, and returns the user's terminal.
-func (w *Testbed) UserShell(admin *Shell) *Shell {
+func (w *Testbed) UserShell(admin *Shell) *Shell { return w.ShellOf(admin, "ada", "main") }
+
+// ShellOf makes a user who may operate the apps of one project, and returns the user's terminal.
+func (w *Testbed) ShellOf(admin *Shell, name, project string) *Shell {
 	w.T.Helper()
-	admin.MustRun("users", "create", UserEmail, "--org", "acme")
-	admin.MustRun("roles", "set", UserEmail, "app_operator", "--project", "main")
-	token := AsJSON[client.UserToken](admin, "users", "token", UserEmail)
-	s := w.Shell("ada")
-	file := filepath.Join(w.Dir, "ada", "token")
+	email := name + "@acme.example"
+	admin.MustRun("users", "create", email, "--org", "acme")
+	admin.MustRun("roles", "set", email, "app_operator", "--project", project)
+	token := AsJSON[client.UserToken](admin, "users", "token", email)
+	s := w.Shell(name)
+	file := filepath.Join(w.Dir, name, "token")
 	require.NoError(w.T, os.WriteFile(file, []byte(token.Token), 0o600))
 	s.MustRun("login", "--url", w.Hub.Ready.APIURL, "--ca-file", w.Hub.Ready.CAFile, "--token-file", file)
 	return s

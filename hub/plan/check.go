@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -288,7 +289,8 @@ func (c *checker) capacity() {
 			c.add(RuleAllocationUnknown, p.ID)
 			continue
 		}
-		if u.allocation.OrgID != w.GetOrgId() || u.allocation.ProjectID != w.GetProjectId() {
+		lent := u.allocation.Platform && w.GetOperatingMode() == manifest.PlatformManaged
+		if !lent && (u.allocation.OrgID != w.GetOrgId() || u.allocation.ProjectID != w.GetProjectId()) {
 			c.add(RuleAllocationForeign, p.ID)
 		}
 		c.accelerators(w, u, given)
@@ -357,6 +359,9 @@ func (c *checker) accelerators(w *protocol.Workload, u *allocationUse, given map
 			for _, id := range s.GetResources().GetAcceleratorIds() {
 				if !u.accelerators[id] {
 					c.add(RuleAcceleratorUnclaimed, id)
+				}
+				if c.snap.Node.OneOrg[id] != "" && u.allocation.OrgID != w.GetOrgId() {
+					c.add(RuleAcceleratorOrgs, id)
 				}
 				if revision[id] || given[id] && !mine[id] {
 					c.add(RuleAcceleratorShared, id)

@@ -50,6 +50,8 @@ type Allocation struct {
 	CPUMillis      int64
 	MemoryBytes    int64
 	AcceleratorIDs []string
+	// Platform: the platform lends it to what it manages for other projects.
+	Platform bool
 }
 
 // Member is an app instance's part on the node, at the desired revision. Its fields are frozen when the revision is

@@ -144,6 +144,44 @@ func TestLaw14OneAcceleratorOneClaimOneMemberOneCopy(t *testing.T) {
 	}
 }
 
+// What the platform manages, and nothing else, runs in an allocation of the platform; a slice of a GPU that no hardware
+// keeps apart from the others never goes to another org.
+func TestOnlyWhatThePlatformManagesRunsInItsAllocations(t *testing.T) {
+	for name, c := range map[string]struct {
+		platform bool
+		mode     string
+		oneOrg   map[string]string
+		broken   []plan.Rule
+	}{
+		"lent":              {platform: true, mode: "platform_managed"},
+		"a tenant's":        {mode: "platform_managed", broken: []plan.Rule{plan.RuleAllocationForeign}},
+		"operated by other": {platform: true, mode: "tenant_dedicated", broken: []plan.Rule{plan.RuleAllocationForeign}},
+		"slice": {
+			platform: true, mode: "platform_managed", oneOrg: map[string]string{"GPU-01": "GPU"},
+			broken: []plan.Rule{plan.RuleAcceleratorOrgs},
+		},
+	} {
+		snap := goldenSnapshot()
+		snap.Node.OneOrg, snap.Allocations[0].Platform = c.oneOrg, c.platform
+		m := &snap.Members[0]
+		m.OrgID, m.ProjectID, m.OperatingMode = "org-3", "project-3", c.mode
+		if m.Fallback != nil {
+			m.Fallback.OrgID, m.Fallback.ProjectID, m.Fallback.OperatingMode = m.OrgID, m.ProjectID, m.OperatingMode
+		}
+		state, err := plan.Compile(snap)
+		require.NoError(t, err, name)
+		var violations plan.Violations
+		if err := plan.Check(snap, state); err != nil {
+			require.ErrorAs(t, err, &violations, name)
+		}
+		var rules []plan.Rule
+		for _, v := range violations {
+			rules = append(rules, v.Rule)
+		}
+		require.Equal(t, c.broken, rules, name)
+	}
+}
+
 // A member that breaks a rule is left out of its node's state, or goes on with its last document; its neighbours have
 // theirs.
 func TestAMemberThatBreaksARuleKeepsNoNeighbourOutOfTheState(t *testing.T) {

@@ -47,6 +47,7 @@ func (a *app) projectsCommand() *cobra.Command {
 		{"CREATED", func(p client.Project) string { return stamp(p.CreatedAt) }},
 	}
 	var name, org string
+	var platform bool
 	create := a.action("create SLUG", "Make a project", cobra.ExactArgs(1), func(ctx context.Context, s *session,
 		args []string,
 	) error {
@@ -56,11 +57,12 @@ func (a *app) projectsCommand() *cobra.Command {
 		}
 		return showAnswer(s, columns)(s.hub.CreateProject(ctx, client.ProjectCreate{
 			OrgID: orgID, Slug: args[0],
-			DisplayName: or(name, args[0]),
+			DisplayName: or(name, args[0]), Platform: platform,
 		}, s.editors()...))
 	})
 	create.Flags().StringVar(&name, "name", "", "display name (default: the slug)")
 	create.Flags().StringVar(&org, "org", "", "org, by id or slug (default: your own)")
+	create.Flags().BoolVar(&platform, "platform", false, "what the platform manages runs in its allocations")
 	return group("projects", "Projects", create,
 		listing(a, "list", "Projects you may see", cobra.NoArgs, columns, func(ctx context.Context, s *session, _ []string,
 			cursor string,

@@ -77,6 +77,10 @@ func (m Manifest) checkModes(f *findings) {
 			f.hint(fmt.Sprintf("/app/supported_modes/operating_modes/%d", i), "goes with none of the control_plane_scopes",
 				"tenant_dedicated goes with project and tenant, platform_managed with platform")
 		}
+		if mode == PlatformManaged && IsExternal(m.App.RuntimeBackend) {
+			f.hint(fmt.Sprintf("/app/supported_modes/operating_modes/%d", i), "contradicts /app/runtime_backend",
+				"an external worker operates the app, on allocations of its project")
+		}
 	}
 }
 

@@ -42,6 +42,10 @@ func TestAContractThatNoWorkerCanKeepIsRefused(t *testing.T) {
 		"a role twice":     {"role: worker", "role: controller", "/version/external_worker_contract/components/1/role"},
 		"min above max":    {"min: 1, max: 1", "min: 2, max: 1", "/version/external_worker_contract/components/0/min"},
 		"no member at all": {"min: 1, max: 1", "min: 0, max: 1", "/version/external_worker_contract/components"},
+		"managed by the platform": {
+			"runtime_backend: slurm}", "runtime_backend: slurm, supported_modes: {operating_modes: [platform_managed], " +
+				"control_plane_scopes: [platform]}}", "/app/supported_modes/operating_modes/0",
+		},
 		"secret parameters": {
 			"{type: string}", "{type: string, writeOnly: true}", "/version/parameters/properties/partition",
 		},

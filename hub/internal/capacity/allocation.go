@@ -11,6 +11,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Create places an allocation on one of the nodes and claims its accelerators. It is active at once, because the node
@@ -281,6 +282,24 @@ func AllocationCandidates(ctx context.Context, tx db.Tx, projectID string, ids [
 	return candidates, nil
 }
 
+// LentCandidates returns the free capacity of all active allocations of a project, for members of another org: without
+// slices of GPUs that no hardware keeps apart.
+func LentCandidates(ctx context.Context, tx db.Tx, projectID, orgID string) ([]Candidate, error) {
+	candidates, err := AllocationCandidates(ctx, tx, projectID, nil)
+	for i := range candidates {
+		c := &candidates[i]
+		if c.Allocation.OrgID != orgID {
+			c.Accelerators = slices.DeleteFunc(c.Accelerators, needsOneOrg)
+		}
+	}
+	return candidates, err
+}
+
+// needsOneOrg reports whether one org has to have all slices of the GPU that this is one of.
+func needsOneOrg(a plan.Accelerator) bool {
+	return a.PartOf != "" && (a.Vendor != protocol.VendorNVIDIA || a.Sharing != "")
+}
+
 // Candidate is an allocation with its free capacity.
 type Candidate struct {
 	plan.Candidate
@@ -336,6 +355,22 @@ func Choose(needs []plan.Need, candidates []Candidate, named bool) (Candidate, p
 	default:
 		return Candidate{}, plan.Choice{}, placementRequired("Several allocations of this project have room; name one.")
 	}
+}
+
+// ChooseFirst returns the first allocation that fits one member, for who does not choose.
+func ChooseFirst(needs []plan.Need, candidates []Candidate) (Candidate, plan.Choice, error) {
+	for i, c := range candidates {
+		if _, misfit := plan.FirstFit(needs, c.Candidate); misfit == plan.Fits {
+			candidates = candidates[i : i+1]
+			break
+		}
+	}
+	at, choice, err := Choose(needs, candidates, false)
+	if fault.As(err).Code == codePlacementRequired {
+		err = fault.New(fault.Conflict, CodeInsufficient, "The platform has no room left for what it manages; ask its "+
+			"admin, or try again later.", nil)
+	}
+	return at, choice, err
 }
 
 // FeatureMissing is the fault of a version that uses what no agent in question knows.

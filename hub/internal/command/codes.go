@@ -34,6 +34,8 @@ const (
 	codeNodeRecovering fault.Code = "node_recovering"
 	// codeOrgUnknown: the request names an org that does not exist.
 	codeOrgUnknown fault.Code = "org_unknown"
+	// codePlacementManaged: the platform places what it manages.
+	codePlacementManaged fault.Code = "placement_managed"
 	// codeSecretExists: the project has a secret of this name.
 	codeSecretExists fault.Code = "secret_exists"
 	// codeSecretRevoked: the secret has no value any more.

@@ -65,7 +65,8 @@ func (s *Service) PutOrgQuota(ctx context.Context, m Meta, orgID string, set iam
 	})
 }
 
-// CreateProject makes a project in an org; an empty org is the caller's. It sets the project's id and time.
+// CreateProject makes a project in an org; an empty org is the caller's. It sets the project's id and time. Who
+// may make orgs may make the platform's project.
 func (s *Service) CreateProject(ctx context.Context, m Meta, wanted iam.Project) (iam.Project, error) {
 	wanted.ID, wanted.CreatedAt = db.NewID(), m.Now
 	wanted.OrgID = cmp.Or(wanted.OrgID, m.Principal.OrgID)
@@ -74,6 +75,9 @@ func (s *Service) CreateProject(ctx context.Context, m Meta, wanted iam.Project)
 			nil).WithField("/org_id", "is required").Permanent()
 	}
 	check := access.OrgID(m.Principal, iam.ProjectCreate, wanted.OrgID)
+	if wanted.Platform {
+		check = access.Platform(m.Principal, iam.OrgCreate)
+	}
 	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (iam.Project, error) {
 		project, err := iam.CreateProject(ctx, tx, wanted)
 		if err != nil {
@@ -86,7 +90,9 @@ func (s *Service) CreateProject(ctx context.Context, m Meta, wanted iam.Project)
 			ResourceID:   project.ID,
 			OrgID:        project.OrgID,
 			ProjectID:    project.ID,
-			After:        map[string]string{"slug": project.Slug, "display_name": project.DisplayName},
+			After: map[string]any{
+				"slug": project.Slug, "display_name": project.DisplayName, "platform": project.Platform,
+			},
 		})
 	})
 }

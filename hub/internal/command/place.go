@@ -44,19 +44,24 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	if err != nil {
 		return placement{}, err
 	}
-	candidates, err := capacity.AllocationCandidates(ctx, tx, project.ID, in.AllocationIDs)
+	candidates, err := candidatesFor(ctx, tx, project, in, w)
 	if err != nil {
 		return placement{}, err
 	}
 	if candidates, err = onNode(candidates, volumeNode); err != nil {
 		return placement{}, err
 	}
-	offline, err := checkNodes(ctx, tx, m, candidates, chosen)
+	offline, err := checkNodes(ctx, tx, m, candidates, chosen, project.OrgID)
 	if err != nil {
 		return placement{}, err
 	}
 	p := placement{id: db.NewID(), chosen: chosen}
-	if p.candidate, p.choice, err = capacity.Choose(needs, candidates, len(in.AllocationIDs) > 0); err != nil {
+	if w.OperatingMode == manifest.PlatformManaged {
+		p.candidate, p.choice, err = capacity.ChooseFirst(needs, candidates)
+	} else {
+		p.candidate, p.choice, err = capacity.Choose(needs, candidates, len(in.AllocationIDs) > 0)
+	}
+	if err != nil {
 		return placement{}, err
 	}
 	p.unreachable = offline[p.candidate.NodeID]
@@ -69,6 +74,25 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 		return placement{}, err
 	}
 	return p, capacity.ReserveVolumes(ctx, tx, p.id, p.candidate.ID, p.services)
+}
+
+// candidatesFor returns the allocations that an instance may run in: its project's, or the platform's for what that
+// manages.
+func candidatesFor(ctx context.Context, tx db.Tx, project iam.Project, in CreateInstanceInput, w resolvedVersion,
+) ([]capacity.Candidate, error) {
+	if w.OperatingMode != manifest.PlatformManaged {
+		return capacity.AllocationCandidates(ctx, tx, project.ID, in.AllocationIDs)
+	}
+	if len(in.AllocationIDs) > 0 {
+		return nil, fault.New(fault.Unprocessable, codePlacementManaged, "The platform decides where an app that it "+
+			"manages runs; name no allocation.", nil).
+			WithField("/placement_intent/allocation_ids", "must be absent").Permanent()
+	}
+	platform, err := iam.PlatformProject(ctx, tx)
+	if err != nil || platform.ID == "" {
+		return nil, err
+	}
+	return capacity.LentCandidates(ctx, tx, platform.ID, project.OrgID)
 }
 
 // needsOf returns what an instance of the version may use, in the order of preference.
@@ -109,9 +133,9 @@ func lower(w resolvedVersion, chosen manifest.Choice, at plan.Choice) ([]*protoc
 }
 
 // checkNodes marks the candidates on nodes that accept no new work unusable, gives each what its node knows and may
-// publish on, and returns which nodes are offline.
+// publish on, and returns which nodes are offline. A node that serves one org at a time has none of another's.
 func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Candidate,
-	chosen manifest.Choice,
+	chosen manifest.Choice, orgID string,
 ) (offline map[string]bool, err error) {
 	ids := make([]string, 0, len(candidates))
 	for _, r := range candidates {
@@ -138,7 +162,8 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Can
 		}
 		// An offline node may get an instance: it starts when the node is back. A draining or quarantined one gets nothing
 		// new, nor does one with as many members as its state may have.
-		if !node.TakesAnother(members[node.ID]) {
+		foreign := candidates[i].Allocation.OrgID != orgID && len(node.SingleOrgConditions()) > 0
+		if foreign || !node.TakesAnother(members[node.ID]) {
 			candidates[i].Usable = false
 		}
 		candidates[i].Features = node.Features

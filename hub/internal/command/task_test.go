@@ -25,18 +25,25 @@ import (
 // publishCluster publishes an app that an external worker operates.
 func (w *world) publishCluster(version string) {
 	w.T.Helper()
-	verified, env := w.Sign(strings.Replace(manifesttest.External("cluster"), "version: 1.0.0", "version: "+version, 1))
+	w.publishWorker(strings.Replace(manifesttest.External("cluster"), "version: 1.0.0", "version: "+version, 1))
+}
+
+// publishWorker activates a version of an app of an external worker, and entitles the project.
+func (w *world) publishWorker(doc string) {
+	w.T.Helper()
+	verified, env := w.Sign(doc)
+	slug, version := verified.Manifest().App.Slug, verified.Manifest().Version.Version
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
 		if _, err := catalog.Register(ctx, tx, catalog.Registration{
 			ID: db.NewID(), Verified: verified, Envelope: env, Now: w.Now,
 		}); err != nil {
 			return err
 		}
-		if _, _, err := catalog.SetStatus(ctx, tx, "cluster", version, catalog.Active, w.Now); err != nil {
+		if _, _, err := catalog.SetStatus(ctx, tx, slug, version, catalog.Active, w.Now); err != nil {
 			return err
 		}
 		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
-			ProjectID: w.Project.ID, OrgID: w.Project.OrgID, AppSlug: "cluster", Enabled: true, UpdatedBy: db.NewID(),
+			ProjectID: w.Project.ID, OrgID: w.Project.OrgID, AppSlug: slug, Enabled: true, UpdatedBy: db.NewID(),
 		}, w.Now)
 		return err
 	})

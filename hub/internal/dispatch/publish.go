@@ -15,10 +15,12 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -91,7 +93,23 @@ func loadMembers(ctx context.Context, tx db.Tx, s nodeSnapshot) (_ nodeSnapshot,
 		s.sshKeys = d.state.GetSshKeys()
 		return err
 	})
-	return s, err
+	if err != nil {
+		return nodeSnapshot{}, err
+	}
+	return s, markLent(ctx, tx, s.plan)
+}
+
+// markLent marks the platform's allocations, where the platform manages a member.
+func markLent(ctx context.Context, tx db.Tx, snap plan.Snapshot) error {
+	managed := func(m plan.Member) bool { return m.OperatingMode == manifest.PlatformManaged }
+	if !slices.ContainsFunc(snap.Members, managed) {
+		return nil
+	}
+	platform, err := iam.PlatformProject(ctx, tx)
+	for i := range snap.Allocations {
+		snap.Allocations[i].Platform = snap.Allocations[i].ProjectID == platform.ID
+	}
+	return err
 }
 
 // publish makes the newest state match the node's intent and returns its header. It starts from a snapshot and loads a

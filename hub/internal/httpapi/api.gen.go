@@ -3356,6 +3356,9 @@ type Project struct {
 	// OrgID UUIDv7 in lower case.
 	OrgID ID `json:"org_id"`
 
+	// Platform What the platform manages runs in the allocations of this project
+	Platform bool `json:"platform,omitempty,omitzero"`
+
 	// Slug Lower-case letters, digits and inner hyphens.
 	Slug Slug `json:"slug"`
 }
@@ -3366,6 +3369,9 @@ type ProjectCreate struct {
 
 	// OrgID UUIDv7 in lower case.
 	OrgID ID `json:"org_id,omitempty,omitzero"`
+
+	// Platform Makes it the platform's project: its allocations have what is `platform_managed`, of all orgs, and it pays for them. There is one; only a platform admin makes it
+	Platform bool `json:"platform,omitempty,omitzero"`
 
 	// Slug Lower-case letters, digits and inner hyphens.
 	Slug Slug `json:"slug"`

@@ -68,6 +68,7 @@ func (s *Server) CreateProject(ctx context.Context, r CreateProjectRequestObject
 		OrgID:       r.Body.OrgID,
 		Slug:        r.Body.Slug,
 		DisplayName: r.Body.DisplayName,
+		Platform:    r.Body.Platform,
 	})
 	return CreateProject201JSONResponse(projectView(project)), err
 }
@@ -171,7 +172,9 @@ func orgView(o iam.Org) Org {
 }
 
 func projectView(p iam.Project) Project {
-	return Project{ID: p.ID, OrgID: p.OrgID, Slug: p.Slug, DisplayName: p.DisplayName, CreatedAt: p.CreatedAt}
+	return Project{
+		ID: p.ID, OrgID: p.OrgID, Slug: p.Slug, DisplayName: p.DisplayName, Platform: p.Platform, CreatedAt: p.CreatedAt,
+	}
 }
 
 func userView(u iam.User) User {

@@ -55,7 +55,7 @@ func accountSamples() map[string]string {
 		"explainAccess": `{"permission":"apps.instance.read","org_id":"` + someID + `","project_id":"` + someID +
 			`","app_instance_id":"` + someID + `","principal":{"type":"user","id":"` + someID + `"}}`,
 		"createOrg":            `{"slug":"acme","display_name":"Acme"}`,
-		"createProject":        `{"org_id":"` + someID + `","slug":"p","display_name":"P"}`,
+		"createProject":        `{"org_id":"` + someID + `","slug":"p","display_name":"P","platform":true}`,
 		"createServiceAccount": `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,
 		"createUser": `{"org_id":"` + someID +
 			`","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"]}`,

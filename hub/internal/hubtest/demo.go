@@ -72,6 +72,31 @@ func NewWithIdentity(t *testing.T) (h *Hub, n *Node, l *Session, pair protocol.S
 	return h, n, l, pair, hello
 }
 
+// NewManaged is NewWithNode with a demo that the platform manages. Lend makes the allocation that it runs in, which the
+// platform's project has.
+func NewManaged(t *testing.T) (h *Hub, n *Node, l *Session, platform iam.Project, lend func()) {
+	t.Helper()
+	h, n, l = newWithNode(t, strings.Replace(manifesttest.Document("demo", DemoImage), "runtime_backend: launchable_oci",
+		"runtime_backend: launchable_oci, "+
+			"supported_modes: {operating_modes: [platform_managed], control_plane_scopes: [platform]}", 1))
+	platform = Tx(h, func(ctx context.Context, tx db.Tx) (iam.Project, error) {
+		org := iam.Org{ID: db.NewID(), Slug: "platform", DisplayName: "Platform", CreatedAt: h.Now()}
+		if err := iam.CreateOrg(ctx, tx, org); err != nil {
+			return iam.Project{}, err
+		}
+		return iam.CreateProject(ctx, tx, iam.Project{
+			ID: db.NewID(), OrgID: org.ID, Slug: "managed", DisplayName: "Managed", CreatedAt: h.Now(), Platform: true,
+		})
+	})
+	return h, n, l, platform, func() {
+		t.Helper()
+		_, err := (&command.Service{DB: h.DB}).CreateAllocation(t.Context(), h.Admin("lend"), capacity.NewAllocation{
+			ProjectID: platform.ID, Shape: capacity.GPUSlice, CPUCores: 4, MemoryMiB: 4096,
+		})
+		require.NoError(t, err)
+	}
+}
+
 func newWithNode(t *testing.T, doc string) (*Hub, *Node, *Session) {
 	t.Helper()
 	h := New(t)

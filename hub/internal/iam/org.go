@@ -33,6 +33,8 @@ type Org struct {
 type Project struct {
 	ID, OrgID, OrgSlug, Slug, DisplayName string
 	CreatedAt                             time.Time
+	// Platform: what the platform manages runs in the allocations of this project.
+	Platform bool
 }
 
 // selectPage returns a page of a query, in order of id and of at most MaxPage+1 rows; limit 0 means MaxPage. The
@@ -110,6 +112,16 @@ func CreateProject(ctx context.Context, tx db.Tx, p Project) (Project, error) {
 		`SELECT count(*) FROM projects WHERE org_id = $1`, p.OrgID); err != nil {
 		return Project{}, err
 	}
+	if p.Platform {
+		known, err := PlatformProject(ctx, tx)
+		if err != nil {
+			return Project{}, err
+		}
+		if known.ID != "" {
+			return Project{}, fault.New(fault.Conflict, codeAlreadyExists, "The platform has its project already.",
+				nil).WithField("/platform", "may be true for one project only").Permanent()
+		}
+	}
 	made, err := insertProject(ctx, tx, p)
 	if err == nil && !made {
 		err = taken("project of this org", "/slug")
@@ -120,6 +132,16 @@ func CreateProject(ctx context.Context, tx db.Tx, p Project) (Project, error) {
 // GetProject finds a project without checking a caller. Commands on behalf of a principal use InProject.
 func GetProject(ctx context.Context, tx db.Tx, id string) (Project, error) {
 	return selectByID[Project](ctx, tx, `SELECT `+projectColumns+` WHERE p.id = $1`, id)
+}
+
+// PlatformProject returns the project in whose allocations runs what the platform manages; one without an id where
+// there is none.
+func PlatformProject(ctx context.Context, tx db.Tx) (Project, error) {
+	list, err := db.Select(ctx, tx, pgx.RowToStructByPos[Project], `SELECT `+projectColumns+` WHERE p.platform`)
+	if err != nil || len(list) == 0 {
+		return Project{}, err
+	}
+	return list[0], nil
 }
 
 // InProject finds the project and decides whether p may do permission in it. It is the first step of every operation on

@@ -19,13 +19,14 @@ func insertOrg(ctx context.Context, tx db.Tx, o Org) (made bool, err error) {
 		ON CONFLICT (slug) DO NOTHING`, o.ID, o.Slug, o.DisplayName, o.CreatedAt))
 }
 
-const projectColumns = `p.id, p.org_id, o.slug, p.slug, p.name, p.created_at FROM projects p JOIN orgs o
+const projectColumns = `p.id, p.org_id, o.slug, p.slug, p.name, p.created_at, p.platform FROM projects p JOIN orgs o
 	ON o.id = p.org_id`
 
 func insertProject(ctx context.Context, tx db.Tx, p Project) (made bool, err error) {
 	return affects(tx.Exec(ctx, `
-		INSERT INTO projects (id, org_id, slug, name, created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $5)
-		ON CONFLICT (org_id, slug) DO NOTHING`, p.ID, p.OrgID, p.Slug, p.DisplayName, p.CreatedAt))
+		INSERT INTO projects (id, org_id, slug, name, platform, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $6)
+		ON CONFLICT (org_id, slug) DO NOTHING`, p.ID, p.OrgID, p.Slug, p.DisplayName, p.Platform, p.CreatedAt))
 }
 
 const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.name, s.slug, s.description, s.role, s.status,

@@ -45,7 +45,8 @@ type Target struct {
 }
 
 // Targets lists where an instance of a version fits and where it does not: the project's active allocations and, for
-// a caller who may create allocations, the nodes that are online and take new work.
+// a caller who may create allocations, the nodes that are online and take new work. There is none for an app that the
+// platform alone manages, which runs where the platform decides.
 func (s *Service) Targets(ctx context.Context, p iam.Principal, in TargetsInput) ([]Target, error) {
 	return read(ctx, s, access.Project(p, iam.AllocationRead, in.ProjectID),
 		func(tx db.Tx, project iam.Project) ([]Target, error) {
@@ -55,6 +56,9 @@ func (s *Service) Targets(ctx context.Context, p iam.Principal, in TargetsInput)
 			}
 			if err := version.Manifest.CheckChoice(in.Resources); err != nil {
 				return nil, inQuery(err)
+			}
+			if !slices.Contains(version.Manifest.App.SupportedModes.OperatingModes, manifest.TenantDedicated) {
+				return nil, nil
 			}
 			entitlement, err := catalog.GetEntitlement(ctx, tx, project.ID, in.AppSlug)
 			if err != nil && !fault.Is(err, fault.NotFound) {

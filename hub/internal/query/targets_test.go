@@ -52,6 +52,26 @@ func TestTargetsKnowVolumes(t *testing.T) {
 	require.EqualValues(t, "volume_status", fault.As(err).Code)
 }
 
+func TestAnAppThatThePlatformManagesHasNoTargets(t *testing.T) {
+	w := commandtest.New(t)
+	w.Allocation()
+	targets := func(version, modes string) []query.Target {
+		t.Helper()
+		verified, env := w.Sign(strings.NewReplacer("version: 1.0.0", "version: "+version,
+			"runtime_backend: launchable_oci", "runtime_backend: launchable_oci, supported_modes: "+modes,
+		).Replace(commandtest.Manifest()))
+		w.PublishVersion(version, verified, env)
+		list, err := (&query.Service{DB: w.DB}).Targets(t.Context(), w.User, query.TargetsInput{
+			ProjectID: w.Project.ID, AppSlug: "demo", Version: version, Now: w.Now,
+		})
+		require.NoError(t, err)
+		return list
+	}
+	require.Empty(t, targets("2.0.0", "{operating_modes: [platform_managed], control_plane_scopes: [platform]}"))
+	require.NotEmpty(t, targets("3.0.0", "{operating_modes: [tenant_dedicated, platform_managed], "+
+		"control_plane_scopes: [project, platform]}"))
+}
+
 const slicesModel = "H200 1/2 time slice"
 
 // withSlices makes version 2.0.0 of the demo one that needs a GPU and may share it, and allocates a slice of the

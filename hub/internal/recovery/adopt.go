@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -241,9 +242,13 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 	use := capacity.UseOf(larger(w))
 	both := capacity.UseOf(slices.Concat(w.GetServices(), w.GetFallback().GetServices()))
 	use.HostPorts, use.Volumes = both.HostPorts, both.Volumes
+	owner, err := ownerOf(ctx, tx, w)
+	if err != nil {
+		return err
+	}
 	made, allocation, err := capacity.Adopt(ctx, tx, capacity.Adopted{
-		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: w.GetOrgId(),
-		ProjectID:     w.GetProjectId(),
+		MemberID: w.GetId(), AllocationID: w.GetAllocationId(), NodeID: a.b.NodeID, OrgID: owner.OrgID,
+		ProjectID:     owner.ID,
 		CorrelationID: w.GetCorrelationId(), CPUMillis: use.CPUMillis, MemoryBytes: use.MemoryBytes,
 		AcceleratorIDs: use.AcceleratorIDs, HostPorts: use.HostPorts, Volumes: use.Volumes,
 	}, a.by.Now)
@@ -255,7 +260,7 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 			return err
 		}
 	}
-	modes := catalog.ModesOf(w.GetManifest().GetPayload())
+	modes := modesOf(w)
 	if err := a.subject(ctx, tx, w, allocation, modes, use); err != nil {
 		return err
 	}
@@ -265,6 +270,29 @@ func (a adopter) made(ctx context.Context, tx db.Tx, w *protocol.Workload) error
 	}
 	return a.addFinding(ctx, tx, finding.Instance, resourceInstance, i.ID, "The instance of %s %s %s. Its name and "+
 		"config are lost.", w.GetAppSlug(), w.GetAppVersion(), madeAfter)
+}
+
+// ownerOf returns the project whose allocation a workload runs in: the platform's, where that manages it.
+func ownerOf(ctx context.Context, tx db.Tx, w *protocol.Workload) (iam.Project, error) {
+	own := iam.Project{ID: w.GetProjectId(), OrgID: w.GetOrgId()}
+	if w.GetOperatingMode() != manifest.PlatformManaged {
+		return own, nil
+	}
+	platform, err := iam.PlatformProject(ctx, tx)
+	if err != nil || platform.ID == "" {
+		return own, err
+	}
+	return platform, nil
+}
+
+// modesOf returns the modes that the hub had decided on when it signed the workload.
+func modesOf(w *protocol.Workload) catalog.Resolved {
+	modes := catalog.ModesOf(w.GetManifest().GetPayload())
+	if boundary := manifest.TenantBoundaryMode(w.GetOperatingMode(), w.GetControlPlaneScope()); boundary != "" {
+		modes.OperatingMode, modes.ControlPlaneScope = w.GetOperatingMode(), w.GetControlPlaneScope()
+		modes.TenantBoundaryMode = boundary
+	}
+	return modes
 }
 
 // larger returns the services of the revision that needs more: the allocation has room for either, not for both.

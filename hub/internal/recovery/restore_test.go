@@ -329,6 +329,36 @@ func TestLaw16AnAppOfSeveralServicesIsTakenOver(t *testing.T) {
 	require.Equal(t, 700, hubtest.Count(again, `SELECT cpu_millis FROM subjects WHERE id = $1`, made.Members[0].ID))
 }
 
+// Law 16: what the platform manages is taken over with its modes, and its allocation is the platform's, although the
+// backup has neither; the node gets its documents as before.
+func TestLaw16WhatThePlatformManagesIsTakenOver(t *testing.T) {
+	h, n, l, platform, lend := hubtest.NewManaged(t)
+	backup := h.Backup()
+	lend()
+	made := h.Launch()
+	state, push := l.ExpectState(1)
+	again := h.Restore(backup)
+	n.Hub = again
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	var err error
+	n.Bundle, err = n.Bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	_, compiled := l.ExpectState(1)
+	require.ElementsMatch(t, push.GetParts(), compiled.GetParts())
+	adopted := again.Instance(made.ID)
+	require.Equal(t, made.Modes, adopted.Modes)
+	require.Equal(t, h.Project.ID, adopted.ProjectID)
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM allocations WHERE id = $1 AND project_id = $2`,
+		made.Members[0].AllocationID, platform.ID))
+}
+
 // Law 16: the node's leases come from two batches, one from before the backup and one from after it. What ran is billed
 // under the lease that it ran under, although its end is asked for before the hub gives any lease itself.
 func TestLaw16LeasesOfAllBatchesAreTakenOver(t *testing.T) {

@@ -16,11 +16,16 @@ CREATE TABLE IF NOT EXISTS projects (
   org_id UUID NOT NULL REFERENCES orgs (id),
   slug TEXT NOT NULL,
   name TEXT NOT NULL,
+  -- What the platform manages runs in the allocations of this project.
+  platform BOOL NOT NULL DEFAULT false,
   resource_version INT8 NOT NULL DEFAULT 1,
   created_at TIMESTAMPTZ NOT NULL,
   updated_at TIMESTAMPTZ NOT NULL,
   UNIQUE (org_id, slug)
 );
+
+-- A platform has one project at most.
+CREATE UNIQUE INDEX IF NOT EXISTS projects_platform ON projects (platform) WHERE platform;
 
 -- Where the environments of a project get their packages from.
 CREATE TABLE IF NOT EXISTS package_indexes (

@@ -1286,6 +1286,7 @@ class Project:
     id: Id
     org_id: Id
     slug: Slug
+    platform: bool | None = None
 
 
 @dataclass(kw_only=True)
@@ -1295,6 +1296,7 @@ class ProjectCreate:
     display_name: DisplayName
     slug: Slug
     org_id: Id | None = None
+    platform: bool | None = None
 
 
 @dataclass(kw_only=True)
