@@ -65,8 +65,8 @@ func (s *Service) PutOrgQuota(ctx context.Context, m Meta, orgID string, set iam
 	})
 }
 
-// CreateProject makes a project in an org; an empty org is the caller's. It sets the project's id and time. Who
-// may make orgs may make the platform's project.
+// CreateProject makes a project in an org; an empty org is the caller's. It sets the project's id and time. The
+// platform's project takes the permission to make orgs besides.
 func (s *Service) CreateProject(ctx context.Context, m Meta, wanted iam.Project) (iam.Project, error) {
 	wanted.ID, wanted.CreatedAt = db.NewID(), m.Now
 	wanted.OrgID = cmp.Or(wanted.OrgID, m.Principal.OrgID)
@@ -75,10 +75,12 @@ func (s *Service) CreateProject(ctx context.Context, m Meta, wanted iam.Project)
 			nil).WithField("/org_id", "is required").Permanent()
 	}
 	check := access.OrgID(m.Principal, iam.ProjectCreate, wanted.OrgID)
-	if wanted.Platform {
-		check = access.Platform(m.Principal, iam.OrgCreate)
-	}
 	return once(ctx, s, m, check, func(tx db.Tx, _ access.Nothing) (iam.Project, error) {
+		if wanted.Platform {
+			if err := iam.Authorize(m.Principal, iam.OrgCreate, "", ""); err != nil {
+				return iam.Project{}, err
+			}
+		}
 		project, err := iam.CreateProject(ctx, tx, wanted)
 		if err != nil {
 			return iam.Project{}, err
