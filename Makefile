@@ -75,6 +75,7 @@ check: tools generate-check ## format, linters, generated files, rules of the tr
 	@NODE_PATH=$(APILINT)/node_modules hub/api/lint/lint.sh $(APILINT)/node_modules/.bin
 	@$(GO) test -vet=off ./docs/... # links, cited documents, the tests of each law
 	@$(GO) mod tidy -diff && cd e2e/sqlcheck && $(GO) mod tidy -diff
+	@for p in e2e/mutants/*.patch; do git apply --check $$p || { echo "$$p does not fit any more"; exit 1; }; done
 	@$(GO) run ./deploy/treecheck # large files, keys, words, long files and functions
 
 .PHONY: generate

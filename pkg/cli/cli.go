@@ -88,7 +88,8 @@ Without a file, GPUAAS_URL, GPUAAS_CA_FILE and GPUAAS_TOKEN or GPUAAS_TOKEN_FILE
 		cobra.ShellCompDirectiveNoFileComp))
 	_ = root.RegisterFlagCompletionFunc("context", a.completeContexts)
 	root.AddCommand(
-		a.loginCommand(), a.logoutCommand(), a.sessionsCommand(), a.invitationsCommand(), a.contextCommand(),
+		a.loginCommand(), a.logoutCommand(), a.passwordCommand(), a.sessionsCommand(),
+		a.invitationsCommand(), a.contextCommand(),
 		a.whoamiCommand(), a.authCommand(),
 		a.appsCommand(), a.projectsCommand(), a.serviceAccountsCommand(), a.skusCommand(), a.allocationsCommand(),
 		a.volumesCommand(),

@@ -55,6 +55,14 @@ func (h *fakeHub) serveLogins(w http.ResponseWriter, r *http.Request, route stri
 	case "POST /orgs/" + orgID + "/invitations":
 		invitation.Token = "gpuaas_it_x"
 		answer(w, 201, invitation)
+	case "POST /auth/password":
+		var body client.PasswordChange
+		_ = json.NewDecoder(r.Body).Decode(&body)
+		if body.CurrentPassword != "correct horse battery" || body.NewPassword == "" && !body.RemoveOneTimeCodes {
+			refuse(w, r, http.StatusForbidden, "password_refused", "No.")
+			return true
+		}
+		w.WriteHeader(http.StatusNoContent)
 	case "POST /auth/logout", "DELETE /orgs/" + orgID + "/invitations/0192f0c0-0000-7000-8000-000000000099",
 		"DELETE /auth/sessions/0192f0c0-0000-7000-8000-000000000098":
 		w.WriteHeader(http.StatusNoContent)

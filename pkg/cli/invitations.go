@@ -112,7 +112,7 @@ func (a *app) acceptInvitationCommand() *cobra.Command {
 				Token: strings.TrimSpace(token), DisplayName: displayName, Password: secrets[0],
 			}
 			if codes {
-				if err := a.setUpCodes(&body, fresh.URL); err != nil {
+				if body.Totp, err = a.setUpCodes(displayName, fresh.URL); err != nil {
 					return err
 				}
 			}
@@ -136,26 +136,28 @@ func (a *app) acceptInvitationCommand() *cobra.Command {
 	return c
 }
 
+// totp is what sets up one-time codes, as the contract has it.
+type totp = struct {
+	Code   client.OneTimeCode `json:"code"`
+	Secret string             `json:"secret"`
+}
+
 // setUpCodes shows a new secret for an authenticator app and asks for a code that proves it works.
-func (a *app) setUpCodes(body *client.InvitationAcceptance, hub string) error {
+func (a *app) setUpCodes(name, hub string) (*totp, error) {
 	if a.env.ReadSecret == nil {
-		return usage(errors.New("--one-time-codes needs a terminal"))
+		return nil, usage(errors.New("--one-time-codes needs a terminal"))
 	}
 	raw := make([]byte, totpSecretBytes)
 	_, _ = rand.Read(raw) // never fails; it ends the program
 	secret := base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(raw)
 	uri := url.URL{
-		Scheme: "otpauth", Host: "totp", Path: "/GPUaaS:" + body.DisplayName,
+		Scheme: "otpauth", Host: "totp", Path: "/GPUaaS:" + name,
 		RawQuery: url.Values{"secret": {secret}, "issuer": {"GPUaaS " + hub}}.Encode(),
 	}
 	fmt.Fprintf(a.env.Stderr, "Add this to your authenticator app:\n%s\n", printable(uri.String()))
 	answers, err := a.askSecrets("The code that it shows: ")
 	if err != nil {
-		return err
+		return nil, err
 	}
-	body.Totp = &struct {
-		Code   client.OneTimeCode `json:"code"`
-		Secret string             `json:"secret"`
-	}{Code: answers[0], Secret: secret}
-	return nil
+	return &totp{Code: answers[0], Secret: secret}, nil
 }

@@ -187,6 +187,45 @@ func (a *app) logoutCommand() *cobra.Command {
 	return c
 }
 
+func (a *app) passwordCommand() *cobra.Command {
+	var codes, noCodes, keep bool
+	c := a.action("password", "Change your password or one-time codes, and end your other logins", cobra.NoArgs,
+		func(ctx context.Context, s *session, _ []string) error {
+			if codes && noCodes || keep && !codes && !noCodes {
+				return usage(errors.New("--one-time-codes and --no-one-time-codes exclude each other, and --keep needs one"))
+			}
+			prompts := []string{
+				"Current password: ", "One-time code (empty without one): ", "New password, 12 characters or more: ",
+			}
+			if keep {
+				prompts = prompts[:2]
+			}
+			secrets, err := a.askSecrets(prompts...)
+			if err != nil {
+				return err
+			}
+			body := client.PasswordChange{CurrentPassword: secrets[0], Code: secrets[1], RemoveOneTimeCodes: noCodes}
+			if !keep {
+				body.NewPassword = secrets[2]
+			}
+			if codes {
+				who, err := client.Read[client.Whoami](s.hub.Whoami(ctx, s.editors()...))
+				if err != nil {
+					return err
+				}
+				if body.Totp, err = a.setUpCodes(callerName(who), s.context.URL); err != nil {
+					return err
+				}
+			}
+			return closed(s.hub.ChangePassword(ctx, body, s.editors()...))
+		})
+	f := c.Flags()
+	f.BoolVar(&codes, "one-time-codes", false, "set up an authenticator app, or another one")
+	f.BoolVar(&noCodes, "no-one-time-codes", false, "log in with the password alone from now on")
+	f.BoolVar(&keep, "keep", false, "keep the password")
+	return c
+}
+
 func (a *app) sessionsCommand() *cobra.Command {
 	columns := []column[client.Session]{
 		{"CURRENT", func(s client.Session) string { return map[bool]string{true: "*"}[s.Current] }},

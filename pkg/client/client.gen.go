@@ -533,6 +533,28 @@ type ClientInterface interface {
 	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
 	FinishDeviceLogin(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
+	// ChangePasswordWithBody Change the caller's own password and one-time codes
+	//
+	// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+	// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+	// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+	//
+	// Takes any type of body and a specified content type.
+	//
+	// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+	ChangePasswordWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// ChangePassword Change the caller's own password and one-time codes
+	//
+	// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+	// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+	// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+	//
+	// Takes a body of the `application/json` content type.
+	//
+	// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+	ChangePassword(ctx context.Context, body ChangePasswordJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
 	// RefreshSessionWithBody Exchange the refresh token of a session for new tokens
 	//
 	// Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -2992,6 +3014,48 @@ func (c *Client) FinishDeviceLoginWithBody(ctx context.Context, contentType stri
 // Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
 func (c *Client) FinishDeviceLogin(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewFinishDeviceLoginRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ChangePasswordWithBody Change the caller's own password and one-time codes
+//
+// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+//
+// Takes any type of body and a specified content type.
+//
+// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+func (c *Client) ChangePasswordWithBody(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewChangePasswordRequestWithBody(c.Server, contentType, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// ChangePassword Change the caller's own password and one-time codes
+//
+// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+//
+// Takes a body of the `application/json` content type.
+//
+// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+func (c *Client) ChangePassword(ctx context.Context, body ChangePasswordJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewChangePasswordRequest(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -8024,6 +8088,46 @@ func NewFinishDeviceLoginRequestWithBody(server string, contentType string, body
 	}
 
 	operationPath := fmt.Sprintf("/auth/oidc/device/finish")
+	if operationPath[0] == '/' {
+		operationPath = "." + operationPath
+	}
+
+	queryURL, err := serverURL.Parse(operationPath)
+	if err != nil {
+		return nil, err
+	}
+
+	req, err := http.NewRequest(http.MethodPost, queryURL.String(), body)
+	if err != nil {
+		return nil, err
+	}
+
+	req.Header.Add("Content-Type", contentType)
+
+	return req, nil
+}
+
+// NewChangePasswordRequest calls the generic ChangePassword builder with application/json body
+func NewChangePasswordRequest(server string, body ChangePasswordJSONRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	buf, err := json.Marshal(body)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = bytes.NewReader(buf)
+	return NewChangePasswordRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewChangePasswordRequestWithBody constructs an http.Request for the ChangePassword method, with any body, and a specified content type
+func NewChangePasswordRequestWithBody(server string, contentType string, body io.Reader) (*http.Request, error) {
+	var err error
+
+	serverURL, err := url.Parse(server)
+	if err != nil {
+		return nil, err
+	}
+
+	operationPath := fmt.Sprintf("/auth/password")
 	if operationPath[0] == '/' {
 		operationPath = "." + operationPath
 	}
@@ -15661,6 +15765,28 @@ type ClientWithResponsesInterface interface {
 	// Corresponds with POST /auth/oidc/device/finish (the `FinishDeviceLogin` operationId).
 	FinishDeviceLoginWithResponse(ctx context.Context, body FinishDeviceLoginJSONRequestBody, reqEditors ...RequestEditorFn) (*FinishDeviceLoginResponse, error)
 
+	// ChangePasswordWithBodyWithResponse Change the caller's own password and one-time codes
+	//
+	// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+	// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+	// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+	//
+	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+	ChangePasswordWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ChangePasswordResponse, error)
+
+	// ChangePasswordWithResponse Change the caller's own password and one-time codes
+	//
+	// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+	// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+	// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+	//
+	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+	ChangePasswordWithResponse(ctx context.Context, body ChangePasswordJSONRequestBody, reqEditors ...RequestEditorFn) (*ChangePasswordResponse, error)
+
 	// RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
 	//
 	// Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -19150,6 +19276,47 @@ func (r FinishDeviceLoginResponse) StatusCode() int {
 
 // ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
 func (r FinishDeviceLoginResponse) ContentType() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Header.Get("Content-Type")
+	}
+	return ""
+}
+
+type ChangePasswordResponse struct {
+	Body         []byte
+	HTTPResponse *http.Response
+	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
+	ApplicationProblemJSONDefault *Problem
+}
+
+// GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
+func (r ChangePasswordResponse) GetApplicationProblemJSONDefault() *Problem {
+	return r.ApplicationProblemJSONDefault
+}
+
+// GetBody returns the raw response body bytes
+func (r ChangePasswordResponse) GetBody() []byte {
+	return r.Body
+}
+
+// Status returns HTTPResponse.Status
+func (r ChangePasswordResponse) Status() string {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.Status
+	}
+	return http.StatusText(0)
+}
+
+// StatusCode returns HTTPResponse.StatusCode
+func (r ChangePasswordResponse) StatusCode() int {
+	if r.HTTPResponse != nil {
+		return r.HTTPResponse.StatusCode
+	}
+	return 0
+}
+
+// ContentType is a convenience method to retrieve the Content-Type value from the HTTP response headers
+func (r ChangePasswordResponse) ContentType() string {
 	if r.HTTPResponse != nil {
 		return r.HTTPResponse.Header.Get("Content-Type")
 	}
@@ -26092,6 +26259,40 @@ func (c *ClientWithResponses) FinishDeviceLoginWithResponse(ctx context.Context,
 	return ParseFinishDeviceLoginResponse(rsp)
 }
 
+// ChangePasswordWithBodyWithResponse Change the caller's own password and one-time codes
+//
+// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+//
+// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+func (c *ClientWithResponses) ChangePasswordWithBodyWithResponse(ctx context.Context, contentType string, body io.Reader, reqEditors ...RequestEditorFn) (*ChangePasswordResponse, error) {
+	rsp, err := c.ChangePasswordWithBody(ctx, contentType, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseChangePasswordResponse(rsp)
+}
+
+// ChangePasswordWithResponse Change the caller's own password and one-time codes
+//
+// Takes the current password, and a one-time code where the caller has them. `totp` sets up one-time codes, or
+// replaces them, as an invitation's acceptance does. All other sessions of the caller end. A wrong password or
+// code is 403 `password_refused`; attempts are counted as logins are, and too many are 429.
+//
+// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/password (the `ChangePassword` operationId).
+func (c *ClientWithResponses) ChangePasswordWithResponse(ctx context.Context, body ChangePasswordJSONRequestBody, reqEditors ...RequestEditorFn) (*ChangePasswordResponse, error) {
+	rsp, err := c.ChangePassword(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseChangePasswordResponse(rsp)
+}
+
 // RefreshSessionWithBodyWithResponse Exchange the refresh token of a session for new tokens
 //
 // Each refresh token counts once. An older one ends the session with all its tokens, because two
@@ -30043,6 +30244,35 @@ func ParseFinishDeviceLoginResponse(rsp *http.Response) (*FinishDeviceLoginRespo
 		response.JSON200 = &dest
 
 	case rsp.StatusCode == 202:
+		break // No content-type
+
+	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
+		var dest Problem
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.ApplicationProblemJSONDefault = &dest
+
+	}
+
+	return response, nil
+}
+
+// ParseChangePasswordResponse parses an HTTP response from a ChangePasswordWithResponse call
+func ParseChangePasswordResponse(rsp *http.Response) (*ChangePasswordResponse, error) {
+	bodyBytes, err := io.ReadAll(rsp.Body)
+	defer func() { _ = rsp.Body.Close() }()
+	if err != nil {
+		return nil, err
+	}
+
+	response := &ChangePasswordResponse{
+		Body:         bodyBytes,
+		HTTPResponse: rsp,
+	}
+
+	switch {
+	case rsp.StatusCode == 204:
 		break // No content-type
 
 	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:

@@ -3164,6 +3164,22 @@ type PackageIndexPut struct {
 	Username string `json:"username,omitempty,omitzero"`
 }
 
+// PasswordChange At least one of new_password, totp and remove_one_time_codes.
+type PasswordChange struct {
+	Code            OneTimeCode `json:"code,omitempty,omitzero"`
+	CurrentPassword string      `json:"current_password"`
+	NewPassword     string      `json:"new_password,omitempty,omitzero"`
+
+	// RemoveOneTimeCodes A login needs the password alone from then on
+	RemoveOneTimeCodes bool `json:"remove_one_time_codes,omitempty,omitzero"`
+	Totp               *struct {
+		Code OneTimeCode `json:"code"`
+
+		// Secret Base32
+		Secret string `json:"secret"`
+	} `json:"totp,omitempty"`
+}
+
 // Period defines model for Period.
 type Period struct {
 	From time.Time `json:"from"`
@@ -5236,6 +5252,9 @@ type FinishBrowserLoginJSONRequestBody = BrowserLoginFinish
 
 // FinishDeviceLoginJSONRequestBody defines body for FinishDeviceLogin for application/json ContentType.
 type FinishDeviceLoginJSONRequestBody = DeviceLoginFinish
+
+// ChangePasswordJSONRequestBody defines body for ChangePassword for application/json ContentType.
+type ChangePasswordJSONRequestBody = PasswordChange
 
 // RefreshSessionJSONRequestBody defines body for RefreshSession for application/json ContentType.
 type RefreshSessionJSONRequestBody = SessionRefresh

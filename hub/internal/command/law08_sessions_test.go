@@ -10,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 )
 
@@ -53,6 +54,22 @@ func TestLaw08SessionCommandsAreOneTransaction(t *testing.T) {
 				return second(s.AcceptInvitation(ctx, p.anonymous(), command.AcceptInvitationInput{
 					Token: made.Token, DisplayName: "Bob", Password: "correct horse battery",
 				}))
+			}
+		}),
+		step("change password", "user_passwords", func(s *command.Service, p *person) func(context.Context,
+			*command.Service) error {
+			made, err := p.invite(s)
+			require.NoError(t, err)
+			started, err := s.AcceptInvitation(t.Context(), p.anonymous(), command.AcceptInvitationInput{
+				Token: made.Token, DisplayName: "Bob", Password: "correct horse battery",
+			})
+			require.NoError(t, err)
+			m := p.Meta("k")
+			m.Principal = iam.Principal{Type: principal.User, ID: started.User.ID, OrgID: started.User.OrgID}
+			return func(ctx context.Context, s *command.Service) error {
+				return s.ChangePassword(ctx, m, command.ChangePasswordInput{
+					Current: "correct horse battery", New: "another horse battery", RemoveTOTP: true,
+				})
 			}
 		}),
 		step("revoke session", "sessions", func(_ *command.Service, p *person) func(context.Context,

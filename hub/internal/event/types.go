@@ -79,6 +79,7 @@ func iamTypes() []string {
 		"iam.user.roles_changed",
 		"iam.user.project_roles_changed",
 		"iam.user.removed",
+		"iam.user.password_changed",
 		"iam.user.tokens_revoked",
 		"iam.user_token.created",
 		"iam.user_token.revoked",

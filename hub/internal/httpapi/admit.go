@@ -29,6 +29,8 @@ const (
 	// Ids of operations in the contract.
 	renewOperation = "renewNode"
 	loginOperation = "login"
+	// passwordOperation proves the password once more; guesses with it are counted as those of logins.
+	passwordOperation = "changePassword"
 )
 
 // Authenticator identifies the caller by a bearer credential.
@@ -59,11 +61,9 @@ func (a *api) admit(c *gin.Context) {
 		a.fail(c, err)
 		return
 	}
-	if state.op.id == loginOperation {
-		if err := a.budgets.spend(a.budgets.ofLogin(body, state.remoteIP), state.at); err != nil {
-			a.fail(c, err)
-			return
-		}
+	if err := a.budgets.spend(a.budgets.ofGuess(state, body), state.at); err != nil {
+		a.fail(c, err)
+		return
 	}
 	// The read deadline is for the body, which is read by now; it must not end the connection.
 	_ = http.NewResponseController(c.Writer).SetReadDeadline(time.Time{})

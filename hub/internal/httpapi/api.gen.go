@@ -3175,6 +3175,22 @@ type PackageIndexPut struct {
 	Username string `json:"username,omitempty,omitzero"`
 }
 
+// PasswordChange At least one of new_password, totp and remove_one_time_codes.
+type PasswordChange struct {
+	Code            OneTimeCode `json:"code,omitempty,omitzero"`
+	CurrentPassword string      `json:"current_password"`
+	NewPassword     string      `json:"new_password,omitempty,omitzero"`
+
+	// RemoveOneTimeCodes A login needs the password alone from then on
+	RemoveOneTimeCodes bool `json:"remove_one_time_codes,omitempty,omitzero"`
+	Totp               *struct {
+		Code OneTimeCode `json:"code"`
+
+		// Secret Base32
+		Secret string `json:"secret"`
+	} `json:"totp,omitempty"`
+}
+
 // Period defines model for Period.
 type Period struct {
 	From time.Time `json:"from"`
@@ -5248,6 +5264,9 @@ type FinishBrowserLoginJSONRequestBody = BrowserLoginFinish
 // FinishDeviceLoginJSONRequestBody defines body for FinishDeviceLogin for application/json ContentType.
 type FinishDeviceLoginJSONRequestBody = DeviceLoginFinish
 
+// ChangePasswordJSONRequestBody defines body for ChangePassword for application/json ContentType.
+type ChangePasswordJSONRequestBody = PasswordChange
+
 // RefreshSessionJSONRequestBody defines body for RefreshSession for application/json ContentType.
 type RefreshSessionJSONRequestBody = SessionRefresh
 
@@ -5502,6 +5521,9 @@ type ServerInterface interface {
 	// FinishDeviceLogin Start a session once the person has confirmed the login
 	// (POST /auth/oidc/device/finish)
 	FinishDeviceLogin(c *gin.Context)
+	// ChangePassword Change the caller's own password and one-time codes
+	// (POST /auth/password)
+	ChangePassword(c *gin.Context)
 	// RefreshSession Exchange the refresh token of a session for new tokens
 	// (POST /auth/refresh)
 	RefreshSession(c *gin.Context)
@@ -6932,6 +6954,19 @@ func (siw *ServerInterfaceWrapper) FinishDeviceLogin(c *gin.Context) {
 	}
 
 	siw.Handler.FinishDeviceLogin(c)
+}
+
+// ChangePassword operation middleware
+func (siw *ServerInterfaceWrapper) ChangePassword(c *gin.Context) {
+
+	for _, middleware := range siw.HandlerMiddlewares {
+		middleware(c)
+		if c.IsAborted() {
+			return
+		}
+	}
+
+	siw.Handler.ChangePassword(c)
 }
 
 // RefreshSession operation middleware
@@ -11923,6 +11958,7 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 	router.POST(options.BaseURL+"/auth/oidc/browser/finish", wrapper.FinishBrowserLogin)
 	router.POST(options.BaseURL+"/auth/oidc/device", wrapper.StartDeviceLogin)
 	router.POST(options.BaseURL+"/auth/oidc/device/finish", wrapper.FinishDeviceLogin)
+	router.POST(options.BaseURL+"/auth/password", wrapper.ChangePassword)
 	router.POST(options.BaseURL+"/auth/refresh", wrapper.RefreshSession)
 	router.POST(options.BaseURL+"/auth/service-account/token", wrapper.MintServiceAccountToken)
 	router.GET(options.BaseURL+"/auth/sessions", wrapper.ListSessions)
@@ -13601,6 +13637,39 @@ type FinishDeviceLogindefaultApplicationProblemPlusJSONResponse struct {
 }
 
 func (response FinishDeviceLogindefaultApplicationProblemPlusJSONResponse) VisitFinishDeviceLoginResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.WriteHeader(response.StatusCode)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type ChangePasswordRequestObject struct {
+	Body *ChangePasswordJSONRequestBody
+}
+
+type ChangePasswordResponseObject interface {
+	VisitChangePasswordResponse(w http.ResponseWriter) error
+}
+
+type ChangePassword204Response struct {
+}
+
+func (response ChangePassword204Response) VisitChangePasswordResponse(w http.ResponseWriter) error {
+	w.WriteHeader(204)
+	return nil
+}
+
+type ChangePassworddefaultApplicationProblemPlusJSONResponse struct {
+	Body       Problem
+	StatusCode int
+}
+
+func (response ChangePassworddefaultApplicationProblemPlusJSONResponse) VisitChangePasswordResponse(w http.ResponseWriter) error {
 
 	var buf bytes.Buffer
 	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
@@ -18884,6 +18953,9 @@ type StrictServerInterface interface {
 	// FinishDeviceLogin Start a session once the person has confirmed the login
 	// (POST /auth/oidc/device/finish)
 	FinishDeviceLogin(ctx context.Context, request FinishDeviceLoginRequestObject) (FinishDeviceLoginResponseObject, error)
+	// ChangePassword Change the caller's own password and one-time codes
+	// (POST /auth/password)
+	ChangePassword(ctx context.Context, request ChangePasswordRequestObject) (ChangePasswordResponseObject, error)
 	// RefreshSession Exchange the refresh token of a session for new tokens
 	// (POST /auth/refresh)
 	RefreshSession(ctx context.Context, request RefreshSessionRequestObject) (RefreshSessionResponseObject, error)
@@ -20617,6 +20689,48 @@ func (sh *strictHandler) FinishDeviceLogin(ctx *gin.Context) {
 		sh.options.HandlerErrorFunc(ctx, err)
 	} else if validResponse, ok := response.(FinishDeviceLoginResponseObject); ok {
 		if err := validResponse.VisitFinishDeviceLoginResponse(ctx.Writer); err != nil {
+			sh.options.ResponseErrorHandlerFunc(ctx, err)
+		}
+	} else if response != nil {
+		sh.options.ResponseErrorHandlerFunc(ctx, fmt.Errorf("unexpected response type: %T", response))
+	}
+}
+
+// ChangePassword operation middleware
+func (sh *strictHandler) ChangePassword(ctx *gin.Context) {
+	var request ChangePasswordRequestObject
+
+	var body ChangePasswordJSONRequestBody
+	var err error
+	// A request validator built on kin-openapi's openapi3filter with
+	// KeepValidatedValue leaves the value it validated on the body. Bind
+	// that value, matching member names exactly, so the handler receives
+	// what was validated instead of a second, case-insensitive decode.
+	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+		err = ctx.ShouldBindJSON(&body)
+	} else if binding.Validator != nil {
+		// ShouldBindJSON runs the struct validator after decoding; keep that.
+		err = binding.Validator.ValidateStruct(&body)
+	}
+	if err != nil {
+		sh.options.RequestErrorHandlerFunc(ctx, err)
+		return
+	}
+	request.Body = &body
+
+	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
+		return sh.ssi.ChangePassword(ctx, request.(ChangePasswordRequestObject))
+	}
+	for _, middleware := range sh.middlewares {
+		handler = middleware(handler, "ChangePassword")
+	}
+
+	response, err := handler(ctx, request)
+
+	if err != nil {
+		sh.options.HandlerErrorFunc(ctx, err)
+	} else if validResponse, ok := response.(ChangePasswordResponseObject); ok {
+		if err := validResponse.VisitChangePasswordResponse(ctx.Writer); err != nil {
 			sh.options.ResponseErrorHandlerFunc(ctx, err)
 		}
 	} else if response != nil {

@@ -183,12 +183,21 @@ func (b *budgets) ofVisitor(ip string) []charge {
 	return []charge{{b.address, address}, {b.prefix, prefix}, {b.anonymous, ""}}
 }
 
-// ofLogin is charged for an attempt to log in; body has the account's e-mail address.
-func (b *budgets) ofLogin(body []byte, ip string) []charge {
-	var login Login
-	_ = json.Unmarshal(body, &login) // it follows the contract
-	address, _ := prefixes(ip)
-	return []charge{{b.logins, strings.ToLower(login.Email)}, {b.addressLogins, address}}
+// ofGuess is charged for a request with a password, which body has; nothing for another.
+func (b *budgets) ofGuess(state *call, body []byte) []charge {
+	var account string
+	switch state.op.id {
+	case loginOperation:
+		var login Login
+		_ = json.Unmarshal(body, &login) // it follows the contract
+		account = strings.ToLower(login.Email)
+	case passwordOperation:
+		account = state.principal.ID
+	default:
+		return nil
+	}
+	address, _ := prefixes(state.remoteIP)
+	return []charge{{b.logins, account}, {b.addressLogins, address}}
 }
 
 func (b *budgets) ofNode(name string) []charge {

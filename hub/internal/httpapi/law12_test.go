@@ -45,9 +45,11 @@ func accountSamples() map[string]string {
 			`"grant_type":"urn:ietf:params:oauth:grant-type:jwt-bearer"}`,
 		"rotateServiceAccountKey": `{"overlap_seconds":60}`,
 		"login":                   `{"email":"a@b","password":"p","code":"123456"}`,
-		"finishBrowserLogin":      `{"state":"s","code":"c"}`,
-		"finishDeviceLogin":       `{"handle":"h"}`,
-		"refreshSession":          `{"refresh_token":"t"}`,
+		"changePassword": `{"current_password":"p","code":"123456","new_password":"0123456789ab",` +
+			`"totp":{"secret":"ABCDEFGHIJKLMNOPQRSTUVWXYZ","code":"123456"},"remove_one_time_codes":false}`,
+		"finishBrowserLogin": `{"state":"s","code":"c"}`,
+		"finishDeviceLogin":  `{"handle":"h"}`,
+		"refreshSession":     `{"refresh_token":"t"}`,
 		"acceptInvitation": `{"token":"t","display_name":"A","password":"0123456789ab","totp":{"secret":"` +
 			`ABCDEFGHIJKLMNOPQRSTUVWXYZ","code":"123456"}}`,
 		"createInvitation": `{"email":"a@b","roles":["org_member"],"custom_roles":["` + someID +

@@ -69,8 +69,9 @@ func TestEveryOperationNeedsThePermissionOfTheContract(t *testing.T) {
 			if permission == "" {
 				want := map[string]int{
 					"unwrap": http.StatusNotFound, "revokeSession": http.StatusNotFound, // neither was ever made
-					"logout":        http.StatusConflict,  // the credential belongs to no session
-					"explainAccess": http.StatusForbidden, // the app instance, for those who may read it
+					"logout":         http.StatusConflict,  // the credential belongs to no session
+					"changePassword": http.StatusForbidden, // the credential's owner has no password
+					"explainAccess":  http.StatusForbidden, // the app instance, for those who may read it
 				}[op.OperationID]
 				require.Equal(t, cmp.Or(want, http.StatusOK), res.status, "%s: %s", op.OperationID, res.raw)
 				continue

@@ -36,6 +36,19 @@ func (s *Server) Logout(ctx context.Context, _ LogoutRequestObject) (LogoutRespo
 	return Logout204Response{}, s.Commands.Logout(ctx, metaFrom(ctx))
 }
 
+// ChangePassword changes the caller's own password.
+func (s *Server) ChangePassword(ctx context.Context,
+	r ChangePasswordRequestObject,
+) (ChangePasswordResponseObject, error) {
+	in := command.ChangePasswordInput{
+		Current: r.Body.CurrentPassword, Code: r.Body.Code, New: r.Body.NewPassword, RemoveTOTP: r.Body.RemoveOneTimeCodes,
+	}
+	if totp := r.Body.Totp; totp != nil {
+		in.TOTP = &iam.TOTP{Secret: totp.Secret, Code: totp.Code}
+	}
+	return ChangePassword204Response{}, s.Commands.ChangePassword(ctx, metaFrom(ctx), in)
+}
+
 // ListSessions lists the caller's sessions.
 func (s *Server) ListSessions(ctx context.Context, r ListSessionsRequestObject) (ListSessionsResponseObject, error) {
 	caller := principalOf(ctx)

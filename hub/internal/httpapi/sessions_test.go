@@ -240,6 +240,63 @@ func TestASessionIsRefreshedAndEndsWithItsTokens(t *testing.T) {
 	require.Equal(t, 401, refresh(long, "end").status, "seven days after the login")
 }
 
+func TestAUserChangesPasswordAndOneTimeCodes(t *testing.T) {
+	h := newHouse(t)
+	orgID, _, boss := h.tenant(t, "acme")
+	made := h.member(t, boss, orgID, "ada@acme.example")
+	here := made.text("access_token")
+	login := func(password, code string, status int) answer {
+		return h.must(t, "", "POST", "/auth/login", "", loginBody("ada@acme.example", password, code), status)
+	}
+	change := func(current, more string, status int) answer {
+		return h.must(t, here, "POST", "/auth/password", "", `{"current_password":"`+current+`"`+more+`}`, status)
+	}
+	there := login(goodPassword, "", 200).text("access_token")
+	const other = "another horse battery"
+	require.Equal(t, "password_refused", change("wrong horse battery", `,"new_password":"`+other+`"`, 403).text("code"))
+	require.Contains(t, change(goodPassword, "", 422).raw, `"/new_password"`)
+	change(goodPassword, `,"new_password":"short"`, 400)
+	require.Equal(t, 200, h.whoami(t, there), "what is refused ends nothing")
+
+	change(goodPassword, `,"new_password":"`+other+`"`, 204)
+	require.Equal(t, 200, h.whoami(t, here))
+	require.Equal(t, 401, h.whoami(t, there), "other sessions end")
+	body := `{"refresh_token":"` + made.text("refresh_token") + `"}`
+	require.Equal(t, 200, h.ask(t, "", "POST", "/auth/refresh", "kept", body).status)
+	login(goodPassword, "", 401)
+	login(other, "", 200)
+
+	// One-time codes are set up, needed from then on, used once, and removed.
+	totp := func() string {
+		return `"totp":{"secret":"` + totpSecret + `","code":"` + oneTimeCode(t, h.clock()) + `"}`
+	}
+	require.Contains(t, change(other, `,"remove_one_time_codes":true,`+totp(), 422).raw, `"/remove_one_time_codes"`)
+	change(other, ","+totp(), 204)
+	login(other, "", 401)
+	h.wait(time.Minute)
+	login(other, oneTimeCode(t, h.clock()), 200)
+	change(other, `,"new_password":"`+goodPassword+`","code":"`+oneTimeCode(t, h.clock())+`"`, 403)
+	change(other, `,"remove_one_time_codes":true`, 403)
+	h.wait(time.Minute)
+	change(other, `,"remove_one_time_codes":true,"code":"`+oneTimeCode(t, h.clock())+`"`, 204)
+	login(other, "", 200)
+
+	rows := h.must(t, boss, "GET", "/audit?action=iam.user.change_password", "", "", 200)
+	require.NotContains(t, rows.raw, "horse")
+	require.Contains(t, rows.raw, "set up")
+
+	// Guesses are counted as those of logins are, and a credential without a password has nothing to change.
+	limited := 0
+	for range 20 {
+		if h.ask(t, here, "POST", "/auth/password", "", `{"current_password":"a","new_password":"`+other+`"}`).status == 429 {
+			limited++
+		}
+	}
+	require.Positive(t, limited)
+	require.Equal(t, 403, h.ask(t, boss, "POST", "/auth/password", "",
+		`{"current_password":"a","new_password":"`+other+`"}`).status)
+}
+
 func TestAUserEndsItsOwnSessions(t *testing.T) {
 	h := newHouse(t)
 	orgID, _, boss := h.tenant(t, "acme")

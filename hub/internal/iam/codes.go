@@ -30,6 +30,8 @@ const (
 	codeRoleInUse fault.Code = "role_in_use"
 	// codeServiceAccountDisabled: the service account is disabled.
 	codeServiceAccountDisabled fault.Code = "service_account_disabled"
+	// codePasswordRefused: the current password or the one-time code is not right.
+	codePasswordRefused fault.Code = "password_refused"
 	// codeSessionEnded: the refresh token does not count.
 	codeSessionEnded fault.Code = "session_ended"
 	// codeTokenKeySealed: the key of access tokens, or of one-time codes, cannot be opened with the hub's key file.

@@ -88,6 +88,18 @@ func PasswordOf(ctx context.Context, tx db.Tx, email string) (Password, error) {
 	return p, err
 }
 
+// PasswordOfUser is PasswordOf for a user's id.
+func PasswordOfUser(ctx context.Context, tx db.Tx, userID string) (Password, error) {
+	user, err := GetUser(ctx, tx, userID)
+	if fault.Is(err, fault.NotFound) {
+		return Password{}, nil
+	}
+	if err != nil {
+		return Password{}, err
+	}
+	return PasswordOf(ctx, tx, user.Email)
+}
+
 // CheckLogin returns the user whose password p matched before, unless it was changed since. Where the user has one-time
 // codes, code must be one that was not used yet; it counts as used. Every refusal is the same.
 func CheckLogin(ctx context.Context, tx db.Tx, sealer Sealer, p Password, code string, now time.Time) (User, error) {
@@ -120,6 +132,51 @@ func CheckLogin(ctx context.Context, tx db.Tx, sealer Sealer, p Password, code s
 func ErrLoginRefused() *fault.Error {
 	return fault.New(fault.Unauthenticated, codeLoginRefused, "The e-mail address, the password or the one-time code is "+
 		"not right.", nil).Permanent()
+}
+
+// ErrPasswordRefused answers a wrong current password and one-time code alike.
+func ErrPasswordRefused() *fault.Error {
+	return fault.New(fault.Forbidden, codePasswordRefused, "The current password or the one-time code is not right.",
+		nil).Permanent()
+}
+
+// PasswordChange is what a user changes of a login.
+type PasswordChange struct {
+	// Hash is of the new password; empty where it stays.
+	Hash string
+	// TOTP are the new one-time codes, and RemoveTOTP ends them; nil and false leave them as they are.
+	TOTP       *TOTP
+	RemoveTOTP bool
+}
+
+// ChangePassword changes the login of a user, whom CheckLogin has returned, and ends all sessions of the user but one.
+func ChangePassword(ctx context.Context, tx db.Tx, sealer Sealer, u User, c PasswordChange, keepSession string,
+	now time.Time,
+) (User, error) {
+	if c.Hash != "" {
+		if _, err := tx.Exec(ctx, `UPDATE user_passwords SET password_hash = $2, updated_at = $3 WHERE user_id = $1`, u.ID,
+			c.Hash, now); err != nil {
+			return User{}, err
+		}
+	}
+	if c.TOTP != nil || c.RemoveTOTP {
+		var sealed []byte
+		var step int64
+		if c.TOTP != nil {
+			var err error
+			if sealed, step, err = c.TOTP.enroll(sealer, u.ID, now); err != nil {
+				return User{}, err
+			}
+		}
+		if _, err := tx.Exec(ctx, `UPDATE user_passwords SET sealed_totp_secret = $2, totp_step = $3, updated_at = $4
+			WHERE user_id = $1`, u.ID, sealed, step, now); err != nil {
+			return User{}, err
+		}
+	}
+	if err := endOtherSessions(ctx, tx, u.ID, keepSession, now); err != nil {
+		return User{}, err
+	}
+	return updateUser(ctx, tx, u, now)
 }
 
 // setPassword replaces what the user logs in with; totp is nil without one-time codes.

@@ -158,6 +158,18 @@ func endSession(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	return err
 }
 
+// endOtherSessions ends all logins of a user but one.
+func endOtherSessions(ctx context.Context, tx db.Tx, userID, keep string, now time.Time) error {
+	if _, err := tx.Exec(ctx, `UPDATE sessions SET revoked_at = $3
+		WHERE user_id = $1 AND id::TEXT <> $2 AND revoked_at IS NULL AND expires_at > $3`, userID, keep, now); err != nil {
+		return err
+	}
+	_, err := tx.Exec(ctx, `UPDATE user_tokens SET revoked_at = $3
+		WHERE user_id = $1 AND session_id IS NOT NULL AND session_id::TEXT <> $2 AND revoked_at IS NULL
+		AND expires_at > $3`, userID, keep, now)
+	return err
+}
+
 func insertAccessToken(ctx context.Context, tx db.Tx, t SessionTokens) error {
 	_, err := tx.Exec(ctx, `
 		INSERT INTO user_tokens (id, user_id, session_id, hash, description, expires_at, created_at)

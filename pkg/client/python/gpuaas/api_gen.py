@@ -1152,6 +1152,17 @@ class PackageIndexPut:
 
 
 @dataclass(kw_only=True)
+class PasswordChange:
+    """At least one of new_password, totp and remove_one_time_codes."""
+
+    current_password: str
+    code: OneTimeCode | None = None
+    new_password: str | None = None
+    remove_one_time_codes: bool | None = None
+    totp: PasswordChangeTotp | None = None
+
+
+@dataclass(kw_only=True)
 class Period:
     """Period."""
 
@@ -2194,6 +2205,14 @@ class InvitationAcceptanceTotp:
     secret: str
 
 
+@dataclass(kw_only=True)
+class PasswordChangeTotp:
+    """PasswordChangeTotp."""
+
+    code: OneTimeCode
+    secret: str
+
+
 class Operations(ABC):
     """One method for each operation; Client says how a request is sent."""
 
@@ -2300,6 +2319,18 @@ class Operations(ABC):
             f"/projects/{quote(project_id, safe='')}/app-instances/{quote(app_instance_id, safe='')}",
             AppInstance,
             headers={"If-Match": if_match},
+            body=body,
+        )
+
+    def change_password(
+        self,
+        body: PasswordChange,
+    ) -> None:
+        """Change the caller's own password and one-time codes."""
+        return self._call(
+            "POST",
+            "/auth/password",
+            type(None),
             body=body,
         )
 
