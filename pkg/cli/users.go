@@ -54,9 +54,9 @@ func (a *app) usersCommand() *cobra.Command {
 
 func (a *app) createUserCommand() *cobra.Command {
 	var (
-		name, org string
-		roles     []string
-		admin     bool
+		name, org     string
+		roles, custom []string
+		admin         bool
 	)
 	c := a.action("create EMAIL", "Make a user (platform admin)", cobra.ExactArgs(1), func(ctx context.Context, s *session,
 		args []string,
@@ -69,12 +69,18 @@ func (a *app) createUserCommand() *cobra.Command {
 		for _, r := range roles {
 			body.Roles = append(body.Roles, client.UserRole(r))
 		}
+		ids, err := s.customRoleIDs(ctx, orgID, custom)
+		if err != nil {
+			return err
+		}
+		body.CustomRoles = *ids
 		return showAnswer(s, userColumns())(s.hub.CreateUser(ctx, body, s.editors()...))
 	})
 	f := c.Flags()
 	f.StringVar(&name, "name", "", "display name (default: the address)")
 	f.StringVar(&org, "org", "", "org, by id or slug")
 	f.StringSliceVar(&roles, "role", nil, "org_admin, org_member, org_billing or app_publisher (repeatable)")
+	f.StringSliceVar(&custom, "custom", nil, "role that the org has made, by id or slug (repeatable)")
 	f.BoolVar(&admin, "platform-admin", false, "may do everything in every org")
 	return c
 }

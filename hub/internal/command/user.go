@@ -16,6 +16,9 @@ func (s *Service) CreateUser(ctx context.Context, m Meta, wanted iam.User) (iam.
 	return once(ctx, s, m, access.Platform(m.Principal, iam.UserWrite), func(tx db.Tx,
 		_ access.Nothing,
 	) (iam.User, error) {
+		if err := iam.CheckGrants(ctx, tx, m.Principal, wanted.OrgID, wanted.Roles); err != nil {
+			return iam.User{}, err
+		}
 		user, err := iam.CreateUser(ctx, tx, wanted)
 		if err != nil {
 			return iam.User{}, err

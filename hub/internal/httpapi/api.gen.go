@@ -4194,8 +4194,10 @@ type UserStatus string
 
 // UserCreate defines model for UserCreate.
 type UserCreate struct {
-	DisplayName DisplayName `json:"display_name"`
-	Email       string      `json:"email"`
+	// CustomRoles Ids of roles that the org has made
+	CustomRoles CustomRoleIds `json:"custom_roles,omitempty,omitzero"`
+	DisplayName DisplayName   `json:"display_name"`
+	Email       string        `json:"email"`
 
 	// OrgID UUIDv7 in lower case.
 	OrgID         ID         `json:"org_id,omitempty,omitzero"`

@@ -20,6 +20,25 @@ func (h *house) customRole(t *testing.T, token, orgID, slug string, permissions 
 // customOnly is a body that gives a custom role and no other.
 func customOnly(id string) string { return `{"roles":[],"custom_roles":["` + id + `"]}` }
 
+func TestAUserIsMadeWithCustomRoles(t *testing.T) {
+	h := newHouse(t)
+	orgID, _, boss := h.tenant(t, "acme")
+	otherID, _, stranger := h.tenant(t, "other")
+	role := h.customRole(t, boss, orgID, "auditor", "audit.read")
+	foreign := h.customRole(t, stranger, otherID, "auditor", "audit.read")
+	create := func(org, role string, status int) answer {
+		return h.must(t, h.admin, "POST", "/admin/users", "bob"+role, `{"org_id":"`+org+`","email":"bob@acme.example",`+
+			`"display_name":"Bob","custom_roles":["`+role+`"]}`, status)
+	}
+	require.Contains(t, create(orgID, foreign, 422).raw, `"/custom_roles"`)
+	require.Contains(t, create(orgID, someID, 422).raw, `"/custom_roles"`)
+	bob := create(orgID, role, 201)
+	require.Equal(t, []any{role}, bob.body["custom_roles"])
+	token := h.must(t, h.admin, "POST", "/admin/users/"+bob.text("id")+"/tokens", "token", `{}`, 201).text("token")
+	require.Equal(t, 200, h.ask(t, token, "GET", "/audit", "", "").status)
+	require.Equal(t, 403, h.ask(t, token, "POST", "/projects", "p", `{"slug":"p","display_name":"P"}`).status)
+}
+
 func TestACustomRoleIsHeldInAProjectOrTheWholeOrg(t *testing.T) {
 	h := newHouse(t)
 	orgID, projectID, boss := h.tenant(t, "acme")

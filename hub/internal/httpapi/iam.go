@@ -94,7 +94,7 @@ func (s *Server) CreateUser(ctx context.Context, r CreateUserRequestObject) (Cre
 		Email:         r.Body.Email,
 		DisplayName:   r.Body.DisplayName,
 		PlatformAdmin: r.Body.PlatformAdmin,
-		Roles:         rolesOf(r.Body.Roles),
+		Roles:         append(rolesOf(r.Body.Roles), rolesOf(r.Body.CustomRoles)...),
 	})
 	return CreateUser201JSONResponse(userView(user)), err
 }

@@ -60,7 +60,7 @@ func accountSamples() map[string]string {
 		"createProject":        `{"org_id":"` + someID + `","slug":"p","display_name":"P","platform":true}`,
 		"createServiceAccount": `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,
 		"createUser": `{"org_id":"` + someID +
-			`","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"]}`,
+			`","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"],"custom_roles":["` + someID + `"]}`,
 		"createUserToken":  `{"description":"d","expires_in_seconds":60}`,
 		"putUserRoles":     `{"roles":["org_member"],"platform_admin":false,"custom_roles":["` + someID + `"]}`,
 		"putProjectRoles":  `{"roles":["viewer"],"custom_roles":["` + someID + `"]}`,

@@ -159,6 +159,11 @@ func MayGrant(by Principal, r Role, orgID, projectID string) error {
 	return mayGrant(by, r.Permissions(), orgID, projectID)
 }
 
+// CheckGrants checks that the roles of a new user of an org exist, and that by may give them.
+func CheckGrants(ctx context.Context, tx db.Tx, by Principal, orgID string, roles []Role) error {
+	return checkGrants(ctx, tx, by, orgID, "", roles, nil)
+}
+
 // checkGrants checks roles that a user is to hold in the org, or in a project of it. Those that the user does not hold
 // yet may have no permission that by does not hold there.
 func checkGrants(ctx context.Context, tx db.Tx, by Principal, orgID, projectID string, roles, held []Role) error {

@@ -1928,6 +1928,7 @@ class UserCreate:
 
     display_name: DisplayName
     email: str
+    custom_roles: CustomRoleIds | None = None
     org_id: Id | None = None
     platform_admin: bool | None = None
     roles: list[UserRole] | None = None
