@@ -81,6 +81,8 @@ func serveCustomRoles(w http.ResponseWriter, r *http.Request, route string) bool
 		out := customRole()
 		out.Permissions = body.Permissions
 		answer(w, 200, out)
+	case "GET /projects/" + projectID:
+		answer(w, 200, client.Project{ID: projectID, OrgID: orgID, Slug: "dev"})
 	case "POST /admin/users":
 		var body client.UserCreate
 		_ = json.NewDecoder(r.Body).Decode(&body)

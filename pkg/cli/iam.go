@@ -80,7 +80,7 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 	columns := []column[client.ServiceAccount]{
 		{"SLUG", func(sa client.ServiceAccount) string { return sa.Slug }},
 		{"NAME", func(sa client.ServiceAccount) string { return sa.Name }},
-		{"ROLE", func(sa client.ServiceAccount) string { return string(sa.Role) }},
+		{"ROLE", func(sa client.ServiceAccount) string { return or(string(sa.Role), sa.CustomRole) }},
 		{"STATUS", func(sa client.ServiceAccount) string { return string(sa.Status) }},
 		{"ID", func(sa client.ServiceAccount) string { return sa.ID }},
 		{"KEYS", keysOf},
@@ -126,12 +126,22 @@ func (a *app) serviceAccountsCommand() *cobra.Command {
 }
 
 func (a *app) createServiceAccountCommand(columns []column[client.ServiceAccount]) *cobra.Command {
-	var name, description, role, save string
+	var name, description, role, custom, save string
 	c := a.projectAction("create SLUG", "Make a service account; its key is shown once", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, project string, args []string) error {
-			sa, err := client.Read[client.ServiceAccount](s.hub.CreateServiceAccount(ctx, project, client.ServiceAccountCreate{
+			body := client.ServiceAccountCreate{
 				Name: or(name, args[0]), Slug: args[0], Description: description, Role: client.ServiceAccountRole(role),
-			}, s.editors()...))
+			}
+			if custom != "" {
+				p, err := client.Read[client.Project](s.hub.GetProject(ctx, project))
+				if err != nil {
+					return err
+				}
+				if body.CustomRole, err = s.customRoleID(ctx, p.OrgID, custom); err != nil {
+					return err
+				}
+			}
+			sa, err := client.Read[client.ServiceAccount](s.hub.CreateServiceAccount(ctx, project, body, s.editors()...))
 			if err != nil {
 				return err
 			}
@@ -141,6 +151,7 @@ func (a *app) createServiceAccountCommand(columns []column[client.ServiceAccount
 	f.StringVar(&name, "name", "", "name (default: the slug)")
 	f.StringVar(&description, "description", "", "what it is for")
 	f.StringVar(&role, "role", "", "app_operator, app_publisher or viewer (default: app_operator)")
+	f.StringVar(&custom, "custom", "", "role that the org has made, by id or slug, instead of --role")
 	f.StringVar(&save, "save", "", "write the account with its key to this file (mode 0600) instead of showing the key")
 	return c
 }

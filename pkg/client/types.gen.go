@@ -3729,7 +3729,10 @@ type SecretValue = string
 
 // ServiceAccount defines model for ServiceAccount.
 type ServiceAccount struct {
-	CreatedAt   time.Time   `json:"created_at"`
+	CreatedAt time.Time `json:"created_at"`
+
+	// CustomRole UUIDv7 in lower case.
+	CustomRole  ID          `json:"custom_role,omitempty,omitzero"`
 	Description Description `json:"description,omitempty,omitzero"`
 
 	// ID UUIDv7 in lower case.
@@ -3744,7 +3747,7 @@ type ServiceAccount struct {
 
 	// ProjectID UUIDv7 in lower case.
 	ProjectID ID                 `json:"project_id"`
-	Role      ServiceAccountRole `json:"role"`
+	Role      ServiceAccountRole `json:"role,omitempty,omitzero"`
 
 	// Slug Lower-case letters, digits and inner hyphens.
 	Slug   Slug                 `json:"slug"`
@@ -3756,6 +3759,8 @@ type ServiceAccountStatus string
 
 // ServiceAccountCreate defines model for ServiceAccountCreate.
 type ServiceAccountCreate struct {
+	// CustomRole UUIDv7 in lower case.
+	CustomRole  ID                 `json:"custom_role,omitempty,omitzero"`
 	Description Description        `json:"description,omitempty,omitzero"`
 	Name        DisplayName        `json:"name"`
 	Role        ServiceAccountRole `json:"role,omitempty,omitzero"`

@@ -115,7 +115,7 @@ func quotaAttempts(shape, ada string) (prepare map[iam.Quota]func(w *world),
 		iam.QuotaServiceAccounts: func(w *world) error {
 			return second((&command.Service{DB: w.DB, Sealer: idempotency.Plain{}}).CreateServiceAccount(w.T.Context(),
 				w.Meta(db.NewID()),
-				iam.ServiceAccount{ProjectID: w.Project.ID, Name: "CI", Slug: "ci"}))
+				iam.ServiceAccount{ProjectID: w.Project.ID, Name: "CI", Slug: "ci"}, ""))
 		},
 		iam.QuotaUsers: func(w *world) error {
 			return second((&command.Service{DB: w.DB}).CreateUser(w.T.Context(), w.Admin(db.NewID()),

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -8,6 +9,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // ServiceAccountWithKey holds the private key, which is shown this once; Key is empty where none was made.
@@ -16,10 +18,9 @@ type ServiceAccountWithKey struct {
 	Key     iam.Key
 }
 
-// CreateServiceAccount makes a service account of a project with its first key; an empty role is app_operator. It sets
-// the account's id and time.
-func (s *Service) CreateServiceAccount(ctx context.Context, m Meta,
-	wanted iam.ServiceAccount,
+// CreateServiceAccount makes a service account of a project with its first key; without a role and a custom one it is
+// app_operator. It sets the account's id and time.
+func (s *Service) CreateServiceAccount(ctx context.Context, m Meta, wanted iam.ServiceAccount, customRoleID string,
 ) (ServiceAccountWithKey, error) {
 	key, err := iam.NewKey(db.NewID(), m.Now)
 	if err != nil {
@@ -28,10 +29,15 @@ func (s *Service) CreateServiceAccount(ctx context.Context, m Meta,
 	wanted.ID, wanted.CreatedAt = db.NewID(), m.Now
 	check := access.Project(m.Principal, iam.ServiceAccountWrite, wanted.ProjectID)
 	return onceSealed(ctx, s, m, s.Sealer, check, func(tx db.Tx, project iam.Project) (ServiceAccountWithKey, error) {
-		wanted.OrgID, wanted.ProjectID = project.OrgID, project.ID
-		sa, err := iam.CreateServiceAccount(ctx, tx, wanted, key)
+		if customRoleID != "" && wanted.Role != "" {
+			return ServiceAccountWithKey{}, fault.New(fault.Unprocessable, fault.CodeInvalid, "A service account has one role.",
+				nil).WithField("/custom_role", "contradicts role").Permanent()
+		}
+		sa := wanted
+		sa.OrgID, sa.ProjectID, sa.Role = project.OrgID, project.ID, cmp.Or(wanted.Role, iam.Role(customRoleID))
+		sa, err := iam.CreateServiceAccount(ctx, tx, sa, key)
 		if err == nil {
-			err = iam.MayGrant(m.Principal, sa.Role, sa.OrgID, sa.ProjectID)
+			err = iam.MayGrantAccount(m.Principal, sa)
 		}
 		if err != nil {
 			return ServiceAccountWithKey{}, err
@@ -68,7 +74,7 @@ func (s *Service) RotateServiceAccountKey(ctx context.Context, m Meta, projectID
 		sa iam.ServiceAccount,
 	) (ServiceAccountWithKey, error) {
 		// Who has the key may do what the account may.
-		if err := iam.MayGrant(m.Principal, sa.Role, sa.OrgID, sa.ProjectID); err != nil {
+		if err := iam.MayGrantAccount(m.Principal, sa); err != nil {
 			return ServiceAccountWithKey{}, err
 		}
 		after, err := iam.RotateKey(ctx, tx, sa, key, overlap)

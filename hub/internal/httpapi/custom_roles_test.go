@@ -20,6 +20,42 @@ func (h *house) customRole(t *testing.T, token, orgID, slug string, permissions 
 // customOnly is a body that gives a custom role and no other.
 func customOnly(id string) string { return `{"roles":[],"custom_roles":["` + id + `"]}` }
 
+func TestAServiceAccountHasACustomRole(t *testing.T) {
+	h := newHouse(t)
+	orgID, projectID, boss := h.tenant(t, "acme")
+	otherID, _, stranger := h.tenant(t, "other")
+	role := h.customRole(t, boss, orgID, "reader", "apps.instance.read")
+	create := func(who, role, more string, status int) answer {
+		return h.must(t, who, "POST", "/projects/"+projectID+"/service-accounts", "sa"+role+fmt.Sprint(status),
+			`{"name":"ci","slug":"ci","custom_role":"`+role+`"`+more+`}`, status)
+	}
+	require.Contains(t, create(boss, role, `,"role":"viewer"`, 422).raw, `"/custom_role"`)
+	require.Contains(t, create(boss, h.customRole(t, stranger, otherID, "reader", "apps.instance.read"), "", 422).raw,
+		`"/custom_role"`)
+	strong := h.customRole(t, boss, orgID, "strong", "iam.role.write")
+	_, weak := h.person(t, orgID, "ada@acme.example", `"org_member"`)
+	grants := h.customRole(t, boss, orgID, "grants", "iam.service_account.write", "apps.instance.read")
+	adaID := h.must(t, weak, "GET", "/auth/whoami", "", "", 200).text("id")
+	h.must(t, boss, "PUT", "/projects/"+projectID+"/roles/"+adaID, "", customOnly(grants), 200)
+	create(weak, strong, "", 403)
+
+	made := create(weak, role, "", 201)
+	require.Equal(t, role, made.text("custom_role"))
+	require.Empty(t, made.text("role"))
+	token := h.must(t, "", "POST", "/auth/service-account/token", "", mintBody(made), 200).text("access_token")
+	instances, volumes := "/projects/"+projectID+"/app-instances", "/projects/"+projectID+"/volumes"
+	require.Equal(t, 200, h.ask(t, token, "GET", instances, "", "").status)
+	require.Equal(t, 403, h.ask(t, token, "GET", volumes, "", "").status)
+	path := "/orgs/" + orgID + "/roles/" + role
+	h.must(t, boss, "PUT", path, "", `{"display_name":"R","permissions":["capacity.volume.read"]}`, 200)
+	require.Equal(t, 403, h.ask(t, token, "GET", instances, "", "").status, "from the next request on")
+	require.Equal(t, 200, h.ask(t, token, "GET", volumes, "", "").status)
+
+	require.Equal(t, "role_in_use", h.must(t, boss, "DELETE", path, "", "", 409).text("code"))
+	h.must(t, boss, "DELETE", "/projects/"+projectID+"/service-accounts/"+made.text("id"), "", "", 204)
+	h.must(t, boss, "DELETE", path, "", "", 204)
+}
+
 func TestAUserIsMadeWithCustomRoles(t *testing.T) {
 	h := newHouse(t)
 	orgID, _, boss := h.tenant(t, "acme")

@@ -135,7 +135,7 @@ func (s *Server) CreateServiceAccount(ctx context.Context,
 		Slug:        r.Body.Slug,
 		Description: r.Body.Description,
 		Role:        iam.Role(r.Body.Role),
-	})
+	}, r.Body.CustomRole)
 	return CreateServiceAccount201JSONResponse(withKey(made)), err
 }
 
@@ -192,8 +192,12 @@ func userView(u iam.User) User {
 func serviceAccountView(sa iam.ServiceAccount) ServiceAccount {
 	out := ServiceAccount{
 		ID: sa.ID, ProjectID: sa.ProjectID, Name: sa.Name, Slug: sa.Slug, Description: sa.Description,
-		Role: ServiceAccountRole(sa.Role), Status: ServiceAccountStatus(sa.Status), CreatedAt: sa.CreatedAt,
-		Keys: []ServiceAccountPublicKey{},
+		Status: ServiceAccountStatus(sa.Status), CreatedAt: sa.CreatedAt, Keys: []ServiceAccountPublicKey{},
+	}
+	if sa.Role.IsCustom() {
+		out.CustomRole = string(sa.Role)
+	} else {
+		out.Role = ServiceAccountRole(sa.Role)
 	}
 	for _, k := range sa.Keys {
 		out.Keys = append(out.Keys, ServiceAccountPublicKey{KeyID: k.ID, CreatedAt: k.CreatedAt, ExpiresAt: k.ExpiresAt})

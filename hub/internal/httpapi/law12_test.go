@@ -56,9 +56,10 @@ func accountSamples() map[string]string {
 			`"],"expires_in_seconds":60}`,
 		"explainAccess": `{"permission":"apps.instance.read","org_id":"` + someID + `","project_id":"` + someID +
 			`","app_instance_id":"` + someID + `","principal":{"type":"user","id":"` + someID + `"}}`,
-		"createOrg":            `{"slug":"acme","display_name":"Acme"}`,
-		"createProject":        `{"org_id":"` + someID + `","slug":"p","display_name":"P","platform":true}`,
-		"createServiceAccount": `{"name":"n","slug":"s","description":"d","role":"app_operator"}`,
+		"createOrg":     `{"slug":"acme","display_name":"Acme"}`,
+		"createProject": `{"org_id":"` + someID + `","slug":"p","display_name":"P","platform":true}`,
+		"createServiceAccount": `{"name":"n","slug":"s","description":"d","role":"app_operator","custom_role":"` +
+			someID + `"}`,
 		"createUser": `{"org_id":"` + someID +
 			`","email":"a@b","display_name":"A","platform_admin":false,"roles":["org_admin"],"custom_roles":["` + someID + `"]}`,
 		"createUserToken":  `{"description":"d","expires_in_seconds":60}`,

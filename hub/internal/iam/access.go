@@ -180,7 +180,9 @@ func (sa ServiceAccount) principal() Principal {
 		Disabled:  sa.Status == StatusDisabled,
 		// Of an app instance it has no role, and knows its project.
 		AppInstanceID: sa.AppInstanceID,
-		Bindings:      []Binding{{Role: sa.Role, ProjectID: sa.ProjectID}},
+		Bindings: []Binding{{
+			Role: sa.Role, ProjectID: sa.ProjectID, Permissions: sa.CustomPermissions,
+		}},
 	}
 }
 

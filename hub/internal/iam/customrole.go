@@ -102,14 +102,15 @@ func SetCustomRole(ctx context.Context, tx db.Tx, by Principal, before, r Custom
 
 // DeleteCustomRole removes a role that nobody holds, and the invitations that name it.
 func DeleteCustomRole(ctx context.Context, tx db.Tx, r CustomRole) error {
-	users, err := db.Value[int](ctx, tx,
-		`SELECT count(DISTINCT user_id) FROM role_bindings WHERE custom_role_id = $1`, r.ID)
+	holders, err := db.Value[int](ctx, tx, `
+		SELECT (SELECT count(DISTINCT user_id) FROM role_bindings WHERE custom_role_id = $1) +
+		       (SELECT count(*) FROM service_accounts WHERE custom_role_id = $1)`, r.ID)
 	if err != nil {
 		return err
 	}
-	if users > 0 {
-		return fault.New(fault.Conflict, codeRoleInUse, fmt.Sprintf("%d users hold this role; take it from them first.",
-			users), nil).Permanent()
+	if holders > 0 {
+		return fault.New(fault.Conflict, codeRoleInUse, fmt.Sprintf("%d users and service accounts hold this role; take it "+
+			"from the users, and delete the accounts, first.", holders), nil).Permanent()
 	}
 	if _, err := tx.Exec(ctx,
 		`DELETE FROM invitations WHERE org_id = $1 AND $2::TEXT = ANY(roles)`, r.OrgID, r.ID); err != nil {
@@ -154,9 +155,13 @@ func mayGrant(by Principal, permissions []Permission, orgID, projectID string) e
 	return nil
 }
 
-// MayGrant refuses to give a role that has permissions that by does not hold there.
-func MayGrant(by Principal, r Role, orgID, projectID string) error {
-	return mayGrant(by, r.Permissions(), orgID, projectID)
+// MayGrantAccount refuses to give what a service account may do, where that is more than by may in its project.
+func MayGrantAccount(by Principal, sa ServiceAccount) error {
+	permissions := sa.CustomPermissions
+	if !sa.Role.IsCustom() {
+		permissions = sa.Role.Permissions()
+	}
+	return mayGrant(by, permissions, sa.OrgID, sa.ProjectID)
 }
 
 // CheckGrants checks that the roles of a new user of an org exist, and that by may give them.

@@ -33,7 +33,9 @@ type ServiceAccount struct {
 	ID, OrgID, ProjectID    string
 	Name, Slug, Description string
 	Role                    Role
-	Status                  string
+	// CustomPermissions are those of a custom role.
+	CustomPermissions []Permission
+	Status            string
 	// AppInstanceID is the app instance whose account it is; empty for the project's own.
 	AppInstanceID string
 	// ResourceVersion counts the changes of the account, its making included.
@@ -85,7 +87,18 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 	if sa.Role == "" {
 		sa.Role = AppOperator
 	}
-	if !sa.Role.ForServiceAccount() {
+	var customRoleID string
+	switch {
+	case sa.Role.IsCustom():
+		r, err := GetCustomRole(ctx, tx, sa.OrgID, string(sa.Role))
+		if fault.Is(err, fault.NotFound) {
+			err = invalid().WithField("/custom_role", "there is no such role in the org")
+		}
+		if err != nil {
+			return ServiceAccount{}, err
+		}
+		customRoleID, sa.CustomPermissions = r.ID, r.Permissions
+	case !sa.Role.ForServiceAccount():
 		return ServiceAccount{}, invalid().WithHint("/role", "is no role of a service account",
 			"app_operator, app_publisher or viewer")
 	}
@@ -99,10 +112,12 @@ func CreateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, key 
 		return ServiceAccount{}, err
 	}
 	made, err := affects(tx.Exec(ctx, `
-		INSERT INTO service_accounts (id, org_id, project_id, slug, name, description, role, status, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)
+		INSERT INTO service_accounts (id, org_id, project_id, slug, name, description, role, custom_role_id, status,
+		                              created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10)
 		ON CONFLICT (project_id, slug) WHERE deleted_at IS NULL AND app_instance_id IS NULL DO NOTHING`,
-		sa.ID, sa.OrgID, sa.ProjectID, sa.Slug, sa.Name, sa.Description, string(sa.Role), sa.Status, sa.CreatedAt))
+		sa.ID, sa.OrgID, sa.ProjectID, sa.Slug, sa.Name, sa.Description, string(sa.Role),
+		db.OrNull(customRoleID), sa.Status, sa.CreatedAt))
 	if err != nil {
 		return ServiceAccount{}, err
 	}

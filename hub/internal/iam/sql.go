@@ -29,7 +29,8 @@ func insertProject(ctx context.Context, tx db.Tx, p Project) (made bool, err err
 		ON CONFLICT (org_id, slug) DO NOTHING`, p.ID, p.OrgID, p.Slug, p.DisplayName, p.Platform, p.CreatedAt))
 }
 
-const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.name, s.slug, s.description, s.role, s.status,
+const serviceAccountColumns = `s.id, s.org_id, s.project_id, s.name, s.slug, s.description, s.role,
+	(SELECT c.permissions FROM custom_roles c WHERE c.id = s.custom_role_id), s.status,
 	COALESCE(s.app_instance_id::TEXT, ''), s.resource_version, s.created_at`
 
 // updateServiceAccount saves the account's status, also that it is deleted, and returns it with its new resource
@@ -39,7 +40,8 @@ func updateServiceAccount(ctx context.Context, tx db.Tx, sa ServiceAccount, dele
 ) (ServiceAccount, error) {
 	err := tx.QueryRow(ctx, `
 		UPDATE service_accounts SET status = $2, updated_at = $3, resource_version = resource_version + 1,
-		       deleted_at = CASE WHEN $4::BOOL THEN $3 ELSE deleted_at END
+		       deleted_at = CASE WHEN $4::BOOL THEN $3 ELSE deleted_at END,
+		       custom_role_id = CASE WHEN $4::BOOL THEN NULL ELSE custom_role_id END
 		WHERE id = $1 RETURNING resource_version`, sa.ID, sa.Status, now, deleted).Scan(&sa.ResourceVersion)
 	return sa, err
 }

@@ -173,7 +173,9 @@ CREATE TABLE IF NOT EXISTS service_accounts (
   slug TEXT NOT NULL,
   name TEXT NOT NULL,
   description TEXT NOT NULL,
+  -- Name of a role, or id of a custom one, which is in custom_role_id then.
   role TEXT NOT NULL,
+  custom_role_id UUID REFERENCES custom_roles (id),
   status TEXT NOT NULL CHECK (status IN ('active', 'disabled')),
   resource_version INT8 NOT NULL DEFAULT 1,
   created_at TIMESTAMPTZ NOT NULL,
@@ -185,6 +187,8 @@ CREATE UNIQUE INDEX IF NOT EXISTS service_accounts_slug ON service_accounts (pro
   WHERE deleted_at IS NULL AND app_instance_id IS NULL;
 CREATE INDEX IF NOT EXISTS service_accounts_by_org ON service_accounts (org_id)
   WHERE deleted_at IS NULL AND app_instance_id IS NULL;
+CREATE INDEX IF NOT EXISTS service_accounts_by_custom_role ON service_accounts (custom_role_id)
+  WHERE custom_role_id IS NOT NULL;
 CREATE UNIQUE INDEX IF NOT EXISTS service_accounts_by_instance ON service_accounts (app_instance_id)
   WHERE deleted_at IS NULL AND app_instance_id IS NOT NULL;
 

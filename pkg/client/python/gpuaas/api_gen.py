@@ -1608,11 +1608,12 @@ class ServiceAccount:
     keys: list[ServiceAccountPublicKey]
     name: DisplayName
     project_id: Id
-    role: ServiceAccountRole
     slug: Slug
     status: Literal["active", "disabled"]
+    custom_role: Id | None = None
     description: Description | None = None
     key: ServiceAccountKey | None = None
+    role: ServiceAccountRole | None = None
 
 
 @dataclass(kw_only=True)
@@ -1621,6 +1622,7 @@ class ServiceAccountCreate:
 
     name: DisplayName
     slug: Slug
+    custom_role: Id | None = None
     description: Description | None = None
     role: ServiceAccountRole | None = None
 
