@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -32,16 +33,25 @@ func unpack(t *testing.T, tree string) string {
 // start runs an inventory until the test ends and waits for its first scan.
 func start(t *testing.T, cfg accelerator.Config) *accelerator.Inventory {
 	t.Helper()
-	i := accelerator.New(cfg)
+	i, _ := startOne(t, cfg)
+	return i
+}
+
+// startOne also returns what stops the inventory, which the test's end does otherwise: two that run would write the
+// same files.
+func startOne(t *testing.T, cfg accelerator.Config) (i *accelerator.Inventory, stop func()) {
+	t.Helper()
+	i = accelerator.New(cfg)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- i.Run(ctx) }()
-	t.Cleanup(func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		require.NoError(t, <-done)
 	})
+	t.Cleanup(stop)
 	i.AwaitFirstScan(ctx)
-	return i
+	return i, stop
 }
 
 // await waits until the inventory is as it is expected.

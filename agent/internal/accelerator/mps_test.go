@@ -39,7 +39,7 @@ func mpsMachine(t *testing.T, program string) (*nvmltest.Library, accelerator.Co
 
 func TestContainersWithSlicesReachOneMPSDaemon(t *testing.T) {
 	library, cfg := mpsMachine(t, nvmltest.MPSControl)
-	i := start(t, cfg)
+	i, stop := startOne(t, cfg)
 	slice := func(n int) []string { return []string{firstUUID + "-mps4-" + strconv.Itoa(n)} }
 	edits, err := i.Edits(t.Context(), slice(0), "acme")
 	require.NoError(t, err)
@@ -64,6 +64,7 @@ func TestContainersWithSlicesReachOneMPSDaemon(t *testing.T) {
 	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, "%v", err)
 	require.Zero(t, i.State(slice(0)[0]))
 
+	stop()
 	later := start(t, cfg)
 	later.SetUsed(slice(0))
 	require.Zero(t, later.State(slice(0)[0]), "a new agent finds the daemon")

@@ -47,7 +47,7 @@ func TestAGPUWithAFaultIsResetAndReturns(t *testing.T) {
 		Root: root, NVML: nvmltest.Program(t), Interval: 10 * time.Millisecond, ResetProgram: program,
 		LadderFile: filepath.Join(dir, "health.json"), TestFor: 50 * time.Millisecond,
 	}
-	i := start(t, cfg)
+	i, stop := startOne(t, cfg)
 	kernelWrites(t, root, 0, "NVRM: Xid (PCI:0000:1b:00): 31, pid=1, name=python, MMU Fault")
 	await(t, i, func() bool { return health(i, firstID) == "ok Xid 31 of the app" })
 	require.Zero(t, i.State(firstID), "the app made it: the GPU goes on")
@@ -69,11 +69,13 @@ func TestAGPUWithAFaultIsResetAndReturns(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "--gpu-reset --id=0000:1b:00.0\n", string(text))
 
-	again := start(t, cfg)
+	stop()
+	again, stop := startOne(t, cfg)
 	require.Never(t, func() bool { return again.State(firstID) != 0 }, 100*time.Millisecond, 10*time.Millisecond)
 	kernelWrites(t, root, 2, "NVRM: Xid (PCI:0000:43:00): 79, GPU has fallen off the bus.")
 	await(t, again, func() bool { return health(again, secondID) == "quarantined Xid 79" })
 	require.Equal(t, agent.AcceleratorQuarantined, again.State(secondID))
+	stop()
 	third := start(t, cfg)
 	require.Equal(t, agent.AcceleratorQuarantined, third.State(secondID), "also after a restart of the agent")
 }
