@@ -78,6 +78,11 @@ func (l *fieldLife) upgrade() {
 	after := l.Running(l.i)
 	require.Equal(l.T, before["vllm"], after["vllm"], "an upgrade touches what differs")
 	require.NotEqual(l.T, before["monitor"].ID, after["monitor"].ID)
+	// The server, which waits for the preparation, goes on: the upgrade may be there before the preparation has ended.
+	l.Eventually("the preparation has ended", func() error {
+		_, now, _ := l.services()
+		return harness.Pending(nil, now.Status == api.MemberServiceStatusCompleted)
+	})
 	_, now, _ := l.services()
 	require.Equal(l.T, l.restarts, now.ExitedAt.After(prepared.ExitedAt),
 		"the preparation is run again where its spec differs: by the config that it has not run with yet")
