@@ -25,6 +25,15 @@ func library(root string) nvml.Interface {
 	return nvml.New(nvml.WithLibraryPath(found[0]))
 }
 
+// executable is a program of the driver below root: on the search path, or where drivers are installed.
+func executable(root, name string) (string, error) {
+	found, err := lookup.NewExecutableLocator(silent{}, root).Locate(name)
+	if err != nil || len(found) == 0 {
+		return "", fmt.Errorf("the driver below %s has no %s: %w", root, name, err)
+	}
+	return found[0], nil
+}
+
 // cdiSpec describes what containers need to use these GPUs or MIG devices. Of NVIDIA's hooks it has those that only
 // name links and directories, which the agent makes without running them. Sockets of the host's daemons are left out.
 func cdiSpec(root string, ids []string) (*specs.Spec, error) {

@@ -40,7 +40,10 @@ func runMPS(root, gpu, dir, threadPercent, memoryMiB string) error {
 	if err != nil {
 		return fmt.Errorf("mount /dev/shm: %w", err)
 	}
-	control := filepath.Join(root, "usr/bin/nvidia-cuda-mps-control")
+	control, err := executable(root, "nvidia-cuda-mps-control")
+	if err != nil {
+		return err
+	}
 	env := append(os.Environ(), "CUDA_VISIBLE_DEVICES="+gpu, "CUDA_MPS_PIPE_DIRECTORY="+filepath.Join(dir, "pipe"),
 		"CUDA_MPS_LOG_DIRECTORY="+filepath.Join(dir, "log"))
 	daemon := exec.CommandContext(context.Background(), control, "-f")
