@@ -24,6 +24,12 @@ var cuda []byte
 //go:embed testdata/count.c
 var count []byte
 
+//go:embed testdata/compute.c
+var compute []byte
+
+//go:embed testdata/keepmode.c
+var keepMode []byte
+
 // Library is a stand-in for NVIDIA's library.
 type Library struct {
 	t testing.TB
@@ -82,14 +88,40 @@ func Counter(t testing.TB) (program string, needs []string) {
 	t.Helper()
 	program = filepath.Join(t.TempDir(), "count")
 	compile(t, count, program, "-ldl")
-	out, err := exec.CommandContext(t.Context(), "ldd", program).CombinedOutput()
+	return program, Needs(t, program)
+}
+
+// Computer compiles a program that uses a real GPU; testdata/compute.c says what for.
+func Computer(t testing.TB) string {
+	t.Helper()
+	program := filepath.Join(t.TempDir(), "compute")
+	compile(t, compute, program, "-ldl")
+	return program
+}
+
+// Needs returns the system's libraries that a program or library needs, by their paths.
+func Needs(t testing.TB, file string) (needs []string) {
+	t.Helper()
+	out, err := exec.CommandContext(t.Context(), "ldd", file).CombinedOutput()
 	require.NoError(t, err, "%s", out)
 	for word := range strings.FieldsSeq(string(out)) {
-		if filepath.IsAbs(word) {
+		if filepath.IsAbs(word) && !strings.HasSuffix(word, ":") {
 			needs = append(needs, word)
 		}
 	}
-	return program, needs
+	return needs
+}
+
+// KeepingMode returns a program gpuaas-nvml that leaves the compute mode of GPUs as it is, for a machine whose settings
+// must not change.
+func KeepingMode(t testing.TB, program string) string {
+	t.Helper()
+	dir := t.TempDir()
+	library, path := filepath.Join(dir, "keepmode.so"), filepath.Join(dir, "gpuaas-nvml")
+	compile(t, keepMode, library, "-shared", "-fPIC")
+	script := "#!/bin/sh\nLD_PRELOAD=" + library + " exec " + program + " \"$@\"\n"
+	require.NoError(t, os.WriteFile(path, []byte(script), 0o755))
+	return path
 }
 
 func compile(t testing.TB, source []byte, out string, flags ...string) {

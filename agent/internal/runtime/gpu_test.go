@@ -14,7 +14,6 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
-	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // scan runs an inventory until the test ends, and waits for its first scan.
@@ -94,52 +93,4 @@ func TestLaw10AProgramFindsOnlyTheNVIDIAGPUsItWasGiven(t *testing.T) {
 	require.Equal(t, "code 0, 1 GPUs\n", f.counted(image, i, ids[1]))
 	require.Equal(t, "code 0, 2 GPUs\n", f.counted(image, i, ids[2], ids[0]))
 	require.Contains(t, f.counted(image, i), "libcuda.so.1: cannot open shared object file")
-}
-
-// For `make test-gpu`: the machine's own driver, and what it says itself.
-func TestContainersOnRealGPUsFindThoseTheyWereGiven(t *testing.T) {
-	if os.Getenv("GPUAAS_TEST_GPU") == "" {
-		t.Skip("uses the GPUs of this machine: run it by make test-gpu")
-	}
-	program := nvmltest.Program(t)
-	i := scan(t, accelerator.Config{NVML: program, Timeout: time.Minute})
-	all := i.List()
-	if len(all) == 0 {
-		t.Skipf("NOT TESTED: this machine has no GPU that a driver serves: no /sys/module/nvidia with a GPU, nothing in "+
-			"/sys/bus/pci/drivers/amdgpu; conditions %v", i.Conditions())
-	}
-	f := newFixture(t)
-	for n, a := range all {
-		t.Logf("%s, driver %s, runtime %s, health %s", a.GetModel(), a.GetDriverVersion(), a.GetRuntimeVersion(),
-			a.GetHealth())
-		if a.GetVendor() == protocol.VendorAMD {
-			requireOwnNodes(t, f, i, a.GetId())
-			continue
-		}
-		if len(a.GetPartitions()) == 0 {
-			image := f.counterImage()
-			require.Equal(t, "code 0, 1 GPUs\n", f.counted(image, i, a.GetId()), "GPU %d", n)
-		}
-		for _, p := range a.GetPartitions() {
-			require.Equal(t, "code 0, 1 GPUs\n", f.counted(f.counterImage(), i, p.GetId()), p.GetProfile())
-		}
-	}
-}
-
-// requireOwnNodes: the container opens all nodes that it is given, with the real driver behind them.
-func requireOwnNodes(t *testing.T, f *fixture, i *accelerator.Inventory, id string) {
-	t.Helper()
-	edits, err := i.Edits(t.Context(), []string{id}, "org")
-	require.NoError(t, err)
-	args := []string{"devices"}
-	for _, n := range edits.Nodes {
-		args = append(args, n.Path)
-	}
-	spec := f.spec(f.image(), args...)
-	spec.Devices, spec.Service.Resources.AcceleratorIds = edits, []string{id}
-	in := seen(t, f, spec)
-	for _, path := range args[1:] {
-		require.Equal(t, "ok", in[path], path)
-	}
-	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
 }
