@@ -295,10 +295,10 @@ func ofService(w Workload, service, detail string) string {
 	return "service " + service + ": " + detail
 }
 
-// deadline is when a container should be ready; zero for one that is, or need not be. A one-shot service that another
-// one waits for should be done by then.
+// deadline is when a container should be ready; zero for one that is, or need not be. A one-shot service should be done
+// by then.
 func (d *differ) deadline(w Workload, c Container) time.Time {
-	if c.Status != Running || !isCurrent(w, c) || !c.ReadyAt.IsZero() && !d.isAwaited(w, c.Service) {
+	if c.Status != Running || !isCurrent(w, c) || !c.ReadyAt.IsZero() && !mustComplete(w, c.Service) {
 		return time.Time{}
 	}
 	if s, _ := serviceNamed(w, c.Service); s.BuildsEnvironment {
@@ -312,11 +312,11 @@ func (d *differ) late(w Workload, c Container) bool {
 	return !deadline.IsZero() && !d.now.Before(deadline)
 }
 
-// isAwaited reports whether a service that has no container of its own yet waits for this one to complete.
-func (d *differ) isAwaited(w Workload, service string) bool {
+// mustComplete reports whether another service waits for this one to complete. While it runs it serves nobody, also
+// where those that wait for it go on from the revision before.
+func mustComplete(w Workload, service string) bool {
 	return slices.ContainsFunc(w.Services, func(s Service) bool {
-		return slices.Contains(s.DependsOn, Dependency{service, protocol.Dependency_SERVICE_COMPLETED_SUCCESSFULLY}) &&
-			!d.hasCurrent(w, s) && !d.completed(w, s)
+		return slices.Contains(s.DependsOn, Dependency{service, protocol.Dependency_SERVICE_COMPLETED_SUCCESSFULLY})
 	})
 }
 
@@ -332,7 +332,7 @@ func (d *differ) completed(w Workload, s Service) bool {
 // allServe reports whether each service is ready, or has done its work.
 func (d *differ) allServe(w Workload) bool {
 	return len(w.Services) > 0 && !slices.ContainsFunc(w.Services, func(s Service) bool {
-		return !d.completed(w, s) && !d.hasReady(w, s)
+		return !d.completed(w, s) && (mustComplete(w, s.Name) || !d.hasReady(w, s))
 	})
 }
 

@@ -218,6 +218,37 @@ func TestAOneShotServiceRunsOnce(t *testing.T) {
 	require.Equal(t, protocol.WorkloadStatus_READY, status(desired(shop(4))).GetStatus())
 }
 
+// The server goes on from the revision before while the new revision's migration runs: the upgrade is neither ready nor
+// confirmed before that is done, and falls back where it fails or takes too long.
+func TestAnUpgradeWaitsForAOneShotServiceThatRuns(t *testing.T) {
+	w := shopUpgrade()
+	w.Services[1].SpecDigest = "spec-migrate-3"
+	d, l := desired(w), week("web")
+	machine := func(m agent.Member, more ...agent.Container) agent.Observed {
+		return shopMachine(m, append(more, of(w, "db"), of(w, "server"), of(w, "sidecar"))...)
+	}
+	actions := func(o agent.Observed) []agent.Action { return agent.Diff(d, l, o, noon) }
+	status := func(o agent.Observed) protocol.WorkloadStatus_Status {
+		return agent.Statuses(d, l, o, noon)[0].GetStatus()
+	}
+	runs := changed(of(w, "migrate"), func(c *agent.Container) {
+		c.StartedAt, c.ReadyAt = noon.Add(-time.Second), noon.Add(-time.Second)
+	})
+	require.Empty(t, actions(machine(migrated(nil), runs)))
+	require.Equal(t, protocol.WorkloadStatus_STARTING, status(machine(migrated(nil), runs)))
+
+	late := machine(migrated(nil), changed(runs, func(c *agent.Container) { c.StartedAt = noon.Add(-time.Minute) }))
+	require.IsType(t, agent.FallBack{}, actions(late)[0])
+	gaveUp := machine(migrated(map[string]agent.ServiceRecord{"migrate": {Tries: tries(3, agent.CrashLoopAfter, 0)}}))
+	require.IsType(t, agent.FallBack{}, actions(gaveUp)[0])
+
+	done := machine(migrated(map[string]agent.ServiceRecord{
+		"migrate": {Completed: []agent.Completion{{Revision: 3, SpecDigest: "spec-migrate-3"}}, ExitedAt: noon},
+	}))
+	require.Equal(t, []agent.Action{agent.ConfirmRevision{MemberID: "web", Revision: 3}}, actions(done))
+	require.Equal(t, protocol.WorkloadStatus_READY, status(done))
+}
+
 // What an earlier revision with the same spec has completed is not repeated after a time without a lease, nor where a
 // network is made again while the member runs.
 func TestAOneShotServiceOfAnEarlierRevisionIsNotRunAgain(t *testing.T) {

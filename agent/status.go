@@ -170,7 +170,8 @@ func (d *differ) serviceStatus(w Workload, r ServiceRecord, service Service) *pr
 		switch {
 		case d.late(w, c):
 			s.Status, s.Reason = protocol.ServiceStatus_FAILED, protocol.WorkloadStatus_READINESS_TIMEOUT
-		case c.ReadyAt.IsZero() || !d.isPublished(w, service) || d.runsOther(w.MemberID, service):
+		case c.ReadyAt.IsZero() || mustComplete(w, service.Name) || !d.isPublished(w, service) ||
+			d.runsOther(w.MemberID, service):
 		case c.Failing:
 			s.Status = protocol.ServiceStatus_UNHEALTHY
 		default:
