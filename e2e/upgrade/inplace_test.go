@@ -28,8 +28,14 @@ func lastRelease(t *testing.T) string {
 	return v.Bin()
 }
 
-// buildRelease builds the programs of the last release.
+// buildRelease builds the programs of the last release, and those of the commit before schemas: what they are made of
+// is fetched before the tests run without a network.
 func buildRelease(ctx context.Context, root string) error {
+	if before, err := release.Find(ctx, root, beforeSchemas); err == nil {
+		if err := before.Build(ctx, root); err != nil {
+			return err
+		}
+	}
 	v, ok, err := release.Last(ctx, root)
 	if err != nil || !ok {
 		return err
