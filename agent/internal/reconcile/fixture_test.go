@@ -87,10 +87,11 @@ type fixture struct {
 	inventory accelerator.Config
 	// weak is what the machine is said to lack.
 	weak []string
-	// wrapRuntime and wrapNetwork replace what the reconciler uses where a test sets them before it starts the fixture
-	// anew.
-	wrapRuntime func(*runtime.Runtime) reconcile.Containers
-	wrapNetwork func(*network.Network) reconcile.Network
+	// wrapRuntime, wrapNetwork and wrapAccelerators replace what the reconciler uses where a test sets them before it
+	// starts the fixture anew.
+	wrapRuntime      func(*runtime.Runtime) reconcile.Containers
+	wrapNetwork      func(*network.Network) reconcile.Network
+	wrapAccelerators func(reconcile.Accelerators) reconcile.Accelerators
 	// configure changes the reconciler's configuration likewise.
 	configure func(*reconcile.Config)
 }
@@ -164,6 +165,9 @@ func (f *fixture) start() {
 	}
 	if f.wrapNetwork != nil {
 		machine.Network = f.wrapNetwork(f.nw)
+	}
+	if f.wrapAccelerators != nil {
+		machine.Accelerators = f.wrapAccelerators(inventory)
 	}
 	config := reconcile.Config{
 		MeteringInterval: 50 * time.Millisecond, UsageInterval: 200 * time.Millisecond, Resync: time.Second,
@@ -290,22 +294,30 @@ func get(t testing.TB, url string) string {
 func (f *fixture) measured(memberID string) (total time.Duration, final bool) {
 	f.t.Helper()
 	var end time.Time
+	for _, r := range f.sessionRecords(memberID) {
+		require.False(f.t, r.GetStartedAt().AsTime().Before(end), "overlap")
+		end = r.GetEndedAt().AsTime()
+		total += time.Duration(r.GetQuantity()) * time.Microsecond
+		final = final || r.GetFinal()
+	}
+	return total, final
+}
+
+// sessionRecords are the records of a member's running time that are sealed so far.
+func (f *fixture) sessionRecords(memberID string) (records []*protocol.UsageRecord) {
+	f.t.Helper()
 	for number := uint64(1); ; number++ {
 		env, err := f.store.Segment(number)
 		require.NoError(f.t, err)
 		if env == nil {
-			return total, final
+			return records
 		}
 		v, err := protocol.VerifySegment(env, f.hub.node.Public().(ed25519.PublicKey))
 		require.NoError(f.t, err)
 		for _, r := range v.Message().GetRecords() {
-			if r.GetMemberId() != memberID || r.GetMeter() != protocol.MeterSessionSeconds {
-				continue
+			if r.GetMemberId() == memberID && r.GetMeter() == protocol.MeterSessionSeconds {
+				records = append(records, r)
 			}
-			require.False(f.t, r.GetStartedAt().AsTime().Before(end), "overlap")
-			end = r.GetEndedAt().AsTime()
-			total += time.Duration(r.GetQuantity()) * time.Microsecond
-			final = final || r.GetFinal()
 		}
 	}
 }

@@ -49,7 +49,7 @@ const (
 	StateExited State = "exited"
 	// StateLost: ended without exit time and code: the machine restarted or the shim was killed.
 	StateLost State = "lost"
-	// StateUnknown: its shim does not answer now. It may run; list again.
+	// StateUnknown: its shim does not answer now, or has not noticed its exit. It may run; list again.
 	StateUnknown State = "unknown"
 )
 
@@ -415,8 +415,10 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 			return c, nil //nolint:nilerr // that is what unknown says
 		}
 		process = response.GetProcess()
-		if process.GetStatus() == tasktypes.Status_RUNNING {
-			r.noteRunning(record.ID, process.GetPid())
+		if process.GetStatus() == tasktypes.Status_RUNNING && !r.noteRunning(record.ID, process.GetPid()) {
+			// It has ended, and its shim has not noticed: one that was silent would date the exit to when it went on.
+			c.State, c.PID = StateUnknown, process.GetPid()
+			return c, nil
 		}
 	}
 	c.PID = process.GetPid()

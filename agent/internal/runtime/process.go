@@ -48,11 +48,13 @@ func (p process) startedAt() time.Time {
 	return failpoint.Now().Add(time.Duration(p.start)*time.Second/ticksPerSecond - time.Duration(now.Nano()))
 }
 
-// noteRunning remembers the process of a container that runs.
-func (r *Runtime) noteRunning(id string, pid uint32) {
-	if p, exists := readProcess(pid); exists {
+// noteRunning remembers the process of a container that runs; false where the process has ended.
+func (r *Runtime) noteRunning(id string, pid uint32) (runs bool) {
+	p, exists := readProcess(pid)
+	if exists {
 		r.running.Store(id, p)
 	}
+	return exists
 }
 
 // stillRunning returns the container's process if it is the one that was last known to run, and nil if containerd must
