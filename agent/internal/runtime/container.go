@@ -402,8 +402,8 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 			return c, nil
 		}
 		// A shim may not answer: only a clear "not found" means that its task is gone.
-		response, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: record.ID})
-		err = errgrpc.ToNative(err)
+		var err error
+		process, err = r.askShim(ctx, record.ID)
 		switch {
 		case errdefs.IsNotFound(err):
 			c.State = StateLost
@@ -413,12 +413,6 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 		case err != nil:
 			c.State = StateUnknown
 			return c, nil //nolint:nilerr // that is what unknown says
-		}
-		process = response.GetProcess()
-		if process.GetStatus() == tasktypes.Status_RUNNING && !r.noteRunning(record.ID, process.GetPid()) {
-			// It has ended, and its shim has not noticed: one that was silent would date the exit to when it went on.
-			c.State, c.PID = StateUnknown, process.GetPid()
-			return c, nil
 		}
 	}
 	c.PID = process.GetPid()

@@ -2,16 +2,20 @@ package runtime
 
 import (
 	"bytes"
+	"context"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"time"
 
+	"github.com/containerd/containerd/api/services/tasks/v1"
 	tasktypes "github.com/containerd/containerd/api/types/task"
+	"github.com/containerd/errdefs/pkg/errgrpc"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
+	"github.com/gpuaas/gpuaas/pkg/loop"
 )
 
 // ticksPerSecond is the kernel's USER_HZ, which is 100 on every architecture that containerd serves (proc_pid_stat(5)).
@@ -70,4 +74,28 @@ func (r *Runtime) stillRunning(id string) *tasktypes.Process {
 	}
 	r.running.CompareAndDelete(id, last)
 	return nil
+}
+
+// A shim notices the end of its process within milliseconds, unless it is stopped or starved.
+const (
+	reapTries = 20
+	reapPause = 10 * time.Millisecond
+)
+
+// askShim returns the container's process as its shim knows it. Of a process that has ended the shim is asked until it
+// has noticed; while it has not, the status is unknown: one that was silent would count the time until it went on.
+func (r *Runtime) askShim(ctx context.Context, id string) (*tasktypes.Process, error) {
+	for try := 1; ; try++ {
+		response, err := r.client.TaskService().Get(ctx, &tasks.GetRequest{ContainerID: id})
+		if err != nil {
+			return nil, errgrpc.ToNative(err)
+		}
+		p := response.GetProcess()
+		if p.GetStatus() != tasktypes.Status_RUNNING || r.noteRunning(id, p.GetPid()) {
+			return p, nil
+		}
+		if try == reapTries || !loop.Pause(ctx, reapPause) {
+			return &tasktypes.Process{ID: id, Pid: p.GetPid(), Status: tasktypes.Status_UNKNOWN}, nil
+		}
+	}
 }
