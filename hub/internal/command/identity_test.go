@@ -276,7 +276,7 @@ func (w *world) dueIdentity() secret.Identity {
 }
 
 // Law 8: a crash between any two statements leaves no account without its instance, and no key without its delivery.
-func TestLaw08AnIdentityIsIssuedRenewedAndEndedInOneTransaction(t *testing.T) {
+func law08AnIdentityIsIssuedRenewedAndEndedInOneTransaction(t *testing.T) {
 	requireAtomic(t, []atomicStep{
 		{"issue", "instance_identities", func(w *world) func(commandtest.Around) error {
 			w.Allocation()

@@ -30,8 +30,8 @@ func nodeStep(name string, prepare func(w *world), run func(ctx context.Context,
 	}}
 }
 
-// TestLaw08FleetCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for the commands on nodes.
-func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
+// law08FleetCommandsAreOneTransaction is law08DataEventAndAuditAreOneTransaction for the commands on nodes.
+func law08FleetCommandsAreOneTransaction(t *testing.T) {
 	asItIs := func(*world) {}
 	lost := nodeStep("remove lost node", func(w *world) {
 		w.Running()
@@ -69,8 +69,8 @@ func TestLaw08FleetCommandsAreOneTransaction(t *testing.T) {
 	})
 }
 
-// TestLaw08CredentialsAreOneTransaction does so for the commands that let nodes in.
-func TestLaw08CredentialsAreOneTransaction(t *testing.T) {
+// law08CredentialsAreOneTransaction does so for the commands that let nodes in.
+func law08CredentialsAreOneTransaction(t *testing.T) {
 	requireAtomic(t, []atomicStep{
 		{"create join token", "join_tokens", func(w *world) func(commandtest.Around) error {
 			m := w.Admin("k")

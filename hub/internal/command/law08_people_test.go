@@ -50,8 +50,8 @@ func (p *person) disabled() {
 	})
 }
 
-// TestLaw08PeopleCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for the commands on users.
-func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
+// law08PeopleCommandsAreOneTransaction is law08DataEventAndAuditAreOneTransaction for the commands on users.
+func law08PeopleCommandsAreOneTransaction(t *testing.T) {
 	type run = func(ctx context.Context, s *command.Service, m command.Meta, p *person) error
 	var steps []atomicStep
 	add := func(name, table string, do run) {
@@ -123,8 +123,8 @@ func TestLaw08PeopleCommandsAreOneTransaction(t *testing.T) {
 	requireAtomic(t, steps)
 }
 
-// TestLaw08WebhookCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for webhooks.
-func TestLaw08WebhookCommandsAreOneTransaction(t *testing.T) {
+// law08WebhookCommandsAreOneTransaction is law08DataEventAndAuditAreOneTransaction for webhooks.
+func law08WebhookCommandsAreOneTransaction(t *testing.T) {
 	var steps []atomicStep
 	add := func(name string, do func(ctx context.Context, s *command.Service, m command.Meta, w webhook.Webhook) error) {
 		steps = append(steps, atomicStep{name, "webhooks", func(w *world) func(commandtest.Around) error {

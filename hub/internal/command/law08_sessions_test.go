@@ -14,9 +14,9 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 )
 
-// TestLaw08SessionCommandsAreOneTransaction is TestLaw08DataEventAndAuditAreOneTransaction for invitations and
+// law08SessionCommandsAreOneTransaction is law08DataEventAndAuditAreOneTransaction for invitations and
 // sessions.
-func TestLaw08SessionCommandsAreOneTransaction(t *testing.T) {
+func law08SessionCommandsAreOneTransaction(t *testing.T) {
 	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
 	require.NoError(t, err)
 	sealer := secret.NewSealer(kek)

