@@ -57,8 +57,8 @@ func connects(t *testing.T, ns, family, address string, within time.Duration) bo
 	return err == nil
 }
 
-// The link-local and metadata addresses of both families answer: on the machine, beyond it and in a neighbour. No packet
-// of a member reaches them, neither by TCP nor by UDP, also where the owner opens all networks.
+// The link-local and metadata addresses of both families answer: on the machine, beyond it and in a neighbour. No
+// packet of a member reaches them, neither by TCP nor by UDP, also where the owner opens all networks.
 func TestLaw10LinkLocalAndMetadataAddressesAreClosedForEachFamily(t *testing.T) {
 	f := newFixture(t)
 	f.cfg.Egress = func() policy.Egress { return policy.Egress{Mode: policy.EgressAll} }
@@ -66,7 +66,8 @@ func TestLaw10LinkLocalAndMetadataAddressesAreClosedForEachFamily(t *testing.T) 
 	a, b := f.setup("m1"), f.setup("m2")
 	was := sh(t, "cat /proc/sys/net/ipv6/conf/all/forwarding")
 	t.Cleanup(func() {
-		sh(t, "ip -6 addr flush dev up0; echo 1 > /proc/sys/net/ipv6/conf/up0/disable_ipv6; ip addr del 169.254.7.1/16 dev up0")
+		sh(t, "ip -6 addr flush dev up0; echo 1 > /proc/sys/net/ipv6/conf/up0/disable_ipv6")
+		sh(t, "ip addr del 169.254.7.1/16 dev up0")
 		sh(t, "echo "+was+" > /proc/sys/net/ipv6/conf/all/forwarding")
 	})
 	// Every way is open that an address needs; only the firewall is between.

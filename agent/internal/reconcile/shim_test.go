@@ -113,8 +113,8 @@ func TestLaw05AnExitBehindASilentShimIsBilledUpToTheLastSample(t *testing.T) {
 	f.push()
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 	billed := f.billedBefore(w.GetId(), dead)
-	require.False(t, billed.to.After(dead), "nothing after its end is billed: %s to %s, and it ended before %s", billed.from,
-		billed.to, dead)
+	require.False(t, billed.to.After(dead), "nothing after its end is billed: %s to %s, and it ended before %s",
+		billed.from, billed.to, dead)
 	require.False(t, billed.to.Before(proven), "what a sample has seen is billed")
 	_, final := f.measured(w.GetId())
 	require.True(t, final)
