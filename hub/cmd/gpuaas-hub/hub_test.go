@@ -82,11 +82,32 @@ func start(t *testing.T, h home, change ...func(*config)) *running {
 		apply(&c)
 	}
 	require.NoError(t, c.check())
+	hangup := make(chan os.Signal, 1)
+	r := startBy(t, func(ctx context.Context, out io.Writer) error {
+		return serve(ctx, c, slog.New(slog.NewTextHandler(t.Output(), nil)), out, hangup)
+	})
+	r.hangup = hangup
+	return r
+}
+
+// startByFlags starts a hub as its command line does.
+func startByFlags(t *testing.T, h home, flags ...string) *running {
+	t.Helper()
+	args := append([]string{"serve", "--data-dir", h.data, "--listen", "127.0.0.1:0", "--session-listen", "127.0.0.1:0"},
+		flags...)
+	return startBy(t, func(ctx context.Context, out io.Writer) error {
+		return program().Execute(ctx, args, out, t.Output())
+	})
+}
+
+// startBy waits until the hub that run runs serves.
+func startBy(t *testing.T, run func(ctx context.Context, out io.Writer) error) *running {
+	t.Helper()
 	ctx, stop := context.WithCancel(context.Background())
-	r := &running{stop: stop, ended: make(chan error, 1), hangup: make(chan os.Signal, 1)}
+	r := &running{stop: stop, ended: make(chan error, 1)}
 	out, in := io.Pipe()
 	go func() {
-		err := serve(ctx, c, slog.New(slog.NewTextHandler(t.Output(), nil)), in, r.hangup)
+		err := run(ctx, in)
 		_ = in.CloseWithError(io.EOF)
 		r.ended <- err
 	}()
@@ -388,6 +409,35 @@ func replaceAdminToken(t *testing.T, h home, hub *running, token string) {
 	status, _ = hub.api(t, http.MethodGet, "/admin/nodes", readToken(t, hub), "")
 	require.Equal(t, http.StatusOK, status)
 	hub.end(t)
+}
+
+// The flag of the command line is what a token's life follows, as the token's answer says it.
+func TestTokensOfServiceAccountsCountAsLongAsTheFlagSays(t *testing.T) {
+	h := newHome(t)
+	life := func(flags ...string) any {
+		hub := startByFlags(t, h, flags...)
+		defer hub.end(t)
+		admin := readToken(t, hub)
+		create := func(path, body string) map[string]any {
+			status, made := hub.api(t, http.MethodPost, path, admin, body)
+			require.Equal(t, http.StatusCreated, status, "%v", made)
+			return made
+		}
+		slug := "o" + strings.ReplaceAll(db.NewID()[24:], "-", "")
+		org := create("/orgs", `{"slug":"`+slug+`","display_name":"Acme"}`)
+		project := create("/projects", marshal(t, map[string]any{
+			"slug": "main", "display_name": "Main", "org_id": org["id"],
+		}))
+		account := create("/projects/"+project["id"].(string)+"/service-accounts", `{"name":"CI","slug":"ci"}`)
+		key, _ := account["key"].(map[string]any)
+		status, token := hub.api(t, http.MethodPost, "/auth/service-account/token", "", marshal(t, map[string]any{
+			"service_account_id": account["id"], "key_id": key["key_id"], "private_key_pem": key["private_key_pem"],
+		}))
+		require.Equal(t, http.StatusOK, status, "%v", token)
+		return token["expires_in"]
+	}
+	require.InDelta(t, 120, life("--auth-service-account-token-ttl-seconds", "120"), 1)
+	require.InDelta(t, 900, life(), 1, "the default")
 }
 
 // A node that has lost its hub goes on for a day: the lease is what the documents, the flag and the dispatcher agree
