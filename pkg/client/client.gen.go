@@ -586,6 +586,11 @@ type ClientInterface interface {
 	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
+	// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+	// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+	// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+	// the same limits. There are no scopes.
+	//
 	// Takes any type of body and a specified content type.
 	//
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
@@ -602,10 +607,36 @@ type ClientInterface interface {
 	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
+	// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+	// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+	// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+	// the same limits. There are no scopes.
+	//
 	// Takes a body of the `application/json` content type.
 	//
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 	MintServiceAccountToken(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
+
+	// MintServiceAccountTokenWithFormdataBody Exchange a service account's key for a short-lived token
+	//
+	// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+	// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+	// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+	// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+	// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	//
+	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+	// never longer than the key. When the key or the account ends, the token ends with it.
+	//
+	// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+	// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+	// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+	// the same limits. There are no scopes.
+	//
+	// Takes a body of the `application/x-www-form-urlencoded` content type.
+	//
+	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
+	MintServiceAccountTokenWithFormdataBody(ctx context.Context, body MintServiceAccountTokenFormdataRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error)
 
 	// ListSessions The caller's sessions
 	//
@@ -3117,6 +3148,11 @@ func (c *Client) RefreshSession(ctx context.Context, body RefreshSessionJSONRequ
 // How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 // never longer than the key. When the key or the account ends, the token ends with it.
 //
+// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+// the same limits. There are no scopes.
+//
 // Takes any type of body and a specified content type.
 //
 // Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
@@ -3143,11 +3179,47 @@ func (c *Client) MintServiceAccountTokenWithBody(ctx context.Context, contentTyp
 // How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 // never longer than the key. When the key or the account ends, the token ends with it.
 //
+// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+// the same limits. There are no scopes.
+//
 // Takes a body of the `application/json` content type.
 //
 // Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 func (c *Client) MintServiceAccountToken(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
 	req, err := NewMintServiceAccountTokenRequest(c.Server, body)
+	if err != nil {
+		return nil, err
+	}
+	req = req.WithContext(ctx)
+	if err := c.applyEditors(ctx, req, reqEditors); err != nil {
+		return nil, err
+	}
+	return c.Client.Do(req)
+}
+
+// MintServiceAccountTokenWithFormdataBody Exchange a service account's key for a short-lived token
+//
+// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+//
+// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+// never longer than the key. When the key or the account ends, the token ends with it.
+//
+// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+// the same limits. There are no scopes.
+//
+// Takes a body of the `application/x-www-form-urlencoded` content type.
+//
+// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
+func (c *Client) MintServiceAccountTokenWithFormdataBody(ctx context.Context, body MintServiceAccountTokenFormdataRequestBody, reqEditors ...RequestEditorFn) (*http.Response, error) {
+	req, err := NewMintServiceAccountTokenRequestWithFormdataBody(c.Server, body)
 	if err != nil {
 		return nil, err
 	}
@@ -8196,6 +8268,17 @@ func NewMintServiceAccountTokenRequest(server string, body MintServiceAccountTok
 	}
 	bodyReader = bytes.NewReader(buf)
 	return NewMintServiceAccountTokenRequestWithBody(server, "application/json", bodyReader)
+}
+
+// NewMintServiceAccountTokenRequestWithFormdataBody calls the generic MintServiceAccountToken builder with application/x-www-form-urlencoded body
+func NewMintServiceAccountTokenRequestWithFormdataBody(server string, body MintServiceAccountTokenFormdataRequestBody) (*http.Request, error) {
+	var bodyReader io.Reader
+	bodyStr, err := runtime.MarshalForm(body, nil)
+	if err != nil {
+		return nil, err
+	}
+	bodyReader = strings.NewReader(bodyStr.Encode())
+	return NewMintServiceAccountTokenRequestWithBody(server, "application/x-www-form-urlencoded", bodyReader)
 }
 
 // NewMintServiceAccountTokenRequestWithBody constructs an http.Request for the MintServiceAccountToken method, with any body, and a specified content type
@@ -15818,6 +15901,11 @@ type ClientWithResponsesInterface interface {
 	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
+	// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+	// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+	// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+	// the same limits. There are no scopes.
+	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
@@ -15834,10 +15922,36 @@ type ClientWithResponsesInterface interface {
 	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 	// never longer than the key. When the key or the account ends, the token ends with it.
 	//
+	// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+	// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+	// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+	// the same limits. There are no scopes.
+	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
 	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 	MintServiceAccountTokenWithResponse(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*MintServiceAccountTokenResponse, error)
+
+	// MintServiceAccountTokenWithFormdataBodyWithResponse Exchange a service account's key for a short-lived token
+	//
+	// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+	// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+	// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+	// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+	// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+	//
+	// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+	// never longer than the key. When the key or the account ends, the token ends with it.
+	//
+	// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+	// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+	// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+	// the same limits. There are no scopes.
+	//
+	// Takes a body of the `application/x-www-form-urlencoded` content type, and returns a wrapper object for the known response body format(s).
+	//
+	// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
+	MintServiceAccountTokenWithFormdataBodyWithResponse(ctx context.Context, body MintServiceAccountTokenFormdataRequestBody, reqEditors ...RequestEditorFn) (*MintServiceAccountTokenResponse, error)
 
 	// ListSessionsWithResponse The caller's sessions
 	//
@@ -19376,8 +19490,10 @@ type MintServiceAccountTokenResponse struct {
 	HTTPResponse *http.Response
 	// JSON200 the response for an HTTP 200 `application/json` response
 	JSON200 *Token
+	// JSONDefault the response for an HTTP default `application/json` response
+	JSONDefault *TokenProblemApplicationJSON
 	// ApplicationProblemJSONDefault the response for an HTTP default `application/problem+json` response
-	ApplicationProblemJSONDefault *Problem
+	ApplicationProblemJSONDefault *TokenProblemApplicationProblemPlusJSON
 }
 
 // GetJSON200 returns the response for an HTTP 200 `application/json` response
@@ -19385,8 +19501,13 @@ func (r MintServiceAccountTokenResponse) GetJSON200() *Token {
 	return r.JSON200
 }
 
+// GetJSONDefault returns the response for an HTTP default `application/json` response
+func (r MintServiceAccountTokenResponse) GetJSONDefault() *TokenProblemApplicationJSON {
+	return r.JSONDefault
+}
+
 // GetApplicationProblemJSONDefault returns the response for an HTTP default `application/problem+json` response
-func (r MintServiceAccountTokenResponse) GetApplicationProblemJSONDefault() *Problem {
+func (r MintServiceAccountTokenResponse) GetApplicationProblemJSONDefault() *TokenProblemApplicationProblemPlusJSON {
 	return r.ApplicationProblemJSONDefault
 }
 
@@ -26336,6 +26457,11 @@ func (c *ClientWithResponses) RefreshSessionWithResponse(ctx context.Context, bo
 // How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 // never longer than the key. When the key or the account ends, the token ends with it.
 //
+// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+// the same limits. There are no scopes.
+//
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
@@ -26358,11 +26484,43 @@ func (c *ClientWithResponses) MintServiceAccountTokenWithBodyWithResponse(ctx co
 // How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
 // never longer than the key. When the key or the account ends, the token ends with it.
 //
+// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+// the same limits. There are no scopes.
+//
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
 // Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
 func (c *ClientWithResponses) MintServiceAccountTokenWithResponse(ctx context.Context, body MintServiceAccountTokenJSONRequestBody, reqEditors ...RequestEditorFn) (*MintServiceAccountTokenResponse, error) {
 	rsp, err := c.MintServiceAccountToken(ctx, body, reqEditors...)
+	if err != nil {
+		return nil, err
+	}
+	return ParseMintServiceAccountTokenResponse(rsp)
+}
+
+// MintServiceAccountTokenWithFormdataBodyWithResponse Exchange a service account's key for a short-lived token
+//
+// The preferred proof is an `assertion` as in RFC 7523: a JWT that the account signs with its key and that is good
+// for one token. Its header has `alg` `EdDSA` and the key's id as `kid`; `iss` and `sub` are the account's id,
+// `aud` is `gpuaas`, `jti` is used once, and `exp` is at most five minutes after `iat`. The other proof is the
+// private key itself. A raw newline inside a JSON string is not JSON: build the body with
+// `jq -n --arg pem "$PEM" '{private_key_pem: $pem, …}'`.
+//
+// How long the token counts is the hub's `--auth-service-account-token-ttl-seconds`, 900 unless set otherwise, but
+// never longer than the key. When the key or the account ends, the token ends with it.
+//
+// Libraries of OAuth 2.0 send the request as a form, with an assertion alone: as the grant of
+// `grant_type=urn:ietf:params:oauth:grant-type:jwt-bearer` (RFC 7523 §2.1), or as the client's authentication
+// beside `grant_type=client_credentials` (§2.2). Errors of such a request are those of RFC 6749 §5.2, and it obeys
+// the same limits. There are no scopes.
+//
+// Takes a body of the `application/x-www-form-urlencoded` content type, and returns a wrapper object for the known response body format(s).
+//
+// Corresponds with POST /auth/service-account/token (the `MintServiceAccountToken` operationId).
+func (c *ClientWithResponses) MintServiceAccountTokenWithFormdataBodyWithResponse(ctx context.Context, body MintServiceAccountTokenFormdataRequestBody, reqEditors ...RequestEditorFn) (*MintServiceAccountTokenResponse, error) {
+	rsp, err := c.MintServiceAccountTokenWithFormdataBody(ctx, body, reqEditors...)
 	if err != nil {
 		return nil, err
 	}
@@ -30341,8 +30499,15 @@ func ParseMintServiceAccountTokenResponse(rsp *http.Response) (*MintServiceAccou
 		}
 		response.JSON200 = &dest
 
-	case strings.Contains(rsp.Header.Get("Content-Type"), "json") && true:
-		var dest Problem
+	case rsp.Header.Get("Content-Type") == "application/json" && true:
+		var dest TokenProblemApplicationJSON
+		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
+			return nil, err
+		}
+		response.JSONDefault = &dest
+
+	case rsp.Header.Get("Content-Type") == "application/problem+json" && true:
+		var dest TokenProblemApplicationProblemPlusJSON
 		if err := json.Unmarshal(bodyBytes, &dest); err != nil {
 			return nil, err
 		}

@@ -693,6 +693,39 @@ func (e NodeStatus) Valid() bool {
 	}
 }
 
+// Defines values for OAuthErrorError.
+const (
+	OAuthErrorErrorInvalidClient          OAuthErrorError = "invalid_client"
+	OAuthErrorErrorInvalidGrant           OAuthErrorError = "invalid_grant"
+	OAuthErrorErrorInvalidRequest         OAuthErrorError = "invalid_request"
+	OAuthErrorErrorInvalidScope           OAuthErrorError = "invalid_scope"
+	OAuthErrorErrorServerError            OAuthErrorError = "server_error"
+	OAuthErrorErrorTemporarilyUnavailable OAuthErrorError = "temporarily_unavailable"
+	OAuthErrorErrorUnsupportedGrantType   OAuthErrorError = "unsupported_grant_type"
+)
+
+// Valid indicates whether the value is a known member of the OAuthErrorError enum.
+func (e OAuthErrorError) Valid() bool {
+	switch e {
+	case OAuthErrorErrorInvalidClient:
+		return true
+	case OAuthErrorErrorInvalidGrant:
+		return true
+	case OAuthErrorErrorInvalidRequest:
+		return true
+	case OAuthErrorErrorInvalidScope:
+		return true
+	case OAuthErrorErrorServerError:
+		return true
+	case OAuthErrorErrorTemporarilyUnavailable:
+		return true
+	case OAuthErrorErrorUnsupportedGrantType:
+		return true
+	default:
+		return false
+	}
+}
+
 // Defines values for OperatingMode.
 const (
 	OperatingModePlatformManaged OperatingMode = "platform_managed"
@@ -3067,6 +3100,41 @@ type NodeRenew struct {
 // NodeStatus defines model for NodeStatus.
 type NodeStatus string
 
+// OAuthError RFC 6749 §5.2
+type OAuthError struct {
+	CorrelationID string `json:"correlation_id"`
+
+	// Error The statuses 429, 500 and 503 have the codes that RFC 6749 §4.1.2.1 names for them.
+	Error OAuthErrorError `json:"error"`
+
+	// ErrorDescription For people
+	ErrorDescription string `json:"error_description"`
+}
+
+// OAuthErrorError The statuses 429, 500 and 503 have the codes that RFC 6749 §4.1.2.1 names for them.
+type OAuthErrorError string
+
+// OAuthTokenRequest A form; parameters that are not here are ignored, an empty one counts as left out.
+type OAuthTokenRequest struct {
+	// Assertion Of the grant jwt-bearer
+	Assertion string `json:"assertion,omitempty,omitzero"`
+
+	// ClientAssertion Of the grant client_credentials
+	ClientAssertion string `json:"client_assertion,omitempty,omitzero"`
+
+	// ClientAssertionType `urn:ietf:params:oauth:client-assertion-type:jwt-bearer`
+	ClientAssertionType string `json:"client_assertion_type,omitempty,omitzero"`
+
+	// ClientID The account that the assertion names; may be left out
+	ClientID string `json:"client_id,omitempty,omitzero"`
+
+	// GrantType `urn:ietf:params:oauth:grant-type:jwt-bearer` or `client_credentials`
+	GrantType string `json:"grant_type"`
+
+	// Scope Must be empty or left out
+	Scope string `json:"scope,omitempty,omitzero"`
+}
+
 // OneTimeCode defines model for OneTimeCode.
 type OneTimeCode = string
 
@@ -4630,6 +4698,12 @@ type Wait = string
 // WebhookID UUIDv7 in lower case.
 type WebhookID = ID
 
+// TokenProblemApplicationJSON RFC 6749 §5.2
+type TokenProblemApplicationJSON = OAuthError
+
+// TokenProblemApplicationProblemPlusJSON RFC 9457 problem details.
+type TokenProblemApplicationProblemPlusJSON = Problem
+
 // ListJoinTokensParams defines parameters for ListJoinTokens.
 type ListJoinTokensParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -5268,6 +5342,9 @@ type RefreshSessionJSONRequestBody = SessionRefresh
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
+
+// MintServiceAccountTokenFormdataRequestBody defines body for MintServiceAccountToken for application/x-www-form-urlencoded ContentType.
+type MintServiceAccountTokenFormdataRequestBody = OAuthTokenRequest
 
 // UnwrapJSONRequestBody defines body for Unwrap for application/json ContentType.
 type UnwrapJSONRequestBody = Unwrap

@@ -47,6 +47,7 @@ type Auditor interface {
 // admit passes a request on to its handler when its budgets allow it, its caller is known and it follows the contract.
 func (a *api) admit(c *gin.Context) {
 	state := callOf(c.Request.Context())
+	state.form = state.op.form != nil && mediaOf(c.Request.Header) == mediaForm
 	leave, err := a.authenticate(c, state)
 	if err != nil {
 		a.fail(c, err)
@@ -220,6 +221,10 @@ func (a *api) fail(c *gin.Context, err error) {
 	a.audit(ctx, state, f)
 	if c.Writer.Written() {
 		return // a stream broke off half-way; its end is all that can be said
+	}
+	if state.form {
+		writeOAuthError(c, err, state.correlationID)
+		return
 	}
 	writeFault(c, f, state.correlationID)
 }

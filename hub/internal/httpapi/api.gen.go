@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/gin-gonic/gin"
@@ -698,6 +699,39 @@ func (e NodeStatus) Valid() bool {
 	case NodeStatusQuarantined:
 		return true
 	case NodeStatusRemoved:
+		return true
+	default:
+		return false
+	}
+}
+
+// Defines values for OAuthErrorError.
+const (
+	OAuthErrorErrorInvalidClient          OAuthErrorError = "invalid_client"
+	OAuthErrorErrorInvalidGrant           OAuthErrorError = "invalid_grant"
+	OAuthErrorErrorInvalidRequest         OAuthErrorError = "invalid_request"
+	OAuthErrorErrorInvalidScope           OAuthErrorError = "invalid_scope"
+	OAuthErrorErrorServerError            OAuthErrorError = "server_error"
+	OAuthErrorErrorTemporarilyUnavailable OAuthErrorError = "temporarily_unavailable"
+	OAuthErrorErrorUnsupportedGrantType   OAuthErrorError = "unsupported_grant_type"
+)
+
+// Valid indicates whether the value is a known member of the OAuthErrorError enum.
+func (e OAuthErrorError) Valid() bool {
+	switch e {
+	case OAuthErrorErrorInvalidClient:
+		return true
+	case OAuthErrorErrorInvalidGrant:
+		return true
+	case OAuthErrorErrorInvalidRequest:
+		return true
+	case OAuthErrorErrorInvalidScope:
+		return true
+	case OAuthErrorErrorServerError:
+		return true
+	case OAuthErrorErrorTemporarilyUnavailable:
+		return true
+	case OAuthErrorErrorUnsupportedGrantType:
 		return true
 	default:
 		return false
@@ -3078,6 +3112,41 @@ type NodeRenew struct {
 // NodeStatus defines model for NodeStatus.
 type NodeStatus string
 
+// OAuthError RFC 6749 §5.2
+type OAuthError struct {
+	CorrelationID string `json:"correlation_id"`
+
+	// Error The statuses 429, 500 and 503 have the codes that RFC 6749 §4.1.2.1 names for them.
+	Error OAuthErrorError `json:"error"`
+
+	// ErrorDescription For people
+	ErrorDescription string `json:"error_description"`
+}
+
+// OAuthErrorError The statuses 429, 500 and 503 have the codes that RFC 6749 §4.1.2.1 names for them.
+type OAuthErrorError string
+
+// OAuthTokenRequest A form; parameters that are not here are ignored, an empty one counts as left out.
+type OAuthTokenRequest struct {
+	// Assertion Of the grant jwt-bearer
+	Assertion string `json:"assertion,omitempty,omitzero"`
+
+	// ClientAssertion Of the grant client_credentials
+	ClientAssertion string `json:"client_assertion,omitempty,omitzero"`
+
+	// ClientAssertionType `urn:ietf:params:oauth:client-assertion-type:jwt-bearer`
+	ClientAssertionType string `json:"client_assertion_type,omitempty,omitzero"`
+
+	// ClientID The account that the assertion names; may be left out
+	ClientID string `json:"client_id,omitempty,omitzero"`
+
+	// GrantType `urn:ietf:params:oauth:grant-type:jwt-bearer` or `client_credentials`
+	GrantType string `json:"grant_type"`
+
+	// Scope Must be empty or left out
+	Scope string `json:"scope,omitempty,omitzero"`
+}
+
 // OneTimeCode defines model for OneTimeCode.
 type OneTimeCode = string
 
@@ -4641,6 +4710,12 @@ type Wait = string
 // WebhookID UUIDv7 in lower case.
 type WebhookID = ID
 
+// TokenProblemApplicationJSON RFC 6749 §5.2
+type TokenProblemApplicationJSON = OAuthError
+
+// TokenProblemApplicationProblemPlusJSON RFC 9457 problem details.
+type TokenProblemApplicationProblemPlusJSON = Problem
+
 // ListJoinTokensParams defines parameters for ListJoinTokens.
 type ListJoinTokensParams struct {
 	// Limit Most items in the answer; absent means 50.
@@ -5279,6 +5354,9 @@ type RefreshSessionJSONRequestBody = SessionRefresh
 
 // MintServiceAccountTokenJSONRequestBody defines body for MintServiceAccountToken for application/json ContentType.
 type MintServiceAccountTokenJSONRequestBody = ServiceAccountTokenRequest
+
+// MintServiceAccountTokenFormdataRequestBody defines body for MintServiceAccountToken for application/x-www-form-urlencoded ContentType.
+type MintServiceAccountTokenFormdataRequestBody = OAuthTokenRequest
 
 // UnwrapJSONRequestBody defines body for Unwrap for application/json ContentType.
 type UnwrapJSONRequestBody = Unwrap
@@ -12100,6 +12178,9 @@ func RegisterHandlersWithOptions(router gin.IRouter, si ServerInterface, options
 
 type ProblemApplicationProblemPlusJSONResponse Problem
 
+type TokenProblemJSONResponse OAuthError
+type TokenProblemApplicationProblemPlusJSONResponse Problem
+
 type TransferAppSlugRequestObject struct {
 	AppSlug AppSlug `json:"app_slug"`
 	Body    *TransferAppSlugJSONRequestBody
@@ -13728,7 +13809,8 @@ func (response RefreshSessiondefaultApplicationProblemPlusJSONResponse) VisitRef
 }
 
 type MintServiceAccountTokenRequestObject struct {
-	Body *MintServiceAccountTokenJSONRequestBody
+	JSONBody     *MintServiceAccountTokenJSONRequestBody
+	FormdataBody *MintServiceAccountTokenFormdataRequestBody
 }
 
 type MintServiceAccountTokenResponseObject interface {
@@ -13745,6 +13827,23 @@ func (response MintServiceAccountToken200JSONResponse) VisitMintServiceAccountTo
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(200)
+	_, err := buf.WriteTo(w)
+	return err
+}
+
+type MintServiceAccountTokendefaultJSONResponse struct {
+	Body       OAuthError
+	StatusCode int
+}
+
+func (response MintServiceAccountTokendefaultJSONResponse) VisitMintServiceAccountTokenResponse(w http.ResponseWriter) error {
+
+	var buf bytes.Buffer
+	if err := json.NewEncoder(&buf).Encode(response.Body); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(response.StatusCode)
 	_, err := buf.WriteTo(w)
 	return err
 }
@@ -20791,23 +20890,39 @@ func (sh *strictHandler) RefreshSession(ctx *gin.Context) {
 func (sh *strictHandler) MintServiceAccountToken(ctx *gin.Context) {
 	var request MintServiceAccountTokenRequestObject
 
-	var body MintServiceAccountTokenJSONRequestBody
-	var err error
-	// A request validator built on kin-openapi's openapi3filter with
-	// KeepValidatedValue leaves the value it validated on the body. Bind
-	// that value, matching member names exactly, so the handler receives
-	// what was validated instead of a second, case-insensitive decode.
-	if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
-		err = ctx.ShouldBindJSON(&body)
-	} else if binding.Validator != nil {
-		// ShouldBindJSON runs the struct validator after decoding; keep that.
-		err = binding.Validator.ValidateStruct(&body)
+	if strings.HasPrefix(ctx.GetHeader("Content-Type"), "application/json") {
+
+		var body MintServiceAccountTokenJSONRequestBody
+		var err error
+		// A request validator built on kin-openapi's openapi3filter with
+		// KeepValidatedValue leaves the value it validated on the body. Bind
+		// that value, matching member names exactly, so the handler receives
+		// what was validated instead of a second, case-insensitive decode.
+		if vb, ok := ctx.Request.Body.(interface{ ValidatedValue() any }); !ok || runtime.BindJSONValue(vb.ValidatedValue(), &body) != nil {
+			err = ctx.ShouldBindJSON(&body)
+		} else if binding.Validator != nil {
+			// ShouldBindJSON runs the struct validator after decoding; keep that.
+			err = binding.Validator.ValidateStruct(&body)
+		}
+		if err != nil {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+		request.JSONBody = &body
+
 	}
-	if err != nil {
-		sh.options.RequestErrorHandlerFunc(ctx, err)
-		return
+	if strings.HasPrefix(ctx.GetHeader("Content-Type"), "application/x-www-form-urlencoded") {
+		if err := ctx.Request.ParseForm(); err != nil {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+		var body MintServiceAccountTokenFormdataRequestBody
+		if err := runtime.BindForm(&body, ctx.Request.Form, nil, nil); err != nil {
+			sh.options.RequestErrorHandlerFunc(ctx, err)
+			return
+		}
+		request.FormdataBody = &body
 	}
-	request.Body = &body
 
 	handler := func(ctx *gin.Context, request interface{}) (interface{}, error) {
 		return sh.ssi.MintServiceAccountToken(ctx, request.(MintServiceAccountTokenRequestObject))

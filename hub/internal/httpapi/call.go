@@ -26,6 +26,8 @@ type call struct {
 	at      time.Time
 	// refused is the login that was refused; nil for all other requests.
 	refused *command.LoginRefusedError
+	// form: the request is a form, and its errors are those of OAuth 2.0.
+	form bool
 	// failure is the code of the fault that ended it; empty when all went well.
 	failure fault.Code
 }

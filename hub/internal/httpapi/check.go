@@ -92,10 +92,15 @@ func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error
 		return nil, fault.New(fault.Malformed, codeBodyMissing, "This operation needs a JSON body.", nil).WithField("",
 			"is missing").Permanent()
 	}
-	if media, params, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err != nil ||
-		media != "application/json" || !isUTF8(params) {
+	media := mediaOf(r.Header)
+	if media != mediaJSON && (media != mediaForm || o.form == nil) {
 		return nil, fault.New(fault.Malformed, codeContentTypeUnsupported, "Send the body as JSON.", nil).
 			WithHint("header/Content-Type", "is not application/json in UTF-8", "Content-Type: application/json").Permanent()
+	}
+	// The generated code compares the header's text, whose case does not count.
+	r.Header.Set("Content-Type", media)
+	if media == mediaForm {
+		return formFields(o, body), nil
 	}
 	if f := strictJSON(body); f != nil {
 		return nil, fault.New(fault.Malformed, codeBodyNotJSON, "The body is not the strict JSON that this API takes.", nil).
@@ -109,9 +114,13 @@ func checkBody(r *http.Request, o *operation, body []byte) ([]fault.Field, error
 	return schemaFields("", o.body.Validate(value)), nil
 }
 
-func isUTF8(params map[string]string) bool {
-	charset, ok := params["charset"]
-	return !ok || strings.EqualFold(charset, "utf-8")
+// mediaOf is the media type of a body; empty where it is not in UTF-8, or not said.
+func mediaOf(h http.Header) string {
+	media, params, err := mime.ParseMediaType(h.Get("Content-Type"))
+	if charset, ok := params["charset"]; err != nil || ok && !strings.EqualFold(charset, "utf-8") {
+		return ""
+	}
+	return media
 }
 
 func checkParameters(c *gin.Context, o *operation) []fault.Field {

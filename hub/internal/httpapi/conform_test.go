@@ -68,7 +68,9 @@ func checkAnswer(t *testing.T, op *openapi3.Operation, at string, rec *httptest.
 	pointer := at + "/responses/" + strconv.Itoa(rec.Code)
 	declared := op.Responses.Status(rec.Code)
 	if rec.Code >= http.StatusBadRequest {
-		pointer, declared = "/components/responses/Problem", op.Responses.Default()
+		if declared = op.Responses.Default(); declared != nil {
+			pointer = strings.TrimPrefix(declared.Ref, "#")
+		}
 	}
 	if declared == nil {
 		t.Errorf("%s: status %d is not in the contract", op.OperationID, rec.Code)

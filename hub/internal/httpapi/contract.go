@@ -24,6 +24,8 @@ const (
 	idempotencyKeyHeader = "X-Idempotency-Key"
 	requestIDHeader      = "X-Request-ID"
 	contractURL          = "contract:///openapi.json"
+	mediaJSON            = "application/json"
+	mediaForm            = "application/x-www-form-urlencoded"
 )
 
 // operation is what the checks of a request need to know of it.
@@ -36,6 +38,8 @@ type operation struct {
 	open     bool
 	needsKey bool
 	body     *jsonschema.Schema
+	// form is the schema of the body as a form; nil where the operation takes JSON only.
+	form *jsonschema.Schema
 	// bodyOptional: it may be left out as a whole.
 	bodyOptional bool
 	maxBodyBytes int64
@@ -161,12 +165,16 @@ func newOperation(compiler *jsonschema.Compiler, method, path string, op *openap
 	if op.RequestBody == nil {
 		o.maxBodyBytes = maxEmptyBodyBytes
 	} else {
-		at := here + "/requestBody/content/" + escapePointer("application/json") + "/schema"
-		schema, err := compiler.Compile(contractURL + "#" + at)
-		if err != nil {
+		o.bodyOptional = !op.RequestBody.Value.Required
+		content := contractURL + "#" + here + "/requestBody/content/"
+		if o.body, err = compiler.Compile(content + escapePointer(mediaJSON) + "/schema"); err != nil {
 			return nil, err
 		}
-		o.body, o.bodyOptional = schema, !op.RequestBody.Value.Required
+		if op.RequestBody.Value.Content[mediaForm] != nil {
+			if o.form, err = compiler.Compile(content + escapePointer(mediaForm) + "/schema"); err != nil {
+				return nil, err
+			}
+		}
 	}
 	if limit, ok := op.Extensions[maxBodyBytesKey]; ok {
 		n, ok := limit.(float64)

@@ -14,11 +14,18 @@ import (
 func (s *Server) MintServiceAccountToken(ctx context.Context,
 	r MintServiceAccountTokenRequestObject,
 ) (MintServiceAccountTokenResponseObject, error) {
-	m := metaFrom(ctx)
-	token, err := s.Commands.MintToken(ctx, m, iam.Proof{
-		ServiceAccountID: r.Body.ServiceAccountID, KeyID: r.Body.KeyID, PrivateKeyPEM: r.Body.PrivateKeyPem,
-		Assertion: r.Body.Assertion,
+	if r.FormdataBody != nil {
+		return s.mintByForm(ctx, *r.FormdataBody)
+	}
+	return s.mint(ctx, iam.Proof{
+		ServiceAccountID: r.JSONBody.ServiceAccountID, KeyID: r.JSONBody.KeyID, PrivateKeyPEM: r.JSONBody.PrivateKeyPem,
+		Assertion: r.JSONBody.Assertion,
 	})
+}
+
+func (s *Server) mint(ctx context.Context, proof iam.Proof) (MintServiceAccountTokenResponseObject, error) {
+	m := metaFrom(ctx)
+	token, err := s.Commands.MintToken(ctx, m, proof)
 	if err != nil {
 		return nil, err
 	}

@@ -200,23 +200,30 @@ func TestServiceAccountFromBirthToToken(t *testing.T) {
 	require.Equal(t, 401, h.ask(t, robot, "GET", "/auth/whoami", "", "").status, "expired")
 }
 
-// The assertion of RFC 7523 is enough for a token; the request names neither account nor key beside it.
-func TestAnAssertionIsExchangedForAToken(t *testing.T) {
-	h := newHouse(t)
-	_, projectID, boss := h.tenant(t, "acme")
-	sa := h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", "k1", `{"name":"CI","slug":"ci"}`, 201)
+// assertion is signed with the key that the account's creation answered.
+func (h *house) assertion(t *testing.T, sa answer, jti string) string {
+	t.Helper()
 	key, _ := sa.body["key"].(map[string]any)
 	text, _ := key["private_key_pem"].(string)
 	block, _ := pem.Decode([]byte(text))
 	private, err := x509.ParsePKCS8PrivateKey(block.Bytes)
 	require.NoError(t, err)
 	assertion := jwt.NewWithClaims(jwt.SigningMethodEdDSA, jwt.RegisteredClaims{
-		Issuer: sa.text("id"), Subject: sa.text("id"), Audience: jwt.ClaimStrings{"gpuaas"}, ID: "once",
+		Issuer: sa.text("id"), Subject: sa.text("id"), Audience: jwt.ClaimStrings{"gpuaas"}, ID: jti,
 		IssuedAt: jwt.NewNumericDate(h.clock()), ExpiresAt: jwt.NewNumericDate(h.clock().Add(time.Minute)),
 	})
 	assertion.Header["kid"] = key["key_id"]
 	signed, err := assertion.SignedString(private)
 	require.NoError(t, err)
+	return signed
+}
+
+// The assertion of RFC 7523 is enough for a token; the request names neither account nor key beside it.
+func TestAnAssertionIsExchangedForAToken(t *testing.T) {
+	h := newHouse(t)
+	_, projectID, boss := h.tenant(t, "acme")
+	sa := h.must(t, boss, "POST", "/projects/"+projectID+"/service-accounts", "k1", `{"name":"CI","slug":"ci"}`, 201)
+	signed := h.assertion(t, sa, "once")
 	body := func(grant string) string { return `{"grant_type":"` + grant + `","assertion":"` + signed + `"}` }
 	const path = "/auth/service-account/token"
 	h.must(t, "", "POST", path, "", body("client_credentials"), 400)

@@ -1063,6 +1063,27 @@ class NodeRenew:
 
 
 @dataclass(kw_only=True)
+class OAuthError:
+    """RFC 6749 §5.2."""
+
+    correlation_id: str
+    error: Literal["invalid_request", "invalid_client", "invalid_grant", "invalid_scope", "unsupported_grant_type", "temporarily_unavailable", "server_error"]
+    error_description: str
+
+
+@dataclass(kw_only=True)
+class OAuthTokenRequest:
+    """A form; parameters that are not here are ignored, an empty one counts as left out."""
+
+    grant_type: str
+    assertion: str | None = None
+    client_assertion: str | None = None
+    client_assertion_type: str | None = None
+    client_id: str | None = None
+    scope: str | None = None
+
+
+@dataclass(kw_only=True)
 class Org:
     """Org."""
 
