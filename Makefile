@@ -119,7 +119,7 @@ bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows,
 	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)
 
 .PHONY: near-miss
-near-miss: ## send N (100000) requests that almost follow the contract to a hub: no 5xx, no panic, no growth
+near-miss: ## send N (100000) requests that almost follow the contract to a hub process: no 5xx, no panic, no growth
 	@GPUAAS_NEAR_MISSES=$(or $(N),100000) $(GO) test -vet=off -count=1 -timeout 1h -v -run TestNearMisses \
 		./hub/internal/httpapi
 

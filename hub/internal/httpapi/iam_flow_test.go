@@ -74,8 +74,16 @@ func newHouse(t *testing.T) *house {
 // newHouseWith has an identity provider.
 func newHouseWith(t *testing.T, identity *command.IdentityProvider) *house {
 	t.Helper()
-	h := &house{d: dbtest.New(t), admin: iam.NewUserToken(), now: time.Unix(1_800_000_000, 0).UTC(), log: &safeLog{}}
-	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
+	return newHouseOn(t, dbtest.New(t), time.Unix(1_800_000_000, 0).UTC(), identity)
+}
+
+// houseKey seals what a house stores.
+const houseKey = "0123456789abcdef0123456789abcdef"
+
+func newHouseOn(t *testing.T, d *db.DB, now time.Time, identity *command.IdentityProvider) *house {
+	t.Helper()
+	h := &house{d: d, admin: iam.NewUserToken(), now: now, log: &safeLog{}}
+	kek, err := secret.NewKEK([]byte(houseKey))
 	require.NoError(t, err)
 	sealer := secret.NewSealer(kek)
 	made, err := (&command.Service{DB: h.d, Sealer: sealer}).Bootstrap(t.Context(), h.admin, h.now)

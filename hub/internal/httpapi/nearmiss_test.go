@@ -2,16 +2,16 @@ package httpapi
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
+	"net/url"
 	"os"
 	"regexp"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,18 +24,24 @@ import (
 
 	hubapi "github.com/gpuaas/gpuaas/hub/api"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 )
 
 const (
 	// fewNearMisses are sent where GPUAAS_NEAR_MISSES names no number; make near-miss sends many.
 	fewNearMisses  = 3000
-	nearMissCaller = 4
-	// maxHeapGrowth is what may lie in the heap after all requests that did not after the first tenth.
-	maxHeapGrowth = 8 << 20
+	nearMissCaller = 16
+	// maxGrowthKiB is what the hub may hold in memory after all requests that it did not after the first tenth.
+	maxGrowthKiB = 48 << 10
+	// maxPatience is how long a Retry-After a caller waits for; where it is longer, the 429 is the answer.
+	maxPatience = 2 * time.Second
+	// maxShown bounds what is read of an answer, and streamTime of one that has no end.
+	maxShown   = 4 << 20
+	streamTime = 100 * time.Millisecond
 )
 
-// TestNearMissesAreRefusedAndHarmless sends requests that almost follow the contract to a hub behind a real listener:
-// none is answered 5xx, none panics, no answer has a byte of another org, and the heap does not grow.
+// TestNearMissesAreRefusedAndHarmless sends requests that almost follow the contract to a hub in a process of its own,
+// over HTTPS: none is answered 5xx, none panics, no answer has a byte of another org, and its memory does not grow.
 func TestNearMissesAreRefusedAndHarmless(t *testing.T) {
 	total := fewNearMisses
 	if text := os.Getenv("GPUAAS_NEAR_MISSES"); text != "" {
@@ -45,55 +51,46 @@ func TestNearMissesAreRefusedAndHarmless(t *testing.T) {
 	}
 	m := newMisses(t)
 	m.send(t, total/10)
-	before := heap()
+	before := m.hub.residentKiB(t)
 	m.send(t, total-total/10)
-	m.client.CloseIdleConnections()
-	after := heap()
-	require.Zero(t, m.panics.Load())
-	require.Less(t, after, before+maxHeapGrowth)
-	t.Logf("%d requests; heap %d KiB after a tenth, %d KiB at the end; answers by status: %v", total, before>>10,
-		after>>10, m.counts)
+	after := m.hub.residentKiB(t)
+	m.hub.end(t)
+	t.Logf("%d requests; resident memory %d KiB after a tenth, %d KiB at the end; %d answered 429 at first; answers by "+
+		"status: %v", total, before, after, m.waited.Load(), m.counts)
+	require.Less(t, after, before+maxGrowthKiB)
+	require.Empty(t, m.hub.panics(t))
 	require.Greater(t, m.counts[http.StatusBadRequest], total/10, "the requests reach the checks")
-	require.NotZero(t, m.counts[http.StatusNotFound])
-	require.NotZero(t, m.counts[http.StatusMethodNotAllowed])
-}
-
-func heap() uint64 {
-	runtime.GC()
-	runtime.GC()
-	var m runtime.MemStats
-	runtime.ReadMemStats(&m)
-	return m.HeapAlloc
+	for _, status := range []int{200, 404, 405, 409, 422} {
+		require.NotZero(t, m.counts[status], status)
+	}
+	require.True(t, m.seen, "the marks are in what their org is answered")
 }
 
 // misses sends near misses and judges the answers.
 type misses struct {
 	*stage
-	url        string
-	client     *http.Client
+	hub        *hubProcess
 	operations []*operation
 	good       map[string]string
 	// foreign are ids of the other org, for requests.
 	foreign []string
-	panics  atomic.Int64
-	seed    uint64
-	mu      sync.Mutex
-	counts  map[int]int
-}
-
-// Write counts the panics among the lines of the log.
-func (m *misses) Write(line []byte) (int, error) {
-	if bytes.Contains(line, []byte(`"msg":"panic"`)) {
-		m.panics.Add(1)
-	}
-	return len(line), nil
+	// bosses are tokens of acme's admins, one for each caller.
+	bosses []string
+	seen   bool
+	waited atomic.Int64
+	seed   uint64
+	mu     sync.Mutex
+	counts map[int]int
 }
 
 func newMisses(t *testing.T) *misses {
 	t.Helper()
-	m := &misses{
-		stage: newStage(t), client: &http.Client{Timeout: time.Minute}, good: samples(), counts: map[int]int{},
-	}
+	url := dbtest.URL(t)
+	d, err := db.Open(t.Context(), url)
+	require.NoError(t, err)
+	t.Cleanup(d.Close)
+	h := newHouseOn(t, d, time.Now().UTC().Truncate(time.Second), nil)
+	m := &misses{stage: newStageOn(t, h), good: samples(), counts: map[int]int{}}
 	for _, id := range []string{"allocation_id", "volume_id", "project_id", "org_id"} {
 		m.foreign = append(m.foreign, m.strange[id])
 	}
@@ -102,10 +99,44 @@ func newMisses(t *testing.T) *misses {
 	for _, key := range slices.Sorted(maps.Keys(operations)) {
 		m.operations = append(m.operations, operations[key])
 	}
-	server := httptest.NewServer(m.handler(t, m))
-	t.Cleanup(server.Close)
-	m.url = server.URL
+	m.plant(t)
+	for n := range nearMissCaller {
+		name := fmt.Sprintf("boss%d", n)
+		id := m.must(t, m.admin, "POST", "/admin/users", name, `{"org_id":"`+m.ids["org_id"]+`","email":"`+name+
+			`@acme.example","display_name":"Boss","roles":["org_admin"]}`, 201).text("id")
+		m.bosses = append(m.bosses, m.must(t, m.admin, "POST", "/admin/users/"+id+"/tokens", name+"-token", `{}`,
+			201).text("token"))
+	}
+	m.hub = startHubProcess(t, url)
+	m.seen = true
+	for _, list := range []string{"volumes", "service-accounts", "secrets", "app-instances", "access-credentials"} {
+		theirs := m.hub.get(t, m.stranger, "/projects/"+m.strange["project_id"]+"/"+list)
+		m.seen = m.seen && bytes.Contains(theirs, []byte(mark))
+	}
 	return m
+}
+
+// plant gives the other org one of each resource that an admin can make, with the mark in each text.
+func (m *misses) plant(t *testing.T) {
+	t.Helper()
+	org, project := "/orgs/"+m.strange["org_id"], "/projects/"+m.strange["project_id"]
+	for n, made := range []struct{ path, body string }{
+		{project + "/service-accounts", `{"name":"` + mark + `","slug":"` + mark + `","description":"` + mark + `"}`},
+		{project + "/secrets", `{"name":"` + mark + `","value":"` + mark + `"}`},
+		{project + "/access-credentials", `{"name":"` + mark + `"}`},
+		{org + "/webhooks", `{"url":"https://` + mark + `.example/x","description":"` + mark + `"}`},
+		{org + "/roles", `{"slug":"` + mark + `","display_name":"` + mark + `","permissions":["apps.instance.read"]}`},
+		{org + "/invitations", `{"email":"` + mark + `@` + mark + `.example","roles":["org_member"]}`},
+		{"/projects", `{"slug":"` + mark + `","display_name":"` + mark + `"}`},
+	} {
+		m.must(t, m.stranger, "POST", made.path, fmt.Sprint(mark, n), made.body, 201)
+	}
+	i := m.instance(t, m.strange["org_id"], m.strange["project_id"], m.strange["allocation_id"])
+	m.tx(t, func(ctx context.Context, tx db.Tx) error {
+		_, err := tx.Exec(ctx, `UPDATE app_instances SET display_name = $2 WHERE id = $1`, i.ID, mark)
+		return err
+	})
+	m.foreign = append(m.foreign, i.ID, i.Members[0].ID)
 }
 
 func (m *misses) send(t *testing.T, n int) {
@@ -115,49 +146,74 @@ func (m *misses) send(t *testing.T, n int) {
 		m.seed++
 		source := rand.New(rand.NewPCG(m.seed, 1)) // the same requests each time
 		all.Go(func() {
+			client := m.hub.client(caller)
+			defer client.CloseIdleConnections()
 			for i := caller; i < n && !t.Failed(); i += nearMissCaller {
-				m.one(t, source)
+				m.one(t, client, m.bosses[caller], source)
 			}
 		})
 	}
 	all.Wait()
 }
 
-func (m *misses) one(t *testing.T, source *rand.Rand) {
-	m.wait(50 * time.Millisecond) // what is refused unread is charged to the address
+func (m *misses) one(t *testing.T, client *http.Client, boss string, source *rand.Rand) {
 	op := m.operations[source.IntN(len(m.operations))]
-	miss := m.make(op, source)
-	r, err := http.NewRequestWithContext(t.Context(), miss.method, m.url+miss.path, strings.NewReader(miss.body))
-	if err != nil {
-		return // not a URL that a client can send
-	}
-	r.Header = miss.header
-	res, err := m.client.Do(r)
+	miss := m.make(op, boss, source)
+	status, text, err := m.answer(t, client, miss)
 	if err != nil {
 		t.Errorf("%s %s: %v", miss.method, miss.path, err)
 		return
 	}
-	defer func() { _ = res.Body.Close() }()
-	var text []byte
-	if strings.HasSuffix(res.Header.Get("Content-Type"), "json") { // a stream has no end
-		if text, err = io.ReadAll(res.Body); err != nil {
-			t.Errorf("%s: %v", op.id, err)
-		}
-	}
 	m.mu.Lock()
-	m.counts[res.StatusCode]++
+	m.counts[status]++
 	m.mu.Unlock()
-	if res.StatusCode >= 500 && !stands(op, res.StatusCode) {
-		t.Errorf("%s: %s %s %.500s: %d %s", op.id, miss.method, miss.path, miss.body, res.StatusCode, text)
+	if status >= 500 && !stands(op, status) {
+		t.Errorf("%s: %s %s %.500s: %d %s", op.id, miss.method, miss.path, miss.body, status, text)
 	}
-	for _, theirs := range []string{strangeVolume, "@other.example"} { // never sent, in all that shows a resource
-		if bytes.Contains(text, []byte(theirs)) {
-			t.Errorf("%s: %s %s shows what is another org's: %s", op.id, miss.method, miss.path, text)
+	if bytes.Contains(text, []byte(mark)) {
+		t.Errorf("%s: %s %s shows what is another org's: %s", op.id, miss.method, miss.path, text)
+	}
+}
+
+// answer sends a request, again after a Retry-After that is short. The status is 0 for what no client can send.
+func (m *misses) answer(t *testing.T, client *http.Client, miss miss) (status int, text []byte, err error) {
+	for {
+		r, err := http.NewRequestWithContext(t.Context(), miss.method, m.hub.url+miss.path, strings.NewReader(miss.body))
+		if err != nil {
+			return 0, nil, nil //nolint:nilerr // not a URL that a client can send
+		}
+		r.Header = miss.header.Clone()
+		res, err := client.Do(r)
+		if err != nil {
+			return 0, nil, err
+		}
+		text, err = shown(res)
+		again, _ := strconv.Atoi(res.Header.Get("Retry-After"))
+		pause := time.Duration(again) * time.Second
+		if res.StatusCode != http.StatusTooManyRequests || pause > maxPatience {
+			return res.StatusCode, text, err
+		}
+		m.waited.Add(1)
+		select {
+		case <-time.After(pause):
+		case <-t.Context().Done():
+			return 0, nil, t.Context().Err()
 		}
 	}
 }
 
-// stands reports whether an answer is right although it is 5xx: nothing runs behind the node's streams here.
+// shown is the body of an answer; of a stream, what comes at once.
+func shown(res *http.Response) ([]byte, error) {
+	defer func() { _ = res.Body.Close() }()
+	if res.Header.Get("Content-Type") == "text/event-stream" || res.StatusCode == http.StatusSwitchingProtocols {
+		defer time.AfterFunc(streamTime, func() { _ = res.Body.Close() }).Stop()
+		text, _ := io.ReadAll(io.LimitReader(res.Body, maxShown)) // ends with the closed body
+		return text, nil
+	}
+	return io.ReadAll(io.LimitReader(res.Body, maxShown))
+}
+
+// stands reports whether an answer is right although it is 5xx: no node is connected.
 func stands(op *operation, status int) bool {
 	return status == http.StatusServiceUnavailable && strings.Contains(op.template, "/{app_instance_id}/")
 }
@@ -168,13 +224,17 @@ type miss struct {
 }
 
 // make returns a good request with one to three faults.
-func (m *misses) make(op *operation, source *rand.Rand) miss {
+func (m *misses) make(op *operation, boss string, source *rand.Rand) miss {
 	filled := pathParameter.ReplaceAllStringFunc(op.template, func(name string) string {
 		return m.ids[strings.Trim(name, "{}")]
 	})
 	r := miss{method: op.method, path: basePath + filled, body: m.good[op.id], header: http.Header{
-		"Authorization": {"Bearer " + m.boss}, "X-Idempotency-Key": {db.NewID()}, "Content-Type": {"application/json"},
+		"Authorization": {"Bearer " + boss}, "X-Idempotency-Key": {db.NewID()}, "Content-Type": {mediaJSON},
 	}}
+	if op.form != nil && source.IntN(2) == 0 {
+		r.body = url.Values{"grant_type": {grantJWTBearer}, "assertion": {"a.b.c"}, "client_id": {someID}}.Encode()
+		r.header.Set("Content-Type", mediaForm)
+	}
 	for range 1 + source.IntN(3) {
 		switch kind := source.IntN(10); {
 		case kind < 3:
@@ -260,7 +320,7 @@ func (m *misses) breakBody(r *miss, source *rand.Rand) {
 	var body any
 	if json.Unmarshal([]byte(r.body), &body) != nil || source.IntN(8) == 0 {
 		cut := source.IntN(len(r.body) + 1)
-		r.body = pick(source, r.body[:cut], r.body+r.body, "[]", "null", "{", `{"a":1,"a":2}`, "\xff",
+		r.body = pick(source, r.body[:cut], r.body+r.body, r.body+"&"+r.body, "[]", "null", "{", `{"a":1,"a":2}`, "\xff",
 			strings.Repeat("[", 5000),
 			`{"x":`+strings.Repeat("9", 400)+`}`, "["+r.body+"]", strings.Replace(r.body, "{", `{"surprise":1,`, 1),
 			strings.Replace(r.body, `"`, `"\u0000`, 1), strings.Replace(r.body, ",", ",,", 1))

@@ -35,14 +35,19 @@ type stage struct {
 	boss, stranger string
 }
 
-// strangeVolume is a name that only the other org may read.
-const strangeVolume = "strange-volume"
+// mark is in the names of all that is the other org's; no request but theirs has it.
+const mark = "zq7x"
 
 func newStage(t *testing.T) *stage {
 	t.Helper()
-	s := &stage{theater: &theater{house: newHouse(t)}}
+	return newStageOn(t, newHouse(t))
+}
+
+func newStageOn(t *testing.T, h *house) *stage {
+	t.Helper()
+	s := &stage{theater: &theater{house: h}}
 	orgID, projectID, boss := s.tenant(t, "acme")
-	strangeOrg, strangeProject, stranger := s.tenant(t, "other")
+	strangeOrg, strangeProject, stranger := s.tenant(t, mark)
 	s.stranger = stranger
 	s.boss = boss
 	project := "/projects/" + projectID
@@ -78,7 +83,7 @@ func newStage(t *testing.T) *stage {
 	s.strange = map[string]string{
 		"org_id": strangeOrg, "project_id": strangeProject, "allocation_id": theirs,
 		"volume_id": s.must(t, stranger, "POST", "/projects/"+strangeProject+"/volumes", "theirs",
-			`{"name":"`+strangeVolume+`","size_mib":64}`, 201).text("id"),
+			`{"name":"`+mark+`-volume","size_mib":64}`, 201).text("id"),
 	}
 	return s
 }
