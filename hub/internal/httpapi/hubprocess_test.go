@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"encoding/base64"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"net"
@@ -136,7 +135,7 @@ func (h *hubProcess) end(t *testing.T) {
 	<-h.printed
 	err := h.cmd.Wait()
 	var exit *exec.ExitError
-	require.False(t, errors.As(err, &exit), "%v: %s", err, h.logged(t))
+	require.NotErrorAs(t, err, &exit, "%s", h.logged(t))
 }
 
 // logged is the end of the hub's log.

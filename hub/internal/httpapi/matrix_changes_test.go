@@ -55,7 +55,7 @@ func (s *stage) save(t *testing.T) (restore func() (changed []string)) {
 
 // TestAllowedRequestsThatChangeSomethingRun sends every request that changes something for every actor who may send it,
 // each on the same rows: none is refused for who sends it, what is refused for another reason changes nothing, and each
-// operation succeeds for somebody, but for those that refusedByState lists.
+// operation succeeds for an actor, but for those that refusedByState lists.
 func TestAllowedRequestsThatChangeSomethingRun(t *testing.T) {
 	s := newStage(t)
 	actors := s.actors(t)

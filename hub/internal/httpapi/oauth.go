@@ -20,7 +20,7 @@ import (
 
 // Values of the parameters of a token request (RFC 7523 §2).
 const (
-	grantJWTBearer         = "urn:ietf:params:oauth:grant-type:jwt-bearer"
+	grantJWTBearer         = "urn:ietf:params:oauth:grant-type:jwt-bearer" //nolint:gosec // a name
 	grantClientCredentials = "client_credentials"
 	clientAssertionJWT     = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 )
@@ -159,10 +159,8 @@ func writeOAuthError(c *gin.Context, err error, correlationID string) {
 // describe is the text of a fault in the characters that RFC 6749 allows.
 func describe(f *fault.Error) string {
 	text := f.Public
-	for i, field := range f.Fields {
-		if i == 0 && field.Pointer != "" {
-			text += " (" + strings.TrimPrefix(field.Pointer, "/") + " " + field.Reason + ")"
-		}
+	if len(f.Fields) > 0 && f.Fields[0].Pointer != "" {
+		text += " (" + strings.TrimPrefix(f.Fields[0].Pointer, "/") + " " + f.Fields[0].Reason + ")"
 	}
 	return strings.Map(func(r rune) rune {
 		switch {

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"encoding/json"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -21,9 +22,7 @@ func (h *house) form(t *testing.T, text string, header http.Header) answer {
 	t.Helper()
 	r := httptest.NewRequest(http.MethodPost, basePath+tokenPath, strings.NewReader(text))
 	r.Header.Set("Content-Type", "application/x-www-form-urlencoded")
-	for name, values := range header {
-		r.Header[name] = values
-	}
+	maps.Copy(r.Header, header)
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
 	out := answer{status: w.Code, header: w.Header(), raw: w.Body.String()}
@@ -103,10 +102,14 @@ func TestARefusedFormIsAnsweredAsOAuthSays(t *testing.T) {
 		"a client of no id":   {good("id") + "&client_id=me", nil, 400, "invalid_request", ""},
 		"no client assertion": {client(""), nil, 401, "invalid_client", "Bearer"},
 		"a bad client":        {client("&client_assertion=a.b.c"), nil, 401, "invalid_client", "Bearer"},
-		"another kind of client assertion": {"grant_type=client_credentials&client_assertion=" + h.assertion(t, sa, "kind"),
-			nil, 401, "invalid_client", "Bearer"},
-		"another's client id": {client("&client_assertion=" + h.assertion(t, sa, "other") + "&client_id=" + someID), nil, 401,
-			"invalid_client", "Bearer"},
+		"another kind of client assertion": {
+			"grant_type=client_credentials&client_assertion=" + h.assertion(t, sa, "kind"),
+			nil, 401, "invalid_client", "Bearer",
+		},
+		"another's client id": {
+			client("&client_assertion=" + h.assertion(t, sa, "other") + "&client_id=" + someID), nil, 401,
+			"invalid_client", "Bearer",
+		},
 		"a secret in the header": {good("secret"), basic, 401, "invalid_client", "Basic"},
 	} {
 		t.Run(name, func(t *testing.T) {
