@@ -28,6 +28,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"syscall"
 )
 
 // mutant is a patch and the tests that it must make fail.
@@ -44,24 +45,40 @@ type mutant struct {
 type lawTest struct{ pkg, name string }
 
 func main() {
-	only := flag.String("run", "", "take only the mutants whose file name matches this expression")
+	if len(os.Args) > 2 && os.Args[1] == inSandbox {
+		code, err := runInSandbox(os.Args[2:])
+		if err != nil {
+			fmt.Fprintln(os.Stderr, err)
+		}
+		os.Exit(code)
+	}
+	only := flag.String("run", "", "take only the mutants whose name matches this expression")
+	all := flag.Bool("all", false, "take every generated mutant of the sample, not only the short one")
+	list := flag.Bool("list", false, "print the generated mutants and run none")
+	patches := flag.Bool("patches", true, "run the patches, too")
 	jobs := flag.Int("j", 2, "mutants at a time")
+	neighbours := flag.Int("neighbours", 3, "packages beside its own whose tests a mutant must pass to survive")
+	seed := flag.String("seed", seed, "choose other generated mutants")
 	flag.Parse()
-	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer cancel()
-	if err := run(ctx, *only, *jobs); err != nil {
+	match, err := regexp.Compile(*only)
+	if err == nil {
+		o := options{match: match, all: *all, list: *list, jobs: *jobs, neighbours: *neighbours, seed: *seed}
+		if *patches && !*list {
+			err = runPatches(ctx, o)
+		}
+		err = errors.Join(err, runGenerated(ctx, o))
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		cancel()
 		os.Exit(1) //nolint:gocritic // cancel ran
 	}
 }
 
-func run(ctx context.Context, only string, jobs int) error {
-	match, err := regexp.Compile(only)
-	if err != nil {
-		return err
-	}
-	mutants, err := load("e2e/mutants", match)
+func runPatches(ctx context.Context, o options) error {
+	mutants, err := load("e2e/mutants", o.match)
 	if err != nil {
 		return err
 	}
@@ -69,7 +86,7 @@ func run(ctx context.Context, only string, jobs int) error {
 		wait     sync.WaitGroup
 		mu       sync.Mutex
 		survived []error
-		places   = make(chan struct{}, jobs)
+		places   = make(chan struct{}, o.jobs)
 	)
 	for _, m := range mutants {
 		places <- struct{}{}
@@ -87,7 +104,7 @@ func run(ctx context.Context, only string, jobs int) error {
 		})
 	}
 	wait.Wait()
-	fmt.Printf("%d mutants, %d survived\n", len(mutants), len(survived))
+	fmt.Printf("%d patches, %d survived\n", len(mutants), len(survived))
 	return errors.Join(survived...)
 }
 
@@ -112,9 +129,6 @@ func load(dir string, match *regexp.Regexp) ([]mutant, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		all = append(all, m)
-	}
-	if len(all) == 0 {
-		return nil, fmt.Errorf("no mutants in %s match", dir)
 	}
 	return all, nil
 }
