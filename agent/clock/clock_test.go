@@ -133,6 +133,18 @@ func TestAHubsTimeSetsTheClockOnlyAsFarAsItMust(t *testing.T) {
 	}
 }
 
+func TestAClockInDoubtIsWrongEvenIfTheMachinesOwnAgrees(t *testing.T) {
+	m := newMachine(noon, "one")
+	c := clock.Start(clock.Known{}, m.Reading)
+	require.False(t, c.Wrong(m.Reading))
+	last := c.Stamp(m.Reading)
+	m = newMachine(noon.Add(-clock.Slack/2), "two")
+	c = clock.Start(clock.Known{Last: last}, m.Reading)
+	require.True(t, c.Doubtful())
+	require.Less(t, c.At(m.Reading).Sub(m.RTC), clock.Slack)
+	require.True(t, c.Wrong(m.Reading))
+}
+
 func TestAClockThatRanAheadDoesNotStandStillAfterTheHubsTime(t *testing.T) {
 	m := newMachine(noon.Add(day), "one")
 	c := clock.Start(clock.Known{}, m.Reading)

@@ -290,6 +290,20 @@ func TestMemoryOfATerabyteDoesNotOverflow(t *testing.T) {
 	require.Equal(t, int64(1<<40)*86_400+1<<39, got[2].GetQuantity())
 }
 
+// The last record is under the newest lease and revision of any container of the member.
+func TestTheLastRecordNamesTheNewestLease(t *testing.T) {
+	for _, leases := range [][2]uint64{{1, 2}, {2, 1}} {
+		s := meter.Open(meter.State{}, meter.Intent{RunID: "r1", MemberID: "m1", Revision: 3 - leases[0], LeaseNo: leases[0]},
+			at(0))
+		s = meter.Open(s, meter.Intent{RunID: "r2", MemberID: "m1", Revision: 3 - leases[1], LeaseNo: leases[1]}, at(0))
+		_, got := meter.Close(s, "m1", at(9))
+		last := got[len(got)-1]
+		require.True(t, last.GetFinal())
+		require.EqualValues(t, 2, last.GetLeaseNo())
+		require.EqualValues(t, 2, last.GetRevision())
+	}
+}
+
 func TestCloseOfAMemberThatNeverRanSaysSo(t *testing.T) {
 	_, got := meter.Close(opened(), "m1", at(9))
 	require.Equal(t, []line{{protocol.MeterSessionSeconds, 9, 9, 0}}, lines(got))

@@ -44,7 +44,7 @@ func runGenerated(ctx context.Context, o options) error {
 		return err
 	}
 	r := &generatedRun{
-		options: o, tree: t, suite: &suite{green: map[string]func() error{}}, equivalents: equivalents,
+		options: o, tree: t, suite: newSuite(), equivalents: equivalents,
 		counts: map[string]int{},
 	}
 	var all []made
@@ -164,10 +164,9 @@ func (r *generatedRun) report(what string, m made, detail string, took time.Dura
 
 // options are the command's flags.
 type options struct {
-	match *regexp.Regexp
-	all   bool
-	list  bool
-	jobs  int
+	match                              *regexp.Regexp
+	all, list, patches, generated, e2e bool
+	jobs                               int
 	// neighbours bounds the packages beside its own whose tests a mutant must pass to survive.
 	neighbours int
 	seed       string

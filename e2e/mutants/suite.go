@@ -27,6 +27,8 @@ type suite struct {
 	green map[string]func() error
 }
 
+func newSuite() *suite { return &suite{green: map[string]func() error{}} }
+
 // verdict is what became of a mutant.
 type verdict struct {
 	noticed, timedOut bool

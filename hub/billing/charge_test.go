@@ -139,3 +139,30 @@ func TestAnHourWithTwoCopiesIsBilledAsOne(t *testing.T) {
 	require.NotEmpty(t, suspended, "what both used would be more than the member's size")
 	require.Equal(t, billing.SuspenseBeyondLimit, suspended[0].Piece.Reason)
 }
+
+func TestAChargeOfNothingPostsNothing(t *testing.T) {
+	hold := billing.HoldAccount("h")
+	for name, c := range map[string]struct {
+		delta            rating.Delta
+		paid, writtenOff []billing.Leg
+	}{
+		"nothing": {rating.Delta{}, nil, nil},
+		"all to the host": {
+			rating.Delta{CollectedNanos: 5, HostNanos: 5},
+			[]billing.Leg{
+				{Account: hold, Currency: "EUR", Nanos: -5}, {Account: billing.HostAccount("n"), Currency: "EUR", Nanos: 5},
+			}, nil,
+		},
+		"some to the host": {
+			rating.Delta{CollectedNanos: 5, HostNanos: 2},
+			[]billing.Leg{
+				{Account: hold, Currency: "EUR", Nanos: -5}, {Account: billing.AccountRevenue, Currency: "EUR", Nanos: 3},
+				{Account: billing.HostAccount("n"), Currency: "EUR", Nanos: 2},
+			}, nil,
+		},
+	} {
+		paid, writtenOff := billing.UsageLegs("h", "n", "EUR", c.delta)
+		require.Equal(t, c.paid, paid, name)
+		require.Equal(t, c.writtenOff, writtenOff, name)
+	}
+}

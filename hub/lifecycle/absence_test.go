@@ -2,10 +2,13 @@ package lifecycle_test
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
+	"github.com/gpuaas/gpuaas/protocol"
 )
 
 func TestLaw13AbsenceProvesWhatItCan(t *testing.T) {
@@ -47,4 +50,27 @@ func TestReportsOfANodeAreOrderedBySessionThenCounter(t *testing.T) {
 		require.Equal(t, follows, no.Follows(newest), "%+v", no)
 	}
 	require.True(t, lifecycle.ReportNo{Session: 1, Counter: 1}.Follows(lifecycle.ReportNo{}), "the first one")
+}
+
+func TestLaw09OnlyAWholeProofOfRemovalEndsAMember(t *testing.T) {
+	whole := &protocol.RemovalProof{At: timestamppb.New(time.Unix(1, 0)), Absent: protocol.RemovalKinds()}
+	half := &protocol.RemovalProof{At: whole.GetAt(), Absent: protocol.RemovalKinds()[1:]}
+	for name, c := range map[string]struct {
+		desired bool
+		status  protocol.WorkloadStatus_Status
+		proof   *protocol.RemovalProof
+		want    lifecycle.Outcome
+	}{
+		"proven":             {false, protocol.WorkloadStatus_REMOVED, whole, lifecycle.Removed},
+		"without a proof":    {false, protocol.WorkloadStatus_REMOVED, nil, lifecycle.Reported},
+		"half a proof":       {false, protocol.WorkloadStatus_REMOVED, half, lifecycle.Reported},
+		"still desired":      {true, protocol.WorkloadStatus_REMOVED, whole, lifecycle.Reported},
+		"still something":    {false, protocol.WorkloadStatus_STOPPED, whole, lifecycle.Reported},
+		"still there at all": {false, protocol.WorkloadStatus_READY, nil, lifecycle.Reported},
+	} {
+		p := lifecycle.Placed{Desired: c.desired}
+		got, outcome := p.Apply(&protocol.WorkloadStatus{Status: c.status, Removal: c.proof}, lifecycle.Report{}, time.Now())
+		require.Equal(t, c.want, outcome, name)
+		require.Equal(t, c.want == lifecycle.Removed, got.Gone, name)
+	}
 }

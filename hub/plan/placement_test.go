@@ -154,6 +154,7 @@ func TestNeedsPreferAnAcceleratorAndKeepToTheVersionsShapes(t *testing.T) {
 	_, misfit = plan.FirstFit(plan.Needs(version(0, true, "none"), manifest.Choice{}, 0), cpuOnly)
 	require.Equal(t, plan.WrongShape, misfit, "it needs a node of its own")
 	require.Empty(t, plan.Needs(version(2, false, "nvidia"), manifest.Choice{}, 1), "it may not have two")
+	require.Len(t, plan.Needs(version(2, false, "nvidia"), manifest.Choice{}, 2), 1, "it may have two")
 }
 
 func TestPlacementTakesTheTightestRoomAndNeverMoreThanItHas(t *testing.T) {

@@ -248,6 +248,15 @@ func TestCheckFindsAStateThatIsNotTheSnapshots(t *testing.T) {
 		plan.RuleMemberUnknown: func(s *plan.NodeState) { s.Parts[0].ID = "a-stranger" },
 		plan.RuleOrder:         func(s *plan.NodeState) { s.Parts[0], s.Parts[1] = s.Parts[1], s.Parts[0] },
 		plan.RuleBytes:         func(s *plan.NodeState) { s.Parts[0].Bytes[10] ^= 1 },
+		plan.RuleTooLarge: func(s *plan.NodeState) {
+			s.Parts[0].Bytes = append(s.Parts[0].Bytes, make([]byte, protocol.MaxWorkloadBytes)...)
+		},
+		plan.RuleFallback: func(s *plan.NodeState) {
+			back := proto.CloneOf(s.Parts[0].Workload)
+			back.Revision--
+			back.OrgId = "another"
+			s.Parts[0].Workload.Fallback = back
+		},
 	}
 	for rule, spoil := range cases {
 		t.Run(string(rule), func(t *testing.T) {
@@ -392,4 +401,62 @@ func TestSSHKeysOfAStateAreThoseOfItsAllocations(t *testing.T) {
 	require.ErrorContains(t, plan.Check(s, state), string(plan.RuleSSHKeys))
 	s.SSHKeys, state.SSHKeys = nil, []*protocol.SSHKey{operator}
 	require.ErrorContains(t, plan.Check(s, state), string(plan.RuleSSHKeys))
+}
+
+func TestAPartOfTheLargestSizeIsSigned(t *testing.T) {
+	for size, tooLarge := range map[int]bool{protocol.MaxWorkloadBytes: false, protocol.MaxWorkloadBytes + 1: true} {
+		snap := goldenSnapshot()
+		state, err := plan.Compile(snap)
+		require.NoError(t, err)
+		state.Parts[0].Bytes = make([]byte, size)
+		text := plan.Check(snap, state).Error() // they are not the part's bytes
+		require.Equal(t, tooLarge, strings.Contains(text, string(plan.RuleTooLarge)), "%d bytes", size)
+	}
+}
+
+func TestANodeHasABoundedNumberOfVolumes(t *testing.T) {
+	for number, tooMany := range map[int]bool{protocol.MaxVolumes: false, protocol.MaxVolumes + 1: true} {
+		snap := goldenSnapshot()
+		state, err := plan.Compile(snap)
+		require.NoError(t, err)
+		state.Volumes = make([]*protocol.ProjectVolume, number)
+		for i := range state.Volumes {
+			state.Volumes[i] = &protocol.ProjectVolume{Id: fmt.Sprint(i)}
+		}
+		text := plan.Check(snap, state).Error() // the snapshot has none of them
+		require.Equal(t, tooMany, strings.Contains(text, string(plan.RuleTooMany)), "%d volumes", number)
+	}
+}
+
+// The hub compiles both from the same rows; a node must never go back to something else.
+func TestAFallbackIsAnEarlierRevisionOfTheSameMember(t *testing.T) {
+	for name, c := range map[string]struct {
+		spoil func(w, back *protocol.Workload)
+		good  bool
+	}{
+		"an earlier revision": {func(_, _ *protocol.Workload) {}, true},
+		"another member":      {func(_, back *protocol.Workload) { back.Id = "x" }, false},
+		"another instance":    {func(_, back *protocol.Workload) { back.InstanceId = "x" }, false},
+		"another allocation":  {func(_, back *protocol.Workload) { back.AllocationId = "x" }, false},
+		"another org":         {func(_, back *protocol.Workload) { back.OrgId = "x" }, false},
+		"another project":     {func(_, back *protocol.Workload) { back.ProjectId = "x" }, false},
+		"another app":         {func(_, back *protocol.Workload) { back.AppSlug = "x" }, false},
+		"the same revision":   {func(w, back *protocol.Workload) { back.Revision = w.GetRevision() }, false},
+		"a later revision":    {func(w, back *protocol.Workload) { back.Revision = w.GetRevision() + 1 }, false},
+		"a stopped fallback":  {func(_, back *protocol.Workload) { back.Stopped = true }, false},
+		"of a stopped member": {func(w, _ *protocol.Workload) { w.Stopped = true }, false},
+		"that has a fallback": {func(_, back *protocol.Workload) { back.Fallback = proto.CloneOf(back) }, false},
+	} {
+		snap := goldenSnapshot()
+		state, err := plan.Compile(snap)
+		require.NoError(t, err)
+		w := state.Parts[0].Workload
+		w.Revision, w.Stopped, w.Fallback = 7, false, nil
+		back := proto.CloneOf(w)
+		back.Revision = 6
+		c.spoil(w, back)
+		w.Fallback = back
+		text := plan.Check(snap, state).Error() // they are not the part's bytes
+		require.Equal(t, !c.good, strings.Contains(text, string(plan.RuleFallback)), name)
+	}
 }
