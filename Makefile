@@ -133,8 +133,13 @@ race: ## the unit tests under the race detector
 	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v '/e2e')
 
 .PHONY: mutants
-mutants: ## break each law on purpose: its test must notice
+mutants: ## break each law on purpose, and make a short sample of small changes: tests must notice
 	@$(GO) run ./e2e/mutants
+
+.PHONY: mutants-all
+mutants-all: build build-failpoint demo-app ## as mutants, with every change of the sample, and end to end (over an hour)
+	@$(GO) run ./e2e/mutants -all
+	@$(GO) run ./e2e/mutants -e2e -j 1
 
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (default 20s) each

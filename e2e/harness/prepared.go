@@ -57,7 +57,7 @@ var prepareHub = sync.OnceValues(func() (preparedHub, error) {
 // keptHubName changes with the program and with the day, so that no test begins with what an older program wrote, or
 // with certificates and rows that are older than a day.
 func keptHubName(root string) (string, error) {
-	program, err := os.Open(filepath.Join(root, "bin", "gpuaas-hub"))
+	program, err := os.Open(filepath.Join(binaries(root), "gpuaas-hub"))
 	if err != nil {
 		return "", err
 	}
@@ -74,7 +74,7 @@ func makeHub(root string) (preparedHub, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	defer cancel()
 	c := devcluster.HubConfig{
-		Bin: filepath.Join(root, "bin"), Dir: filepath.Join(preparedHubDir, "hub"), Listen: "127.0.0.1:0",
+		Bin: binaries(root), Dir: filepath.Join(preparedHubDir, "hub"), Listen: "127.0.0.1:0",
 		SessionListen: "127.0.0.1:0",
 	}
 	h, err := devcluster.NewHub(ctx, c, TrustDomain)

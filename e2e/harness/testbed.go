@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -55,10 +56,19 @@ func sourceRoot() (string, error) {
 	return "", err
 }
 
+// binEnv names a directory of programs to test instead of those in bin/, with those that have failpoints below it in
+// failpoint/. It lies within the tree, which the sandbox shows: e2e/mutants builds programs there.
+const binEnv = "GPUAAS_E2E_BIN"
+
+// binaries is the directory of the programs that are tested.
+func binaries(root string) string {
+	return cmp.Or(os.Getenv(binEnv), filepath.Join(root, "bin"))
+}
+
 // Binaries are what `make build` made; make e2e builds them first.
 func Binaries(t testing.TB) string {
 	t.Helper()
-	bin := filepath.Join(Source(t), "bin")
+	bin := binaries(Source(t))
 	for _, b := range []string{"gpuaas-hub", "gpuaas-agent", "gpuaas"} {
 		require.FileExists(t, filepath.Join(bin, b), "run make build first")
 	}

@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 )
@@ -44,16 +46,24 @@ func runGenerated(ctx context.Context, o options) error {
 		return err
 	}
 	r := &generatedRun{
-		options: o, tree: t, suite: newSuite(), equivalents: equivalents,
+		options: o, tree: t, suite: newSuite(quotas), equivalents: equivalents,
 		counts: map[string]int{},
 	}
 	var all []made
+	stale := maps.Clone(equivalents)
 	for _, q := range quotas {
 		chosen, err := r.sample(q)
 		if err != nil {
 			return err
 		}
+		for _, m := range chosen {
+			delete(stale, m.name())
+		}
 		all = append(all, chosen...)
+	}
+	if len(stale) > 0 && o.isWhole() {
+		return fmt.Errorf("e2e/mutants/equivalent.txt names what is not in the sample: %s",
+			strings.Join(slices.Sorted(maps.Keys(stale)), ", "))
 	}
 	if o.list {
 		for _, m := range all {
@@ -63,8 +73,8 @@ func runGenerated(ctx context.Context, o options) error {
 		return nil
 	}
 	r.each(ctx, all)
-	fmt.Printf("%d generated mutants: %d noticed, of which %d timed out; %d survived, %d equivalent, %d without a verdict\n",
-		len(all), r.counts["noticed"]+r.counts["timed out"], r.counts["timed out"], r.counts["SURVIVED"],
+	fmt.Printf("%d generated mutants: %d noticed, %d of them by a timeout; %d survived, %d equivalent, %d without a "+
+		"verdict\n", len(all), r.counts["noticed"]+r.counts["timed out"], r.counts["timed out"], r.counts["SURVIVED"],
 		r.counts["equivalent"], r.counts["FAULT"])
 	return errors.Join(r.faults...)
 }
@@ -171,3 +181,6 @@ type options struct {
 	neighbours int
 	seed       string
 }
+
+// isWhole reports whether the run makes all mutants that there are to be.
+func (o options) isWhole() bool { return o.all && o.match.String() == "" && o.seed == seed }

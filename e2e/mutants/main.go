@@ -13,13 +13,14 @@
 //	…
 //
 // Generated mutants are small changes that this program makes of the syntax trees: another comparison, a condition or a
-// call left out, two calls in another order, a condition of an SQL statement that always holds. sample.txt says how many
-// of each package are taken. Which ones follows from their names and a fixed seed, so that the list changes only where
-// the code does. Each must be noticed by the tests of its own package or of those that use the package most; tests that
-// hang count as noticed. equivalent.txt lists those that change nothing that is promised, with the reason.
+// call left out, two calls in another order, a condition of an SQL statement that always holds. sample.txt says how
+// many of each package are taken. Which ones follows from their names and a fixed seed, so that the list changes only
+// where the code does. Each must be noticed by the tests of its own package or of those that use the package most;
+// tests that run into their time limit count as noticed and are listed as such. equivalent.txt lists those that change
+// nothing that is promised, with the reason.
 //
-// Existing programs for Go (gremlins, go-mutesting and its forks) change the tree or a copy of it, mutate no SQL, know no
-// neighbours and no weights, and have no sandbox for tests that need root.
+// Existing programs for Go (gremlins, go-mutesting and its forks) change the tree or a copy of it, mutate no SQL, know
+// no neighbours and no weights, and have no sandbox for tests that need root.
 //
 // The tree itself is never touched: the compiler reads the changed files through its overlay.
 package main

@@ -36,13 +36,17 @@ func runPatches(ctx context.Context, o options) error {
 	if err != nil {
 		return err
 	}
+	quotas, err := readQuotas("e2e/mutants/sample.txt")
+	if err != nil {
+		return err
+	}
 	var (
 		wait     sync.WaitGroup
 		mu       sync.Mutex
 		noticed  int
 		survived []error
 		places   = make(chan struct{}, o.jobs)
-		suite    = newSuite()
+		suite    = newSuite(quotas)
 	)
 	for _, m := range mutants {
 		if o.e2e && len(m.e2e) == 0 {

@@ -13,18 +13,22 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 )
 
-// seed fixes the choice among the candidates. With another seed others are chosen: `-seed` looks where this one does not.
+// seed fixes the choice among the candidates. With another one others are chosen: `-seed` looks where this one does
+// not.
 const seed = "gpuaas"
 
 // quota is how many of a package's candidates are taken in all, and how many of them the short sample takes.
 type quota struct {
 	dir        string
 	all, short int
+	// limit bounds the package's tests with a mutant; zero means packageLimit.
+	limit time.Duration
 }
 
-// readQuotas reads lines of a directory and two numbers; # begins a comment.
+// readQuotas reads lines of a directory, two numbers and perhaps a limit; # begins a comment.
 func readQuotas(path string) ([]quota, error) {
 	raw, err := os.ReadFile(path)
 	if err != nil {
@@ -33,15 +37,20 @@ func readQuotas(path string) ([]quota, error) {
 	var quotas []quota
 	for line := range lines(raw) {
 		fields := strings.Fields(line)
-		if len(fields) != 3 {
-			return nil, fmt.Errorf("%s: %q is not a package and two numbers", path, line)
+		if len(fields) < 3 || len(fields) > 4 {
+			return nil, fmt.Errorf("%s: %q is not a package, two numbers and perhaps a limit", path, line)
 		}
 		all, err := strconv.Atoi(fields[1])
 		short, err2 := strconv.Atoi(fields[2])
-		if err := errors.Join(err, err2); err != nil {
+		q := quota{dir: fields[0], all: all, short: short}
+		var err3 error
+		if len(fields) == 4 {
+			q.limit, err3 = time.ParseDuration(fields[3])
+		}
+		if err := errors.Join(err, err2, err3); err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
-		quotas = append(quotas, quota{fields[0], all, short})
+		quotas = append(quotas, q)
 	}
 	return quotas, nil
 }

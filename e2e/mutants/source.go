@@ -146,15 +146,17 @@ func (t *tree) check(dir string) (*checked, error) {
 		}
 		c.names, c.files, c.sources = append(c.names, name), append(c.files, file), append(c.sources, source)
 	}
-	c.info = &types.Info{
-		Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{},
-		Defs: map[*ast.Ident]types.Object{},
-	}
+	return c, c.types()
+}
+
+// types checks the package as it is.
+func (c *checked) types() error {
+	c.info = &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}}
 	config := types.Config{Importer: c.imports}
 	if _, err := config.Check(c.path, c.fset, c.files, c.info); err != nil {
-		return nil, fmt.Errorf("%s: %w", dir, err)
+		return fmt.Errorf("%s: %w", c.dir, err)
 	}
-	return c, nil
+	return nil
 }
 
 // compiles reports whether the package is still valid with other content of one file.

@@ -22,8 +22,8 @@ var (
 	between    = regexp.MustCompile(`\bBETWEEN\b`)
 )
 
-// statementOfSQL adds the changes of a string that holds SQL. A condition that is left out keeps its parameters, so that
-// the statement is still valid.
+// statementOfSQL adds the changes of a string that holds SQL. A condition that is left out keeps its parameters, so
+// that the statement is still valid.
 func (w *walker) statementOfSQL(n *ast.BasicLit) {
 	if !isSQL.MatchString(n.Value) {
 		return
@@ -75,7 +75,7 @@ scan:
 			end = i
 			break scan
 		case depth == 0 && c >= 'A' && c <= 'Z' && (i == 0 || strings.IndexByte(" \n\t(", text[i-1]) >= 0) &&
-			conditionEnd.MatchString(text[i:]):
+			conditionEnd.MatchString(text[i:]) && !inBetween(text[:i]):
 			end = i
 			break scan
 		}

@@ -166,3 +166,21 @@ func TestAChargeOfNothingPostsNothing(t *testing.T) {
 		require.Equal(t, c.writtenOff, writtenOff, name)
 	}
 }
+
+// A node's clock may be wrong, and its proof of a removal with it: the hub's own time bounds what it says.
+func TestAMemberEndsWhenItsNodeSaysIfThatCanBe(t *testing.T) {
+	opened := time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)
+	now := opened.Add(time.Hour)
+	for name, c := range map[string]struct{ said, want time.Time }{
+		"while it was open": {opened.Add(time.Minute), opened.Add(time.Minute)},
+		"at once":           {opened, opened},
+		"1970":              {time.Unix(0, 0), now},
+		"a moment before":   {opened.Add(-time.Microsecond), now},
+		"this moment":       {now, now},
+		"the year 300000":   {time.Date(300000, 1, 1, 0, 0, 0, 0, time.UTC), now},
+		"tomorrow":          {now.Add(24 * time.Hour), now},
+	} {
+		require.Equal(t, c.want, billing.CloseAt(opened, c.said, now), name)
+	}
+	require.Equal(t, opened, billing.CloseAt(opened, time.Time{}, opened.Add(-time.Minute)), "it never ends before it began")
+}

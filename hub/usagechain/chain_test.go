@@ -173,3 +173,33 @@ func TestSegmentsOfAnHonestNodeAlwaysContinueEachOther(t *testing.T) {
 		}
 	})
 }
+
+// What nobody has posted yet must still fit both of its neighbours: a forger cannot fill a gap.
+func TestLaw05AForgedLinkInsideAGapIsRefused(t *testing.T) {
+	chain, fork := chainOf(6, "true"), chainOf(6, "fork")
+	posted := func(numbers ...int) (b *book) {
+		b = &book{ahead: map[uint64]usagechain.Link{}, posted: map[uint64]int{}}
+		for _, n := range numbers {
+			require.NoError(t, b.take(chain[n-1]))
+		}
+		return b
+	}
+	relinked := fork[2]
+	relinked.Previous = chain[1].SHA256
+	for name, c := range map[string]struct {
+		has  []int
+		link usagechain.Link
+	}{
+		"after the watermark":                         {[]int{1}, fork[1]},
+		"after one beyond a gap":                      {[]int{1, 3}, fork[3]},
+		"before one beyond a gap":                     {[]int{1, 4}, fork[2]},
+		"between two, continuing the one before it":   {[]int{1, 2, 4}, relinked},
+		"inside a gap, continuing the one before it":  {[]int{2, 4}, relinked},
+		"the first, before one that is posted":        {[]int{2}, fork[0]},
+		"beyond the newest, under a number that fits": {[]int{1, 2, 5}, fork[5]},
+	} {
+		b := posted(c.has...)
+		require.Equal(t, protocol.Nack_CHAIN_BROKEN, protocol.RefusalOf(b.take(c.link)), name)
+		require.NoError(t, b.take(chain[c.link.Number-1]), "%s: the true one is taken", name)
+	}
+}

@@ -51,6 +51,31 @@ func TestAFallbackIsJudgedAsOfItsOwnTime(t *testing.T) {
 	require.True(t, v.FallbackAdmitted, "what it goes back to ran under a delegation that has ended since")
 }
 
+func TestLaw01AFallbackNeedsItsOwnSignature(t *testing.T) {
+	m := accepttest.New(t, noon)
+	for name, c := range map[string]struct {
+		spoil func(back *protocol.Workload)
+		good  bool
+	}{
+		"as it was signed":           {func(*protocol.Workload) {}, true},
+		"another image":              {func(w *protocol.Workload) { w.Services[0].Image += "0" }, false},
+		"without a signature":        {func(w *protocol.Workload) { w.Manifest.Signatures = nil }, false},
+		"of another member":          {func(w *protocol.Workload) { w.Id = "x" }, false},
+		"of another instance":        {func(w *protocol.Workload) { w.InstanceId = "x" }, false},
+		"of another app":             {func(w *protocol.Workload) { w.AppSlug = "x" }, false},
+		"of another org":             {func(w *protocol.Workload) { w.OrgSlug = "x" }, false},
+		"of the same revision":       {func(w *protocol.Workload) { w.Revision = 2 }, false},
+		"a feature nobody has heard": {func(w *protocol.Workload) { w.Features = append(w.Features, "x") }, false},
+	} {
+		w := m.Workload("a", 2)
+		w.Fallback = proto.CloneOf(m.Workload("a", 1))
+		c.spoil(w.GetFallback())
+		v := accept.Admit(w, m.Bundles, noon, nil)
+		require.True(t, v.Admitted, name)
+		require.Equal(t, c.good, v.FallbackAdmitted, name)
+	}
+}
+
 func TestARevokedPublisherIsRefusedWheneverItSigned(t *testing.T) {
 	m := accepttest.New(t, noon)
 	w := m.Workload("a", 1)

@@ -104,7 +104,22 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	run.Revision = 2
 	require.True(t, wanted())
 	require.NoError(t, s.CloseRun(run.ID))
-	gone, _ := m.desired(2)
+
+	next := workload("a", 3)
+	next.Fallback = workload("a", 2)
+	v, parts = m.desired(2, next)
+	require.NoError(t, s.AcceptState(v, parts))
+	require.NoError(t, s.UpdateMember("a", func(m *state.Member) { m.FellBackFrom = 3 }))
+	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
+	require.False(t, wanted(), "the fallback is not admitted")
+	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {FallbackAdmitted: true}})
+	run.Revision = 3
+	require.False(t, wanted(), "the member went back")
+	run.Revision = 2
+	require.True(t, wanted())
+	require.NoError(t, s.CloseRun(run.ID))
+
+	gone, _ := m.desired(3)
 	require.NoError(t, s.AcceptState(gone, nil))
 	require.False(t, wanted(), "it has left the state")
 }

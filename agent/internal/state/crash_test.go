@@ -124,30 +124,36 @@ func TestLaw05NothingPromisedIsLostByAKill(t *testing.T) {
 	if testing.Short() {
 		rounds = 3
 	}
-	for round := range rounds {
+	for range rounds {
 		said := runVictim(t, dir, rand.IntN(60)+1)
 		s := open(t, dir, m)
-		var generation, leaseNo, sealed uint64
-		for line := range strings.Lines(said) {
-			switch kind, value, _ := strings.Cut(strings.TrimSpace(line), " "); kind {
-			case "generation":
-				_, _ = fmt.Sscan(value, &generation)
-			case "lease":
-				_, _ = fmt.Sscan(value, &leaseNo)
-			case "sealed":
-				_, _ = fmt.Sscan(value, &sealed)
-			}
-		}
-		require.GreaterOrEqual(t, s.Accepted().Generation, generation, "round %d", round)
-		require.NotNil(t, s.Accepted().Parts, "round %d", round)
-		for _, p := range s.Accepted().Parts {
-			require.NotNil(t, p.Workload)
-		}
-		require.GreaterOrEqual(t, s.Leases()["a"].GetLeaseNo(), leaseNo)
-		require.GreaterOrEqual(t, s.Spool().LastSegment, sealed)
+		checkPromised(t, s, said)
 		checkChain(t, s, m)
 		require.NoError(t, s.Close())
 	}
+}
+
+// checkPromised checks that the store has what a victim has said.
+func checkPromised(t *testing.T, s *state.Store, said string) {
+	t.Helper()
+	var generation, leaseNo, sealed uint64
+	for line := range strings.Lines(said) {
+		switch kind, value, _ := strings.Cut(strings.TrimSpace(line), " "); kind {
+		case "generation":
+			_, _ = fmt.Sscan(value, &generation)
+		case "lease":
+			_, _ = fmt.Sscan(value, &leaseNo)
+		case "sealed":
+			_, _ = fmt.Sscan(value, &sealed)
+		}
+	}
+	require.GreaterOrEqual(t, s.Accepted().Generation, generation)
+	require.NotNil(t, s.Accepted().Parts)
+	for _, p := range s.Accepted().Parts {
+		require.NotNil(t, p.Workload)
+	}
+	require.GreaterOrEqual(t, s.Leases()["a"].GetLeaseNo(), leaseNo)
+	require.GreaterOrEqual(t, s.Spool().LastSegment, sealed)
 }
 
 // checkChain reads all that is unsent, in order and signed, and checks that its seconds neither overlap nor leave a

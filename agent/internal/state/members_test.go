@@ -218,4 +218,7 @@ func TestTheNewestRunIsOfTheNamedService(t *testing.T) {
 	_, err := s.NewestRun("a", "cache")
 	require.ErrorContains(t, err, `has no service "cache"; it has server, db`)
 	require.True(t, fault.Is(err, fault.NotFound))
+	_, err = s.NewestRun("gone", "server")
+	require.ErrorContains(t, err, "no container", "of a member without services it cannot say which there are")
+	require.True(t, fault.Is(err, fault.NotFound))
 }

@@ -437,3 +437,60 @@ func TestAnAcceleratorThatWasTakenOverIsClaimedOnceInTheSnapshot(t *testing.T) {
 		return err
 	}))
 }
+
+func TestAWholeAllocationIsGivenOnlyWhileNothingUsesIt(t *testing.T) {
+	whole := capacity.Candidate{
+		Allocation: capacity.Allocation{
+			CPUCores: 2, FreeCPUMillis: 2000, MemoryMiB: 1, FreeMemoryBytes: 1 << 20, AcceleratorIDs: []string{"GPU-0"},
+		},
+		Candidate: plan.Candidate{Usable: true, Accelerators: []plan.Accelerator{{ID: "GPU-0"}}},
+	}
+	choice, err := whole.Whole()
+	require.NoError(t, err)
+	require.Equal(t, []string{"GPU-0"}, choice.AcceleratorIDs)
+	require.Equal(t, plan.Need{CPUMillis: 2000, MemoryBytes: 1 << 20}, choice.Need)
+	for name, spoil := range map[string]func(*capacity.Candidate){
+		"its node is away":           func(c *capacity.Candidate) { c.Usable = false },
+		"some processors are in use": func(c *capacity.Candidate) { c.Allocation.FreeCPUMillis-- },
+		"some memory is in use":      func(c *capacity.Candidate) { c.Allocation.FreeMemoryBytes-- },
+		"an accelerator is in use":   func(c *capacity.Candidate) { c.Accelerators = nil },
+	} {
+		c := whole
+		spoil(&c)
+		_, err := c.Whole()
+		require.Equal(t, string(capacity.CodeInsufficient), code(err), name)
+	}
+}
+
+func TestASnapshotIsDeletedOnce(t *testing.T) {
+	for _, status := range []capacity.VolumeStatus{capacity.VolumeDeleting, capacity.VolumeDeleted} {
+		asked := capacity.Snapshot{ID: "s", Status: status, ResourceVersion: 3}
+		got, err := capacity.DeleteSnapshot(t.Context(), nil, capacity.Volume{}, asked, time.Now())
+		require.NoError(t, err)
+		require.Equal(t, asked, got)
+	}
+	_, err := capacity.DeleteSnapshot(t.Context(), nil, capacity.Volume{
+		Status: capacity.VolumeRestoring, RestoreSnapshotID: "s",
+	}, capacity.Snapshot{ID: "s", Status: capacity.VolumeReady}, time.Now())
+	require.Equal(t, "volume_status", code(err))
+}
+
+func TestLaw16AVolumeThatTheRowsDoNotKnowIsAdopted(t *testing.T) {
+	w := newWorld(t)
+	named := []*protocol.ProjectVolume{
+		{Id: db.NewID(), OrgId: w.org, ProjectId: w.project, SizeBytes: 1 << 30, Made: true},
+		{Id: db.NewID(), OrgId: w.org, ProjectId: w.project, SizeBytes: 1 << 30},
+		{Id: db.NewID(), OrgId: w.org, ProjectId: w.project, SizeBytes: 1 << 30, Deleted: true},
+	}
+	for _, want := range []int{2, 0} {
+		var adopted []capacity.Volume
+		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) (err error) {
+			adopted, err = capacity.AdoptVolumes(ctx, tx, w.gpu.ID, named, "corr", w.now)
+			return err
+		}))
+		require.Len(t, adopted, want, "again, nothing is new")
+		if want > 0 {
+			require.Equal(t, []bool{false, true}, []bool{adopted[0].ReadyAt.IsZero(), adopted[1].ReadyAt.IsZero()})
+		}
+	}
+}

@@ -90,3 +90,16 @@ func TestWhatANodeSaysOfAnAcceleratorIsBounded(t *testing.T) {
 	require.Len(t, got.GetPartitions()[0].GetProfile(), 128)
 	require.LessOrEqual(t, got.GetPartitions()[0].GetMemoryBytes(), uint64(1<<50))
 }
+
+// A node may name as many accelerators as it likes; those that are known keep being updated.
+func TestAKnownAcceleratorIsUpdatedWhereNoOtherHasRoom(t *testing.T) {
+	w := newWorld(t)
+	many := gpus(2000)
+	w.inventory(many...)
+	known := len(w.stored())
+	require.Less(t, known, len(many))
+	many[0].DriverVersion = "newer"
+	w.inventory(many...)
+	require.Len(t, w.stored(), known)
+	require.Equal(t, "newer", w.stored()[0].GetDriverVersion())
+}

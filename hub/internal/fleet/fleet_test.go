@@ -304,6 +304,142 @@ func TestRefusalsAreKeptOnceAndBounded(t *testing.T) {
 	require.LessOrEqual(t, len(list[0].Detail), 512)
 }
 
+// The same reason twice is one refusal of its own node, and updates no other node's.
+func TestARefusalIsItsOwnNodes(t *testing.T) {
+	d := dbtest.New(t)
+	one, two := node(t, d), node(t, d)
+	refuse := func(nodeID string, generation uint64, at time.Time) {
+		must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+			return fleet.RecordRefusal(ctx, tx, nodeID, db.NewID(), fleet.Refusal{
+				Document: protocol.Envelope_STATE.Text(), Generation: generation,
+				Reason: protocol.Nack_GENERATION_OLDER.Text(), At: at,
+			})
+		})
+	}
+	refuse(one.ID, 1, now)
+	refuse(two.ID, 7, now.Add(time.Second))
+	refuse(one.ID, 2, now.Add(time.Minute))
+	for g := range uint64(fleet.MaxRefusals + 3) {
+		refuse(two.ID, 8+g, now.Add(time.Duration(2+g)*2*time.Hour))
+	}
+	all := must(t, d, func(ctx context.Context, tx db.Tx) (map[string][]fleet.Refusal, error) {
+		return fleet.Refusals(ctx, tx, one.ID, two.ID)
+	})
+	require.Len(t, all[one.ID], 1)
+	require.EqualValues(t, 2, all[one.ID][0].Generation)
+	require.Len(t, all[two.ID], fleet.MaxRefusals, "the other node's bound")
+}
+
+func TestTheDenyListHasWhoIsShutOut(t *testing.T) {
+	d := dbtest.New(t)
+	good, bad := node(t, d), node(t, d)
+	must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+		_, done, err := fleet.Ban(ctx, tx, bad.ID, "stolen", now)
+		return done, err
+	})
+	var list fleet.DenyList
+	require.False(t, list.Has(bad.ID), "nothing is loaded")
+	require.NoError(t, list.Load(t.Context(), d))
+	require.True(t, list.Has(bad.ID))
+	require.False(t, list.Has(good.ID))
+}
+
+func TestConditionsAreAsManyAsTheyAreAndBounded(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	for given, kept := range map[int]int{0: 0, 1: 1, protocol.MaxConditions: protocol.MaxConditions,
+		protocol.MaxConditions + 1: protocol.MaxConditions} {
+		facts := &protocol.NodeFacts{Conditions: make([]string, given)}
+		c, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1", Facts: facts}, 0, now)
+		require.NoError(t, err)
+		require.Len(t, c.Node.Conditions, kept)
+	}
+}
+
+// A hello that changes one stored field is stored.
+func TestEveryChangedFieldOfAHelloIsStored(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	hello := &protocol.Hello{Incarnation: "i1", Facts: &protocol.NodeFacts{Hostname: "a"}}
+	for name, change := range map[string]func(){
+		"host name":   func() { hello.Facts.Hostname = "b" },
+		"processors":  func() { hello.Facts.CpuCores = 4 },
+		"conditions":  func() { hello.Facts.Conditions = []string{"x"} },
+		"generation":  func() { hello.Epoch, hello.Generation = 1, 4 },
+		"bundle":      func() { hello.BundleVersion = 3 },
+		"version":     func() { hello.AgentVersion = "2" },
+		"protocol":    func() { hello.ProtocolVersion = 2 },
+		"features":    func() { hello.Features = []string{"f"} },
+		"incarnation": func() { hello.Incarnation = "i2" },
+	} {
+		change()
+		c, err := connect(t, d, n.ID, hello, 0, now)
+		require.NoError(t, err, name)
+		stored := must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, n.ID) })
+		for _, field := range []func(fleet.Node) any{
+			func(n fleet.Node) any { return n.Hostname }, func(n fleet.Node) any { return n.Incarnation },
+			func(n fleet.Node) any { return []uint64{n.AcceptedEpoch, n.AcceptedGeneration} },
+			func(n fleet.Node) any { return n.BundleVersion }, func(n fleet.Node) any { return n.AgentVersion },
+			func(n fleet.Node) any { return n.ProtocolVersion }, func(n fleet.Node) any { return n.Features },
+			func(n fleet.Node) any { return n.Conditions },
+		} {
+			require.Equal(t, field(c.Node), field(stored), name)
+		}
+	}
+}
+
+func TestOnlyTokensThatExpiredBeforeAreDeleted(t *testing.T) {
+	d := dbtest.New(t)
+	token(t, d)
+	count := func(before time.Time) int {
+		_, err := do(t, d, func(ctx context.Context, tx db.Tx) (string, error) {
+			last, _, err := fleet.DeleteOldTokens(ctx, tx, db.Old[string]{
+				After: db.FirstID(time.Time{}), Before: before, Limit: 1,
+			})
+			return last, err
+		})
+		require.NoError(t, err)
+		return must(t, d, func(ctx context.Context, tx db.Tx) (int, error) {
+			return db.Value[int](ctx, tx, `SELECT count(*) FROM join_tokens`)
+		})
+	}
+	token(t, d)
+	token(t, d)
+	require.Equal(t, 3, count(now))
+	require.Equal(t, 2, count(time.Now().Add(1000*time.Hour)), "one at a time")
+}
+
+// The counter of a report is stored as it is; one that is too large is bounded.
+func TestACounterOfAnUnchangedReportIsStored(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	_, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1"}, 0, now)
+	require.NoError(t, err)
+	report := func(counter uint64) bool {
+		return must(t, d, func(ctx context.Context, tx db.Tx) ([]bool, error) {
+			return fleet.ApplyUnchangedReports(ctx, tx, []fleet.Report{{NodeID: n.ID, SessionNo: 1, Counter: counter}}, now)
+		})[0]
+	}
+	stored := func() int64 {
+		return must(t, d, func(ctx context.Context, tx db.Tx) (int64, error) {
+			return db.Value[int64](ctx, tx, `SELECT report_counter FROM node_sessions WHERE node_id = $1`, n.ID)
+		})
+	}
+	if !report(5) {
+		must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+			_, err := fleet.ApplyReport(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: 1, Counter: 5}, now)
+			return true, err
+		})
+		require.True(t, report(6), "after one that was new, the next one says nothing else")
+	}
+	before := stored()
+	require.Positive(t, before)
+	require.True(t, report(9))
+	require.EqualValues(t, 9, stored())
+	require.True(t, report(1<<63))
+	require.EqualValues(t, 1<<62, stored())
+}
+
 func TestTouchCountsUp(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)

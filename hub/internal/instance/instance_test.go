@@ -385,3 +385,15 @@ func (w *world) get0(ctx context.Context, tx db.Tx) instance.Instance {
 	require.NoError(w.t, err)
 	return i
 }
+
+func TestEachOrgCountsItsOwnLiveInstances(t *testing.T) {
+	w := newWorld(t)
+	org := w.get().OrgID
+	w.do(func(ctx context.Context, tx db.Tx) {
+		for id, want := range map[string]int64{org: 1, db.NewID(): 0} {
+			n, err := instance.CountLive(ctx, tx, id)
+			require.NoError(t, err)
+			require.Equal(t, want, n)
+		}
+	})
+}

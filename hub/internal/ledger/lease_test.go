@@ -272,6 +272,33 @@ func TestAMemberIsDueForItsFirstLeaseFromTheMomentItIsOpened(t *testing.T) {
 	require.Empty(t, w.due())
 }
 
+// One that the wallet does not cover must not keep the others from their turn.
+func TestLaw03ARenewalThatFailsIsSetAside(t *testing.T) {
+	w := newWorld(t)
+	w.credit("4.2")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
+	s := w.member()
+	w.lease(s, time.Hour)
+	w.now = at(1800)
+	require.Equal(t, []string{s.ID}, w.due())
+	for range 3 {
+		before := w.now
+		var got ledger.Renewal
+		require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) (err error) {
+			got, err = ledger.RenewLease(ctx, tx, ledger.LeaseRequest{
+				SubjectID: s.ID, NodeID: s.NodeID, Now: w.now, Duration: time.Hour, AppSlug: s.AppSlug,
+			})
+			return err
+		}))
+		require.False(t, got.Issued)
+		require.Empty(t, w.due())
+		for len(w.due()) == 0 && w.now.Before(before.Add(time.Hour)) {
+			w.now = w.now.Add(time.Minute)
+		}
+		require.Equal(t, []string{s.ID}, w.due(), "it is asked again while its lease runs")
+	}
+}
+
 func (w *world) noteIdle(s ledger.Subject, idle bool) {
 	w.t.Helper()
 	require.NoError(w.t, do(w, func(ctx context.Context, tx db.Tx) error {

@@ -1,0 +1,67 @@
+package webhook_test
+
+import (
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/hub/internal/webhook"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+func TestAWebhookHasAPublicHTTPSURL(t *testing.T) {
+	public := func(a netip.Addr) bool { return !a.IsLoopback() }
+	for text, good := range map[string]bool{
+		"https://example.org/hook?a=1": true,
+		"https://192.0.2.1:8443/":      true,
+		"http://example.org/":          false,
+		"https:///path":                false,
+		"https://:443/path":            false,
+		"https://u:p@example.org/":     false,
+		"https://example.org/#part":    false,
+		"https://127.0.0.1/":           false,
+		"https://[::1]/":               false,
+		"https://exa mple.org/":        false,
+		"example.org":                  false,
+	} {
+		err := webhook.CheckURL(text, public)
+		require.Equal(t, good, err == nil, text)
+		if !good {
+			require.Equal(t, "/url", fault.As(err).Fields[0].Pointer)
+		}
+	}
+}
+
+func TestLaw10AnotherOrgsWebhookAnswersLikeAnAbsentOne(t *testing.T) {
+	d := dbtest.New(t)
+	made := webhook.Webhook{
+		ID: db.NewID(), OrgID: db.NewID(), Owner: principal.Actor{Type: principal.User, ID: db.NewID()},
+		URL: "https://example.org/", SealedSecret: []byte("x"), CreatedAt: time.Unix(1_800_000_000, 0),
+	}
+	require.NoError(t, db.WriteTx(t.Context(), d, func(tx db.Tx) error {
+		_, err := webhook.Create(t.Context(), tx, made)
+		return err
+	}))
+	get := func(orgID, id string) (webhook.Webhook, error) {
+		return db.ReadTx(t.Context(), d, func(tx db.Tx) (webhook.Webhook, error) {
+			return webhook.Get(t.Context(), tx, orgID, id)
+		})
+	}
+	got, err := get(made.OrgID, made.ID)
+	require.NoError(t, err)
+	require.Equal(t, made.URL, got.URL)
+	_, absent := get(made.OrgID, db.NewID())
+	require.True(t, fault.Is(absent, fault.NotFound))
+	for name, ask := range map[string][2]string{
+		"another org": {db.NewID(), made.ID}, "no id": {made.OrgID, "x"},
+	} {
+		_, err := get(ask[0], ask[1])
+		require.Equal(t, absent.Error(), err.Error(), name)
+		require.Equal(t, fault.As(absent).Code, fault.As(err).Code, name)
+	}
+}
