@@ -178,3 +178,28 @@ func TestANodeGoesBackOnceAndOnlyFromWhatWasNeverReady(t *testing.T) {
 		}
 	})
 }
+
+func TestANetworkForOtherPortsIsMadeAnew(t *testing.T) {
+	w := web(2)
+	w.Services[0].PortsDigest = "443"
+	for digest, stays := range map[string]bool{"443": true, "80": false} {
+		o := withImage(observed(member(), 2))
+		o.Networks[0].PortsDigest = digest
+		actions := agent.Diff(desired(w), week("web"), o, noon)
+		removes := slices.Contains(actions, agent.Action(agent.RemoveNetwork{MemberID: "web", Service: "app"}))
+		require.Equal(t, !stays, removes, digest)
+	}
+}
+
+// While the image of a revision is pulled, nothing is decided about the revision: the pull may still succeed.
+func TestANodeDoesNotGoBackDuringAPull(t *testing.T) {
+	o := observed(failed(3, agent.GiveUpAfter, protocol.WorkloadStatus_IMAGE_PULL_FAILED), 2, running(web(2)))
+	goesBack := func(o agent.Observed) bool {
+		return slices.ContainsFunc(agent.Diff(desired(upgrade()), week("web"), o, noon), func(a agent.Action) bool {
+			_, is := a.(agent.FallBack)
+			return is
+		})
+	}
+	require.True(t, goesBack(o))
+	require.False(t, goesBack(withBusy(o, agent.Work{Pulling: upgrade().Services[0].Images})))
+}

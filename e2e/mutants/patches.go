@@ -58,6 +58,9 @@ func runPatches(ctx context.Context, o options) error {
 			by, err := m.mustBeNoticed(ctx, suite, o.e2e)
 			mu.Lock()
 			defer mu.Unlock()
+			if ctx.Err() != nil {
+				return
+			}
 			if err != nil {
 				survived = append(survived, fmt.Errorf("%s (law %s, %s): %w", m.name, m.law, m.breaks, err))
 				fmt.Printf("SURVIVED law %-3s %s\n", m.law, m.breaks)
@@ -68,6 +71,9 @@ func runPatches(ctx context.Context, o options) error {
 		})
 	}
 	wait.Wait()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	how := "patches"
 	if o.e2e {
 		how = "patches end to end"
@@ -143,7 +149,8 @@ func parse(name string, raw []byte) (mutant, error) {
 	return m, nil
 }
 
-// mustBeNoticed runs each of the mutant's tests alone with the patch, and returns an error for one that passes.
+// mustBeNoticed runs each of the mutant's tests alone with the patch, and returns an error for one that passes, or that
+// fails without the patch.
 func (m mutant) mustBeNoticed(ctx context.Context, s *suite, e2e bool) (by string, err error) {
 	dir, remove, err := overlayDir()
 	if err != nil {
@@ -159,6 +166,9 @@ func (m mutant) mustBeNoticed(ctx context.Context, s *suite, e2e bool) (by strin
 	}
 	var names []string
 	for _, t := range m.tests {
+		if err := t.mustPassWithout(ctx); err != nil {
+			return "", err
+		}
 		if err := t.mustFail(ctx, overlay); err != nil {
 			return "", err
 		}
@@ -208,7 +218,7 @@ func (m mutant) mustBeNoticedEndToEnd(ctx context.Context, dir, overlay string) 
 // binEnv names the directory of the programs that end-to-end tests run instead of those in bin/.
 const binEnv = "GPUAAS_E2E_BIN"
 
-// mustPassWithout runs the test with the programs of bin/, or takes the Go tool's word for it that it passed.
+// mustPassWithout runs the test without the patch, or takes the Go tool's word for it that it passed.
 func (t lawTest) mustPassWithout(ctx context.Context) error {
 	if out, err := t.command(ctx).CombinedOutput(); err != nil {
 		return fmt.Errorf("%s %s fails without a mutant: %w: %s", t.pkg, t.name, err, tail(out))

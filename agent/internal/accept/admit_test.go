@@ -76,6 +76,18 @@ func TestLaw01AFallbackNeedsItsOwnSignature(t *testing.T) {
 	}
 }
 
+// A node that has no way to its hub's bundles refuses a state of a newer one, and lives on.
+func TestAStateUnderANewerBundleIsRefusedWhereNoneCanBeFetched(t *testing.T) {
+	m := accepttest.New(t, noon)
+	s := reopen(t, t.TempDir(), nil)
+	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
+	require.NoError(t, s.InitBundle(m.Bundle()))
+	m.NextBundle(noon.Add(time.Hour))
+	env, parts := m.Desired(1)
+	_, err := accept.New(accept.Config{Store: s, Node: m.Node}).State(t.Context(), env, parts)
+	require.Equal(t, protocol.Nack_BUNDLE_TOO_OLD, protocol.RefusalOf(err))
+}
+
 func TestARevokedPublisherIsRefusedWheneverItSigned(t *testing.T) {
 	m := accepttest.New(t, noon)
 	w := m.Workload("a", 1)

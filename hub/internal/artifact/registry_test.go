@@ -113,6 +113,19 @@ func TestLayerOfAnotherRepositoryIsNotMounted(t *testing.T) {
 	require.Equal(t, http.StatusUnauthorized, res.StatusCode)
 }
 
+// A client asks for the token that the answer names.
+func TestARefusalNamesTheScopeThatItNeeds(t *testing.T) {
+	b := newBench(t)
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet,
+		"https://"+b.host+"/v2/"+repository+"/manifests/x", nil)
+	require.NoError(t, err)
+	res, err := b.client(t, "").Do(req)
+	require.NoError(t, err)
+	defer res.Body.Close()
+	require.Equal(t, http.StatusUnauthorized, res.StatusCode)
+	require.Contains(t, res.Header.Get("WWW-Authenticate"), `scope="repository:`+repository+`:pull"`)
+}
+
 func TestNodeCredentialWorksOnThatNodesConnectionOnly(t *testing.T) {
 	b := newBench(t)
 	signer, _ := newSigner(t)

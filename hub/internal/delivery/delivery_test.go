@@ -392,6 +392,22 @@ func TestAWebhookThatFailsForLongIsDisabledAndGoesOnWhereItStopped(t *testing.T)
 	}
 }
 
+func TestAWebhookGoesOnWithTheOldestEventThatIsKept(t *testing.T) {
+	h := newHouse(t)
+	e := listen(t, func(http.ResponseWriter, request) {})
+	h.happen("apps.environment.removed", "before")
+	made := h.create(webhook.Webhook{URL: e.URL, Types: []string{"apps.environment"}})
+	require.Positive(t, made.Webhook.Pos)
+	h.number()
+	h.happen("apps.environment.removed", "a", "b", "c")
+	h.tx(func(ctx context.Context, tx db.Tx) error {
+		_, err := tx.Exec(ctx, `DELETE FROM events WHERE pos < (SELECT max(pos) FROM events)`)
+		return err
+	})
+	defer h.start(e)()
+	require.Equal(t, "c", (<-e.got).subject())
+}
+
 func TestOnlyPublicAddressesAreDialled(t *testing.T) {
 	for _, text := range []string{
 		"127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",

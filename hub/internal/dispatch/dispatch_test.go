@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -135,6 +136,29 @@ func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {
 	require.Equal(t, member, second.GetMemberId())
 	require.True(t, second.GetExpiresAt().AsTime().After(first.GetExpiresAt().AsTime()))
 	require.GreaterOrEqual(t, second.GetCapNanos(), first.GetCapNanos(), "caps are cumulative")
+}
+
+// A node that has leases is told when it has none any more.
+func TestANodeWithoutMembersGetsAnEmptyBatchOfLeases(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	i, member, _ := hubtest.Running(t, h, l)
+	h.Decommission(i.ID)
+	state, _ := l.ExpectState(0)
+	l.Report(state.GetGeneration(), &protocol.WorkloadStatus{
+		MemberId: member, Status: protocol.WorkloadStatus_REMOVED, Removal: &protocol.RemovalProof{
+			At: timestamppb.New(h.Now()), Absent: protocol.RemovalKinds(), Incarnation: "i1",
+		},
+	})
+	require.NoError(t, h.Dispatcher.SyncAll(t.Context()))
+	batch := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.LeaseBatch, bool) {
+		if m.GetPushLeases() == nil {
+			return nil, false
+		}
+		v, err := protocol.VerifyLeases(m.GetPushLeases().GetEnvelope(), n.Bundle, n.Identity)
+		require.NoError(t, err)
+		return v.Message(), len(v.Message().GetLeases()) == 0
+	})
+	require.Equal(t, n.ID, batch.GetNodeId())
 }
 
 // A node refuses leases while its disk is full: they come again until it takes them.

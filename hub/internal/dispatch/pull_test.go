@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"crypto/sha256"
+	"fmt"
 	"testing"
 	"time"
 
@@ -142,4 +143,23 @@ func enrolled(t *testing.T, d *db.DB, now time.Time) string {
 	})
 	require.NoError(t, err)
 	return id
+}
+
+func TestANodesOldStatesAreDeletedAndNoOtherNodes(t *testing.T) {
+	p := newPullTest(t)
+	other := p
+	other.node = enrolled(t, p.db, p.now)
+	other.saveState(1, runs("a", "x"))
+	for generation := range uint64(2 * keepStates) {
+		p.saveState(generation+1, runs(fmt.Sprint(generation), "x"))
+	}
+	for node, want := range map[string]int{p.node: keepStates, other.node: 1} {
+		for _, table := range []string{"node_states", "node_state_parts"} {
+			kept, err := db.ReadTx(t.Context(), p.db, func(tx db.Tx) (int, error) {
+				return db.Value[int](t.Context(), tx, `SELECT count(*) FROM `+table+` WHERE node_id = $1`, node)
+			})
+			require.NoError(t, err)
+			require.Equal(t, want, kept, table)
+		}
+	}
 }

@@ -279,7 +279,7 @@ func TestLaw03ARenewalThatFailsIsSetAside(t *testing.T) {
 	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "3.6")
 	s := w.member()
 	w.lease(s, time.Hour)
-	w.now = at(1800)
+	w.now = at(2400)
 	require.Equal(t, []string{s.ID}, w.due())
 	for range 3 {
 		before := w.now

@@ -464,3 +464,16 @@ func TestForgedBundleOnDiskIsRefused(t *testing.T) {
 	require.Error(t, err)
 	require.Equal(t, uint64(1), keys.Bundle().Version(), "a running hub keeps what it has")
 }
+
+func TestOnlyAnAuthorityHasAnEnd(t *testing.T) {
+	o, _ := initialised(t)
+	keys, err := Open(o.DataDir)
+	require.NoError(t, err)
+	for role, is := range map[string]bool{
+		protocol.RoleNodeCA: true, protocol.RoleHubCA: true, protocol.RoleState: false, protocol.RoleRoot: false,
+	} {
+		end, ok := keys.AuthorityExpiry(role)
+		require.Equal(t, is, ok, role)
+		require.Equal(t, is, end.After(start), role)
+	}
+}
