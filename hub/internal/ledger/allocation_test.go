@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // accrue bills all allocations that are due and returns the exhausted ones.
@@ -151,4 +152,10 @@ func TestOpeningAgainChangesNothing(t *testing.T) {
 	_, held := w.wallet()
 	require.Equal(t, "3.6", held)
 	w.checkInvariants()
+}
+
+func TestOnlyWhatHasAMeterIsASubject(t *testing.T) {
+	w := newWorld(t)
+	_, err := w.open(w.subject("cluster"))
+	require.EqualValues(t, "subject_kind", fault.As(err).Code)
 }
