@@ -2,6 +2,7 @@ package capacity_test
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -94,12 +95,21 @@ func TestWhatANodeSaysOfAnAcceleratorIsBounded(t *testing.T) {
 // A node may name as many accelerators as it likes; those that are known keep being updated.
 func TestAKnownAcceleratorIsUpdatedWhereNoOtherHasRoom(t *testing.T) {
 	w := newWorld(t)
-	many := gpus(2000)
-	w.inventory(many...)
-	known := len(w.stored())
-	require.Less(t, known, len(many))
-	many[0].DriverVersion = "newer"
-	w.inventory(many...)
-	require.Len(t, w.stored(), known)
-	require.Equal(t, "newer", w.stored()[0].GetDriverVersion())
+	all := func() int { return w.count(`SELECT count(*) FROM accelerators`) }
+	known := 0
+	for first := 0; all() > known; first += 100 {
+		known = all()
+		list := gpus(100)
+		for i, a := range list {
+			a.Id = fmt.Sprintf("GPU-x%05d", first+i)
+		}
+		w.inventory(list...)
+	}
+	require.Equal(t, 4*protocol.MaxAccelerators, known)
+	newer := gpus(1)[0]
+	newer.DriverVersion = "newer"
+	w.inventory(newer)
+	require.Equal(t, known, all())
+	require.Equal(t, 1, w.count(`SELECT count(*) FROM accelerators WHERE id = 'GPU-0'
+		AND description::TEXT LIKE '%newer%'`))
 }

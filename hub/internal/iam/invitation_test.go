@@ -38,8 +38,8 @@ func (w world) invite(t *testing.T, orgID, email string, roles ...iam.Role) (iam
 
 func TestAnInvitationCountsUntilItsTimeIsOver(t *testing.T) {
 	w := newWorld(t)
-	_, admin, token := w.invite(t, w.org.ID, "bob@acme.example", iam.Viewer)
-	w.invite(t, w.other.ID, "eve@other.example", iam.Viewer)
+	_, admin, token := w.invite(t, w.org.ID, "bob@acme.example")
+	w.invite(t, w.other.ID, "eve@other.example")
 	end := start().Add(time.Hour)
 	for now, open := range map[time.Time]bool{end.Add(-time.Second): true, end: false} {
 		list := must(t, w.d, func(tx db.Tx) ([]iam.Invitation, error) {
@@ -69,7 +69,7 @@ func TestARoleThatIsDeletedTakesItsOwnInvitationsAlong(t *testing.T) {
 		})
 	})
 	w.invite(t, w.org.ID, "one@acme.example", iam.Role(role.ID))
-	w.invite(t, w.org.ID, "two@acme.example", iam.Viewer)
+	w.invite(t, w.org.ID, "two@acme.example")
 	left := must(t, w.d, func(tx db.Tx) ([]iam.Invitation, error) {
 		require.NoError(t, iam.DeleteCustomRole(t.Context(), tx, role))
 		return iam.ListInvitations(t.Context(), tx, w.org.ID, start(), db.Page{Limit: 10})
