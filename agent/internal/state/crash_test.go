@@ -219,6 +219,31 @@ func runVictim(t *testing.T, dir string, lines int) string {
 	return said.String()
 }
 
+// The next process must not measure again what was cut before.
+func TestLaw05AnIntervalGoesOnWhereItWasCut(t *testing.T) {
+	m, dir := newMesh(t), t.TempDir()
+	s := open(t, dir, m)
+	require.NoError(t, s.OpenRun(state.Run{ID: "r", MemberID: "a", OpenedAt: noon}))
+	run := meter.Run{RunID: "r", MemberID: "a", StartedAt: noon.Add(time.Second), Up: true}
+	sample := func(seconds int) {
+		t.Helper()
+		at := noon.Add(time.Duration(seconds) * time.Second)
+		require.NoError(t, s.SaveSample(meter.Observation{At: at, Runs: []meter.Run{run}, CutEvery: 20 * time.Second},
+			clock.Stamp{At: at}))
+	}
+	for seconds := 5; seconds <= 45; seconds += 10 {
+		sample(seconds)
+	}
+	cut := s.Spool().LastSegment
+	require.Positive(t, cut)
+	require.NoError(t, s.Close())
+	s = open(t, dir, m)
+	run.Up, run.ExitedAt = false, noon.Add(50*time.Second)
+	sample(55)
+	require.Greater(t, s.Spool().LastSegment, cut)
+	checkChain(t, s, m)
+}
+
 // A process died after it created a file of Badger and before it allocated it.
 func TestAnEmptyMemtableThatAKilledProcessLeftIsNoObstacle(t *testing.T) {
 	m, dir := newMesh(t), t.TempDir()
