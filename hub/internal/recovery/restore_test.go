@@ -138,6 +138,7 @@ func TestLaw16AVolumeMadeAfterTheBackupIsTakenOver(t *testing.T) {
 	require.True(t, proto.Equal(state.GetVolumes()[0], now.GetVolumes()[0]))
 	require.Equal(t, map[string]string{finding.Volume: v.ID}, again.Findings())
 	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM volumes WHERE status = 'pending'`))
+	require.Zero(t, hubtest.Count(again, `SELECT count(*) FROM subjects WHERE kind = 'volume'`), "it is not made yet")
 }
 
 // Law 16: SSH keys are those of the newer state: one that was taken out after the backup stays out.
