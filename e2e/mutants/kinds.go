@@ -42,8 +42,9 @@ func swapped(op token.Token) (kind, text string) {
 		return "arithmetic", "-"
 	case token.SUB:
 		return "arithmetic", "+"
+	default:
+		return "", ""
 	}
-	return "", ""
 }
 
 func (w *walker) binary(n *ast.BinaryExpr) {
@@ -121,12 +122,12 @@ func (w *walker) call(n *ast.CallExpr) bool {
 const maxConstant = 20
 
 func (w *walker) literal(n *ast.BasicLit) {
-	switch n.Kind {
-	case token.INT:
+	if n.Kind == token.INT {
 		if v, err := strconv.ParseInt(n.Value, 0, 64); err == nil && v <= maxConstant {
 			w.replace("constant", n.Pos(), n.End(), strconv.FormatInt(v+1, 10))
 		}
-	case token.STRING:
+	}
+	if n.Kind == token.STRING {
 		w.statementOfSQL(n)
 	}
 }

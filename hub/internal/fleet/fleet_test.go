@@ -347,8 +347,8 @@ func TestTheDenyListHasWhoIsShutOut(t *testing.T) {
 func TestConditionsAreAsManyAsTheyAreAndBounded(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
-	for given, kept := range map[int]int{0: 0, 1: 1, protocol.MaxConditions: protocol.MaxConditions,
-		protocol.MaxConditions + 1: protocol.MaxConditions} {
+	const limit = protocol.MaxConditions
+	for given, kept := range map[int]int{0: 0, 1: 1, limit: limit, limit + 1: limit} {
 		facts := &protocol.NodeFacts{Conditions: make([]string, given)}
 		c, err := connect(t, d, n.ID, &protocol.Hello{Incarnation: "i1", Facts: facts}, 0, now)
 		require.NoError(t, err)
