@@ -297,7 +297,9 @@ func wire(ctx context.Context, b base) (*hub, error) {
 		return nil, err
 	}
 	handler, err := httpapi.NewHandler(server, httpapi.Config{ //nolint:contextcheck // each request has its own
-		Authenticator: httpapi.TokenAuthenticator{DB: b.db, Proofs: &iam.Proofs{}}, Auditor: commands,
+		Authenticator: httpapi.TokenAuthenticator{
+			DB: b.db, Proofs: &iam.Proofs{}, Cache: iam.NewPrincipalCache(b.db),
+		}, Auditor: commands,
 		Registry: registry, RegistryCaller: registry.Caller, NodeKey: (&fleet.PublicKeys{DB: b.db}).Of, Log: b.log,
 		Now: time.Now, RequestKey: requestKey,
 	})

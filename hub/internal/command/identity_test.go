@@ -94,7 +94,7 @@ func (w *world) mint(a account) (p iam.Principal, err error) {
 	err = db.WriteTx(w.T.Context(), w.DB, func(tx db.Tx) error {
 		token, err := iam.Mint(w.T.Context(), tx, iam.Proof{Assertion: assertion}, seal, db.NewID(), time.Minute, w.Now)
 		if err == nil {
-			p, err = iam.Authenticate(w.T.Context(), tx, nil, token.Text, w.Now)
+			p, err = iam.Authenticate(w.T.Context(), tx, nil, nil, token.Text, w.Now)
 		}
 		return err
 	})

@@ -186,7 +186,7 @@ func TestWhatAnInstanceCostsIsKnownBeforeAndWhileItRuns(t *testing.T) {
 	i := w.Running()
 	_, held := w.Wallet()
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
-		cost, err := ledger.CostOf(ctx, tx, []string{i.Members[0].ID})
+		cost, err := ledger.CostOf(ctx, tx, i.ID)
 		require.Equal(t, ledger.Cost{Currency: "EUR", HeldNanos: held, PerHourNanos: before.PerHourNanos}, cost)
 		return err
 	})

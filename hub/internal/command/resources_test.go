@@ -80,7 +80,7 @@ func (w *world) consistent() {
 func (w *world) limits(i instance.Instance) (cpu, memory int, perHour int64) {
 	w.T.Helper()
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
-		cost, err := ledger.CostOf(ctx, tx, []string{i.Members[0].ID})
+		cost, err := ledger.CostOf(ctx, tx, i.ID)
 		perHour = cost.PerHourNanos
 		return err
 	})

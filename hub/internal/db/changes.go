@@ -46,12 +46,14 @@ func (q *workQueues) enqueue(queue string, items []string) {
 	}
 }
 
-// announce signals what follows a commit: the subscribers of what the transaction changed, and the queues of what it
-// enqueued. A commit of unknown outcome may have happened: who is signalled reads again and sees.
+// announce signals what follows a commit: who watches the tables that the transaction wrote, the subscribers of what it
+// changed, and the queues of what it enqueued. A commit of unknown outcome may have happened: who is signalled reads
+// again and sees.
 func (d *DB) announce(o outcome, w *retryingTx) {
 	if w == nil || o != committed && o != unknown {
 		return
 	}
+	d.writes.announce(w.wrote) // first: who is signalled reads anew
 	d.changes.Notify(w.changed...)
 	for queue, items := range w.enqueued {
 		d.queues.enqueue(queue, items)

@@ -76,6 +76,8 @@ type DB struct {
 	changes notify.Topics
 	// queues has who processes the items that transactions enqueue.
 	queues workQueues
+	// writes has who learns of transactions that write a table.
+	writes tableWatches
 }
 
 // Changes is signalled with the ids of the resources that a transaction named as changed, once it has committed.

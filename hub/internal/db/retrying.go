@@ -33,6 +33,9 @@ type retryingTx struct {
 	changed []string
 	// enqueued are the items that Enqueue named, by queue.
 	enqueued map[string][]string
+	// wrote are the indexes of the watches in writes of the tables that were written.
+	wrote  []int
+	writes *tableWatches
 	// dead is set once a batch has failed: what of it was sent, and with it whether there is a transaction, is not known
 	// any more.
 	dead error
@@ -57,6 +60,7 @@ func (w *retryingTx) Queue(ctx context.Context, sql string, args ...any) error {
 		_, err := w.Exec(ctx, sql, args...)
 		return err
 	}
+	w.sends(sql)
 	w.queued.Queue(sql, args...)
 	return nil
 }
@@ -70,6 +74,7 @@ func (w *retryingTx) flush(ctx context.Context, list ...Statement) (pgx.BatchRes
 	w.queued = nil
 	waited := batch.Len()
 	for _, s := range list {
+		w.sends(s.SQL)
 		batch.Queue(s.SQL, s.Args...)
 	}
 	results := w.on.SendBatch(ctx, batch)
@@ -94,6 +99,7 @@ func (w *retryingTx) ended(results pgx.BatchResults, err error) error {
 
 func (w *retryingTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error) {
 	if w.queued == nil && w.dead == nil {
+		w.sends(sql)
 		tag, err := w.on.Exec(ctx, sql, args...)
 		return tag, w.note(err)
 	}
@@ -107,6 +113,7 @@ func (w *retryingTx) Exec(ctx context.Context, sql string, args ...any) (pgconn.
 
 func (w *retryingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	if w.queued == nil && w.dead == nil {
+		w.sends(sql)
 		rows, err := w.on.Query(ctx, sql, args...)
 		if rows == nil {
 			return nil, w.note(err)
@@ -126,6 +133,7 @@ func (w *retryingTx) Query(ctx context.Context, sql string, args ...any) (pgx.Ro
 
 func (w *retryingTx) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row {
 	if w.queued == nil && w.dead == nil {
+		w.sends(sql)
 		return watchedRow{row: w.on.QueryRow(ctx, sql, args...), w: w}
 	}
 	results, err := w.flush(ctx, Statement{sql, args})
@@ -160,6 +168,7 @@ func (w *retryingTx) CopyIn(ctx context.Context, sql string, rows io.Reader) (pg
 	if err := w.flushed(ctx); err != nil {
 		return pgconn.CommandTag{}, err
 	}
+	w.sends(sql)
 	tag, err := w.conn.PgConn().CopyFrom(ctx, rows, sql)
 	return tag, w.note(err)
 }

@@ -169,7 +169,7 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 		lent.Release()
 	}()
 
-	w := &retryingTx{on: conn, conn: conn}
+	w := &retryingTx{on: conn, conn: conn, writes: &d.writes}
 	begin := &pgx.Batch{}
 	begin.Queue(`BEGIN ISOLATION LEVEL ` + string(opts.IsoLevel) + ` ` + string(opts.AccessMode))
 	w.queued = begin
@@ -217,7 +217,7 @@ func (d *DB) oncePostgres(ctx context.Context, opts pgx.TxOptions, body func(Tx)
 func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx) error) result {
 	var w *retryingTx
 	err := crdbpgx.ExecuteTx(crdb.WithMaxRetries(ctx, maxConflicts), d.pool, opts, func(tx pgx.Tx) error {
-		w = &retryingTx{on: tx, conn: tx.Conn()}
+		w = &retryingTx{on: tx, conn: tx.Conn(), writes: &d.writes}
 		err := body(w)
 		if err == nil {
 			err = w.flushed(ctx)

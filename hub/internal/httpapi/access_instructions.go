@@ -3,7 +3,6 @@ package httpapi
 import (
 	"fmt"
 	"net/netip"
-	"regexp"
 	"strings"
 
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
@@ -23,8 +22,7 @@ func addInstructions(view *AppInstance, i query.Instance) {
 }
 
 func instructions(i query.Instance, m instance.Member, e instance.Endpoint) (out AccessInstructions) {
-	name := regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
-	if !name.MatchString(e.Name) {
+	if !isLabel(e.Name) {
 		return out
 	}
 	out.PortForward = fmt.Sprintf("gpuaas port-forward %s %s --project %s", i.ID, e.Name, i.ProjectID)
@@ -34,10 +32,20 @@ func instructions(i query.Instance, m instance.Member, e instance.Endpoint) (out
 	host := i.Hostnames[m.NodeID]
 	_, err := netip.ParseAddr(e.Host)
 	for label := range strings.SplitSeq(strings.ToLower(host), ".") {
-		if err != nil || !name.MatchString(label) {
+		if err != nil || !isLabel(label) {
 			return out
 		}
 	}
 	out.SSHTunnel = fmt.Sprintf("ssh -N -L %d:%s:%d %s", e.Port, e.Host, e.Port, host)
 	return out
+}
+
+// isLabel reports whether a name is a label of a host's name (RFC 1123 §2.1), in lower case.
+func isLabel(name string) bool {
+	for _, c := range []byte(name) {
+		if (c < 'a' || c > 'z') && (c < '0' || c > '9') && c != '-' {
+			return false
+		}
+	}
+	return name != "" && len(name) <= 63 && name[0] != '-' && name[len(name)-1] != '-'
 }

@@ -142,33 +142,51 @@ func prove(ctx context.Context, tx db.Tx, proof Proof, now time.Time) (sa keyedA
 	return sa, proof.KeyID, err
 }
 
-// Authenticate finds out who presents the token of an Authorization header (without "Bearer "), with one statement.
-// Every bad token is Unauthenticated alike. proofs may be nil.
-func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, token string, now time.Time) (Principal, error) {
-	if strings.HasPrefix(token, userTokenPrefix) {
-		return selectUserByToken(ctx, tx, hashToken(token), now)
-	}
+// Authenticate finds out who presents the token of an Authorization header (without "Bearer "), with one statement, or
+// from the cache. Every bad token is Unauthenticated alike. proofs and cache may be nil.
+func Authenticate(ctx context.Context, tx db.Tx, proofs *Proofs, cache *PrincipalCache, token string,
+	now time.Time,
+) (Principal, error) {
+	return cache.principal(token, now, func() (Principal, time.Time, error) {
+		if strings.HasPrefix(token, userTokenPrefix) {
+			return selectUserByToken(ctx, tx, hashToken(token), now)
+		}
+		return authenticateAccount(ctx, tx, proofs, token, now)
+	})
+}
+
+// authenticateAccount finds out which service account presents an access token, and until when the token counts.
+func authenticateAccount(ctx context.Context, tx db.Tx, proofs *Proofs, token string,
+	now time.Time,
+) (p Principal, until time.Time, err error) {
 	t, err := proofs.read(token)
 	if err != nil {
-		return Principal{}, unauthenticated(err)
+		return p, until, unauthenticated(err)
 	}
 	// What proves the token: the hub's key that it names, and the live account key that it was given for.
-	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[keyedAccount], `
-		SELECT `+serviceAccountColumns+`, g.public_key, k.expires_at
-		FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id CROSS JOIN iam_signing_keys g
-		WHERE g.id = $1 AND s.id = $2 AND k.id = $3 AND s.status = 'active' AND s.deleted_at IS NULL
-		AND `+liveKey+`$4)`, t.kid, t.claims.Subject, t.claims.KeyID, now)
+	sa, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[keyedAccount], selectAccountByToken, t.kid, t.claims.Subject,
+		t.claims.KeyID, now)
 	if db.IsNoRows(err) {
-		return Principal{}, unauthenticated(err)
+		return p, until, unauthenticated(err)
 	}
 	if err != nil {
-		return Principal{}, err
+		return p, until, err
 	}
 	if err := proofs.verify(token, t, sa.PublicKey, now); err != nil {
-		return Principal{}, unauthenticated(err)
+		return p, until, unauthenticated(err)
 	}
-	return sa.principal(), nil
+	until = t.claims.ExpiresAt.Time
+	if end := sa.KeyExpiresAt; end != nil && end.Before(until) {
+		until = *end
+	}
+	return sa.principal(), until, nil
 }
+
+const selectAccountByToken = `
+	SELECT ` + serviceAccountColumns + `, g.public_key, k.expires_at
+	FROM service_accounts s JOIN service_account_keys k ON k.service_account_id = s.id CROSS JOIN iam_signing_keys g
+	WHERE g.id = $1 AND s.id = $2 AND k.id = $3 AND s.status = 'active' AND s.deleted_at IS NULL
+	AND ` + liveKey + `$4)`
 
 func (sa ServiceAccount) principal() Principal {
 	return Principal{

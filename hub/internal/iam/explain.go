@@ -92,7 +92,7 @@ func PrincipalOf(ctx context.Context, tx db.Tx, p Principal, of principal.Actor)
 	if err != nil {
 		return Principal{}, err
 	}
-	return selectUserPrincipal(ctx, tx, selectPrincipal, u.ID)
+	return selectUserPrincipal(ctx, tx, nil, selectPrincipal, u.ID)
 }
 
 // CurrentPrincipal finds a user or service account as it is now, for what the hub does in its name while it makes no
@@ -102,7 +102,7 @@ func CurrentPrincipal(ctx context.Context, tx db.Tx, of principal.Actor) (Princi
 		sa, err := selectByID[ServiceAccount](ctx, tx, selectAccount, of.ID)
 		return sa.principal(), err
 	}
-	p, err := selectUserPrincipal(ctx, tx, selectPrincipal+` AND u.removed_at IS NULL`, of.ID)
+	p, err := selectUserPrincipal(ctx, tx, nil, selectPrincipal+` AND u.removed_at IS NULL`, of.ID)
 	if err == nil && p.ID == "" {
 		err = ErrNotFound()
 	}

@@ -56,7 +56,12 @@ type world struct {
 
 func newWorld(t *testing.T) world {
 	t.Helper()
-	w := world{d: dbtest.New(t), proofs: &iam.Proofs{}}
+	return newWorldOn(t, dbtest.New(t))
+}
+
+func newWorldOn(t *testing.T, d *db.DB) world {
+	t.Helper()
+	w := world{d: d, proofs: &iam.Proofs{}}
 	w.org = iam.Org{ID: db.NewID(), Slug: "acme", DisplayName: "Acme", CreatedAt: start()}
 	w.other = iam.Org{ID: db.NewID(), Slug: "other", DisplayName: "Other", CreatedAt: start()}
 	var err error
@@ -91,7 +96,7 @@ func (w world) mint(t *testing.T, p iam.Proof, now time.Time) (iam.AccessToken, 
 func (w world) authenticate(t *testing.T, token string, now time.Time) (iam.Principal, error) {
 	t.Helper()
 	return db.ReadTx(t.Context(), w.d, func(tx db.Tx) (iam.Principal, error) {
-		return iam.Authenticate(t.Context(), tx, w.proofs, token, now)
+		return iam.Authenticate(t.Context(), tx, w.proofs, nil, token, now)
 	})
 }
 

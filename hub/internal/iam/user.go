@@ -164,24 +164,30 @@ const userPrincipalColumns = `u.id, u.name, COALESCE(u.org_id::TEXT, ''), u.plat
 // userBindings joins what userPrincipalColumns names beside the user.
 const userBindings = `LEFT JOIN role_bindings b ON b.user_id = u.id LEFT JOIN custom_roles c ON c.id = b.custom_role_id`
 
-// selectUserByToken finds the user of a token that counts. A disabled or removed user has none.
-func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time) (Principal, error) {
-	p, err := selectUserPrincipal(ctx, tx, `
-		SELECT `+userPrincipalColumns+`
-		FROM user_tokens t JOIN users u ON u.id = t.user_id `+userBindings+`
-		WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL AND u.disabled_at IS NULL
-		AND u.removed_at IS NULL`, hash, now)
+const selectByToken = `SELECT ` + userPrincipalColumns + `, t.expires_at
+	FROM user_tokens t JOIN users u ON u.id = t.user_id ` + userBindings + `
+	WHERE t.hash = $1 AND t.expires_at > $2 AND t.revoked_at IS NULL AND u.disabled_at IS NULL AND u.removed_at IS NULL`
+
+// selectUserByToken finds the user of a token that counts, and until when it does. A disabled or removed user has none.
+func selectUserByToken(ctx context.Context, tx db.Tx, hash []byte, now time.Time) (p Principal, until time.Time,
+	err error,
+) {
+	p, err = selectUserPrincipal(ctx, tx, &until, selectByToken, hash, now)
 	if err == nil && p.ID == "" {
 		err = ErrUnauthenticated()
 	}
-	return p, err
+	return p, until, err
 }
 
-// selectUserPrincipal reads the rows of one user, one for each role; without a row the ID is empty.
-func selectUserPrincipal(ctx context.Context, tx db.Tx, sql string, args ...any) (Principal, error) {
+// selectUserPrincipal reads the rows of one user, one for each role; without a row the ID is empty. until is where the
+// token's end goes, which comes last in a row; nil where the statement has none.
+func selectUserPrincipal(ctx context.Context, tx db.Tx, until *time.Time, sql string, args ...any) (Principal, error) {
 	p, b := Principal{Type: principal.User}, Binding{}
 	into := []any{
 		&p.ID, &p.Name, &p.OrgID, &p.PlatformAdmin, &p.Disabled, &b.Role, &b.ProjectID, &b.Permissions, &p.SessionID,
+	}
+	if until != nil {
+		into = append(into, until)
 	}
 	err := db.ForEach(ctx, tx, into, func() {
 		if b.ProjectID == orgWide {

@@ -61,9 +61,12 @@ type Cost struct {
 	PerHourNanos int64
 }
 
-// CostOf sums the cost of an instance's members, with one statement.
-func CostOf(ctx context.Context, tx db.Tx, memberIDs []string) (Cost, error) {
-	members, err := accountsOf(ctx, tx, memberIDs)
+// CostOf sums the cost of an instance's members, with one statement; it is zero where there is no such instance.
+func CostOf(ctx context.Context, tx db.Tx, instanceID string) (Cost, error) {
+	if !db.IsID(instanceID) {
+		return Cost{}, nil
+	}
+	members, err := accountsOf(ctx, tx, instanceID)
 	if err != nil {
 		return Cost{}, err
 	}

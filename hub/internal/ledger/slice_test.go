@@ -36,7 +36,7 @@ func (w *world) perHour(s ledger.Subject) string {
 	require.NoError(w.t, err)
 	w.lease(s, time.Hour)
 	cost := must(w, func(ctx context.Context, tx db.Tx) (ledger.Cost, error) {
-		return ledger.CostOf(ctx, tx, []string{s.ID})
+		return ledger.CostOf(ctx, tx, s.AppInstanceID)
 	})
 	require.Equal(w.t, estimate.PerHourNanos, cost.PerHourNanos)
 	return ledger.FormatNanos(cost.PerHourNanos)
@@ -119,7 +119,7 @@ func TestTheBilledPartOfAGPUStays(t *testing.T) {
 	none := w.member()
 	require.NoError(t, raise(none, quarter))
 	cost := must(w, func(ctx context.Context, tx db.Tx) (ledger.Cost, error) {
-		return ledger.CostOf(ctx, tx, []string{none.ID})
+		return ledger.CostOf(ctx, tx, none.AppInstanceID)
 	})
 	require.EqualValues(t, 250_000_000, cost.PerHourNanos)
 }

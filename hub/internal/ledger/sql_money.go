@@ -209,7 +209,8 @@ type account struct {
 	prices   []billing.FrozenPrice
 }
 
-func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, error) {
+// accountsOf are those of an instance's members.
+func accountsOf(ctx context.Context, tx db.Tx, instanceID string) ([]account, error) {
 	return db.Select(ctx, tx, func(row pgx.CollectableRow) (a account, err error) {
 		var prices []byte
 		if err := row.Scan(&a.subject.ID, &a.subject.CPUMillis, &a.subject.MemoryBytes, &a.subject.Accelerators,
@@ -225,5 +226,5 @@ func accountsOf(ctx context.Context, tx db.Tx, subjectIDs []string) ([]account, 
 		FROM subjects s LEFT JOIN holds h ON h.node_id = s.node_id AND h.subject_id = s.id
 		LEFT JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 			AND s.closed_at IS NULL
-		WHERE s.id = ANY($1::uuid[]) ORDER BY s.id`, subjectIDs)
+		WHERE s.app_instance_id = $1 AND s.kind = 'member' ORDER BY s.id`, instanceID)
 }

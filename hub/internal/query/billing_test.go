@@ -52,7 +52,7 @@ func TestTheEstimateOfASliceIsWhatItsLaunchCosts(t *testing.T) {
 	i, err := w.Commands().CreateInstance(t.Context(), w.Meta("launch"), in)
 	require.NoError(t, err)
 	w.Tx(func(ctx context.Context, tx db.Tx) error {
-		cost, err := ledger.CostOf(ctx, tx, []string{i.Members[0].ID})
+		cost, err := ledger.CostOf(ctx, tx, i.ID)
 		require.EqualValues(t, session+2_500_000_001, cost.PerHourNanos)
 		return err
 	})

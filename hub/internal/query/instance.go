@@ -66,8 +66,18 @@ func (s *Service) pulls(members []instance.Member) map[string]*protocol.ImagePul
 	return pulls
 }
 
+// readInstance reads what it can in one round trip: what the instance costs, too, which the caller gets only where it
+// may read the instance.
 func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
-	i, err := instance.Get(ctx, tx, projectID, id)
+	var out Instance
+	err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
+		out.Instance, err = instance.Get(ctx, tx, projectID, id)
+		return err
+	}, func(tx db.Tx) (err error) {
+		out.Cost, err = ledger.CostOf(ctx, tx, id)
+		return err
+	})
+	i := out.Instance
 	if fault.Is(err, fault.NotFound) {
 		// Check access before reporting NotFound, so that a caller without access learns nothing.
 		if _, denied := access.Instance(p, iam.InstanceRead, projectID, id)(ctx, tx); denied != nil {
@@ -81,18 +91,13 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 	if err := iam.AuthorizeOn(p, iam.InstanceRead, i.OrgID, i.ProjectID, i.ID); err != nil {
 		return Instance{}, err
 	}
-	var members, nodes []string
+	var nodes []string
 	for _, m := range i.Members {
-		members = append(members, m.ID)
 		if len(m.Endpoints) > 0 {
 			nodes = append(nodes, m.NodeID)
 		}
 	}
-	out := Instance{Instance: i}
 	err = db.Together(ctx, tx, func(tx db.Tx) (err error) {
-		out.Cost, err = ledger.CostOf(ctx, tx, members)
-		return err
-	}, func(tx db.Tx) (err error) {
 		out.Services, err = instance.Topology(ctx, tx, i)
 		return err
 	}, func(tx db.Tx) (err error) {

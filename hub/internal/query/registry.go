@@ -83,6 +83,6 @@ func (a *RegistryAccess) Roots(ctx context.Context) (artifact.Roots, error) {
 
 func (a *RegistryAccess) principal(ctx context.Context, accessToken string) (iam.Principal, error) {
 	return db.Query(ctx, a.DB, func(tx db.Tx) (iam.Principal, error) {
-		return iam.Authenticate(ctx, tx, nil, accessToken, a.Now())
+		return iam.Authenticate(ctx, tx, nil, nil, accessToken, a.Now())
 	})
 }
