@@ -203,8 +203,8 @@ func (w *walker) isStep(s ast.Stmt) bool {
 	return false
 }
 
-// quiet are calls that change nothing that a test promises to look at: logs, metrics, failpoints and locks. Without a
-// lock or unlock Go's own checks stop the program; the race detector looks for the rest.
+// quiet are calls that change nothing that a test checks: logs, metrics, failpoints and locks. Without a
+// lock or unlock Go's own checks stop the program; the race detector finds the rest.
 var quiet = regexp.MustCompile(`(^|\.)(log|slog|logger|failpoint|metrics|span|runtime|debug)\.|^(log|cancel|panic)\(|` +
 	`\.(Inc|Observe|Debug|Info|Warn|Error|Log|Lock|Unlock|RLock|RUnlock|Close|Done|Wait|WriteHeader|warn|info|logf)` +
 	`(Context)?\(|[cC]lose\(|[lL]og[A-Z]?\w*\(|(?i)metric|cancel\w*\(`)

@@ -9,7 +9,7 @@ import (
 )
 
 // kindWeights say how often a kind is chosen, compared with the others. Checks of errors are most of the conditions in
-// Go, and guard against what only injected faults bring.
+// Go, and guard against what only injected faults cause.
 func kindWeights() map[string]float64 {
 	return map[string]float64{
 		"boundary": 4, "operand": 4, "guard": 4, "branch": 3, "always": 0.5, "and-or": 2, "equality": 2, "not": 2,

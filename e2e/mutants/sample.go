@@ -16,7 +16,7 @@ import (
 	"time"
 )
 
-// seed fixes the choice among the candidates. With another one others are chosen: `-seed` looks where this one does
+// seed fixes the choice among the candidates. With another one others are chosen: `-seed` finds what this one does
 // not.
 const seed = "gpuaas"
 

@@ -138,7 +138,7 @@ func TestLeasesAreRenewedAtHalfLifeAndPushed(t *testing.T) {
 	require.GreaterOrEqual(t, second.GetCapNanos(), first.GetCapNanos(), "caps are cumulative")
 }
 
-// A node that has leases is told when it has none any more.
+// A node that had leases gets the empty batch when it has none any more.
 func TestANodeWithoutMembersGetsAnEmptyBatchOfLeases(t *testing.T) {
 	h, n, l := hubtest.NewWithNode(t)
 	i, member, _ := hubtest.Running(t, h, l)
