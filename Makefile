@@ -92,7 +92,8 @@ generate-check: ## fail if generated files are not what make generate writes
 	test "$$before" = "$$(sums)" || { echo 'generated files were stale and are written anew: review and commit them'; exit 1; }
 
 .PHONY: test
-test: deps check unit mutants e2e ## every check: linters, unit, property, integration, mutants, end to end
+test: export GPUAAS_REQUIRE_ALL := 1
+test: deps check unit mutants e2e ## every check: linters, unit, property, integration, mutants, end to end; no skips
 
 .PHONY: unit
 unit: ## unit, property and integration tests

@@ -10,6 +10,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/hub/api"
 )
 
@@ -33,7 +34,7 @@ func TestClientInPython(t *testing.T) {
 func TestTypesInPython(t *testing.T) {
 	mypy, err := exec.LookPath("mypy")
 	if err != nil {
-		t.Skip("there is no mypy: make deps installs it")
+		skip.Lacking(t, "there is no mypy: make deps installs it")
 	}
 	cmd := exec.CommandContext(t.Context(), mypy, "--strict", "--cache-dir", t.TempDir(), "gpuaas", "tests")
 	cmd.Dir = project

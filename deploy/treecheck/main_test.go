@@ -109,6 +109,15 @@ func TestAFunctionHasAtMost70LinesOfCode(t *testing.T) {
 	require.ErrorContains(t, checkGo("a/b.go", []byte(source+"\tf()\n}\n")), "a/b.go: f has 71 lines")
 }
 
+func TestASkippedTestIsAnError(t *testing.T) {
+	for _, call := range []string{`t.Skip("no root")`, `b.Skipf("%d", 1)`, `tb.SkipNow()`} {
+		source := []byte("package a\n\nfunc f() {\n\t" + call + "\n}\n")
+		require.ErrorContains(t, checkGo("a/b_test.go", source), "a/b_test.go:4 skips a test")
+		require.NoError(t, checkGo("e2e/skip/skip.go", source))
+	}
+	require.NoError(t, checkGo("a/b.go", []byte("package a\n\nfunc f() {\n\tscanner.Skip(1)\n}\n")))
+}
+
 func TestAnUnwantedWordIsAnError(t *testing.T) {
 	require.ErrorContains(t, checkGo("a/b.go", []byte("package a\n\n// enrolment\n")), `uses "enrolment"`)
 }

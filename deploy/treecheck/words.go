@@ -9,6 +9,7 @@ import (
 	"go/token"
 	"path"
 	"regexp"
+	"slices"
 	"strings"
 	"unicode"
 )
@@ -50,10 +51,34 @@ func checkGo(file string, content []byte) error {
 		problems = append(problems, fmt.Errorf("%s: %s has %d lines, a function has at most %d: find its second step", file,
 			name, lines, maxFunctionLines))
 	}
+	for _, line := range skips(files, parsed) {
+		if !strings.HasPrefix(file, "e2e/skip/") {
+			problems = append(problems, fmt.Errorf("%s:%d skips a test: package e2e/skip does that", file, line))
+		}
+	}
 	for _, word := range unwantedWords(file, parsed) {
 		problems = append(problems, fmt.Errorf("%s uses %q, which this project does not", file, word))
 	}
 	return errors.Join(problems...)
+}
+
+// skips are the lines in which a test is skipped.
+func skips(files *token.FileSet, parsed *ast.File) (lines []int) {
+	ast.Inspect(parsed, func(n ast.Node) bool {
+		call, _ := n.(*ast.CallExpr)
+		if call == nil {
+			return true
+		}
+		method, _ := call.Fun.(*ast.SelectorExpr)
+		if method == nil || !slices.Contains([]string{"Skip", "Skipf", "SkipNow"}, method.Sel.Name) {
+			return true
+		}
+		if of, _ := method.X.(*ast.Ident); of != nil && slices.Contains([]string{"t", "b", "f", "tb"}, of.Name) {
+			lines = append(lines, files.Position(call.Pos()).Line)
+		}
+		return true
+	})
+	return lines
 }
 
 // longFunctions are the functions above the limit, with the lines of their bodies.

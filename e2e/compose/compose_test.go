@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/pkg/compose"
@@ -224,7 +225,7 @@ func (c *corpus) run(t *testing.T, name, file string, check func(a *app)) {
 	own.T = t
 	if gpus := gpusOf(name); gpus.count > 0 {
 		if gpus.vendor == "nvidia" && !c.nvidia {
-			t.Skip("make build found no gcc: there is no gpuaas-nvml")
+			skip.Lacking(t, "make build found no gcc: there is no gpuaas-nvml")
 		}
 		c.gpus.Lock()
 		defer c.gpus.Unlock()

@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 // namePrefix is followed by the id of the owning process, so that a later run can clean up after one that was killed.
@@ -25,9 +26,7 @@ type Daemon struct {
 // Start runs a containerd for this test and cleans up at its end.
 func Start(t testing.TB) *Daemon {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("containerd needs root")
-	}
+	skip.Root(t, "containers")
 	sweep(t)
 	//nolint:usetesting // short, and swept by later runs
 	dir, err := os.MkdirTemp("", fmt.Sprintf("%s%d-", namePrefix, os.Getpid()))

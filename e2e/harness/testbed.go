@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -68,9 +69,10 @@ func binaries(root string) string {
 // Binaries are what `make build` made; make e2e builds them first.
 func Binaries(t testing.TB) string {
 	t.Helper()
-	bin := binaries(Source(t))
+	root := Source(t)
+	bin := binaries(root)
 	for _, b := range []string{"gpuaas-hub", "gpuaas-agent", "gpuaas"} {
-		require.FileExists(t, filepath.Join(bin, b), "run make build first")
+		requireCurrent(t, root, filepath.Join(bin, b))
 	}
 	return bin
 }
@@ -116,9 +118,7 @@ func NewAlone(t *testing.T) *Testbed {
 // newTestbed makes the directories, and checks at the end of the test that nothing is left behind.
 func newTestbed(t *testing.T, alone bool) *Testbed {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("containers and network namespaces need root")
-	}
+	skip.Root(t, "containers and network namespaces")
 	Binaries(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
 	w := &Testbed{T: t, Ctx: ctx, number: int(testbeds.Add(1)), alone: alone}

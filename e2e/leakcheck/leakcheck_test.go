@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 // word marks everything that this process makes: other tests may run on the same machine.
@@ -88,9 +89,7 @@ func remainders() map[leakcheck.Kind]func(t *testing.T, scope *leakcheck.Scope) 
 // TestEveryKindOfLeakIsFound makes one thing of each kind, expects exactly one line for it, and nothing once it
 // is gone.
 func TestEveryKindOfLeakIsFound(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("making links, mounts and cgroups needs root")
-	}
+	skip.Root(t, "links, mounts and cgroups")
 	for kind, create := range remainders() {
 		t.Run(string(kind), func(t *testing.T) {
 			scope := leakcheck.Scope{Contains: []string{word()}, Files: []string{"/run"}}

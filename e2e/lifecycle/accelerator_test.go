@@ -10,6 +10,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -18,7 +19,7 @@ import (
 func TestGPUsThatComeAndGoAreShownWithoutARestart(t *testing.T) {
 	w := harness.New(t)
 	if _, err := os.Stat(filepath.Join(harness.Binaries(t), "gpuaas-nvml")); err != nil {
-		t.Skip("make build found no gcc: there is no gpuaas-nvml")
+		skip.Lacking(t, "make build found no gcc: there is no gpuaas-nvml")
 	}
 	library := nvmltest.New(t)
 	const nvidia = "gpu GPU-8f6d2e1a-0001 1b 81559 16896 ok NVIDIA H100 80GB HBM3"

@@ -13,6 +13,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 //go:embed testdata/nvml.c
@@ -43,7 +45,7 @@ type Library struct {
 func New(t testing.TB) *Library {
 	t.Helper()
 	if _, err := exec.LookPath("gcc"); err != nil {
-		t.Skip("there is no gcc to compile a stand-in for NVIDIA's library: install gcc")
+		skip.Lacking(t, "there is no gcc to compile a stand-in for NVIDIA's library: install gcc")
 	}
 	dir := t.TempDir()
 	compile(t, library, filepath.Join(dir, "libnvidia-ml.so.1"), "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1")

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
 	"github.com/gpuaas/gpuaas/e2e/sandbox"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 const (
@@ -107,9 +108,7 @@ func mess() error {
 
 // What others do on the machine is not visible inside, and what the program leaves inside is gone with it.
 func TestNothingPassesBetweenTheMachineAndTheSandbox(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("namespaces need root")
-	}
+	skip.Root(t, "namespaces")
 	kept := filepath.Join("/tmp", fmt.Sprintf("sandbox-test-%d", os.Getpid()))
 	require.NoError(t, os.Mkdir(kept, 0o755))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(kept)) })

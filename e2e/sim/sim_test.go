@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/e2e/sim"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -102,7 +103,7 @@ func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
 // TestThousandNodesForThirtyDays takes about half a minute of one core.
 func TestThousandNodesForThirtyDays(t *testing.T) {
 	if testing.Short() {
-		t.Skip("a thousand nodes take most of a minute; run without -short")
+		skip.Except(t, skip.Short, "a thousand nodes take most of a minute")
 	}
 	began := time.Now()
 	world := sim.LargeWorld(1)

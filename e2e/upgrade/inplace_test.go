@@ -14,6 +14,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/release"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	api "github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -23,7 +24,7 @@ func lastRelease(t *testing.T) string {
 	v, ok, err := release.Last(t.Context(), harness.Source(t))
 	require.NoError(t, err)
 	if !ok {
-		t.Skipf("no release is tagged yet; set %s to a commit to upgrade from that", release.From)
+		skip.Except(t, skip.NoRelease, "set "+release.From+" to a commit to upgrade from that")
 	}
 	return v.Bin()
 }
@@ -177,7 +178,7 @@ func hasNoAddressTwice(w *harness.Testbed) {
 func TestReleasedProgramsAreNotTodays(t *testing.T) {
 	old, today := lastRelease(t), harness.Binaries(t)
 	if os.Getenv(release.From) != "" {
-		t.Skipf("%s may name today's own commit", release.From)
+		skip.Except(t, skip.OwnRelease, "")
 	}
 	for _, b := range []string{"gpuaas-hub", "gpuaas-agent"} {
 		was, err := os.ReadFile(filepath.Join(old, b))
@@ -196,7 +197,7 @@ const beforeSchemas = "0f2c2bd"
 func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) {
 	old, err := release.Find(t.Context(), harness.Source(t), beforeSchemas)
 	if err != nil {
-		t.Skipf("the history of this clone does not reach back to %s: %v", beforeSchemas, err)
+		skip.Except(t, skip.NoHistory, err.Error())
 	}
 	require.NoError(t, old.Build(t.Context(), harness.Source(t)))
 	w := harness.NewPlatform(t)

@@ -9,13 +9,15 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 // The program of the document verifies what this package writes, and finds what was changed.
 func TestTheDocumentedProgramVerifiesAChain(t *testing.T) {
 	python, err := exec.LookPath("python3")
 	if err != nil {
-		t.Skip("python3 is not installed")
+		skip.Lacking(t, "python3 is not installed: make deps installs it")
 	}
 	doc, err := os.ReadFile("../../docs/design/audit.md")
 	require.NoError(t, err)

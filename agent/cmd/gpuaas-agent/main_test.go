@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -35,9 +36,7 @@ func directories(t *testing.T) []string {
 
 func needRoot(t *testing.T) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("the agent runs as root")
-	}
+	skip.Root(t, "the commands of the agent")
 }
 
 func TestBadFlagsAreNamed(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -21,9 +22,7 @@ import (
 // mpsMachine has two GPUs with four slices each.
 func mpsMachine(t *testing.T, program string) (*nvmltest.Library, accelerator.Config) {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("device nodes and mounts need root")
-	}
+	skip.Root(t, "device nodes and mounts")
 	library := nvmltest.New(t)
 	library.Setenv()
 	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1), strings.Replace(second, secondID, secondUUID, 1))

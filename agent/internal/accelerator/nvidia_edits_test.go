@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -28,9 +29,7 @@ const (
 
 // The real child asks the library, and NVIDIA's own toolkit searches the driver's files in a directory.
 func TestNVIDIAGPUsAreGivenWithTheirNodesAndLibraries(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("device nodes need root")
-	}
+	skip.Root(t, "device nodes")
 	library := nvmltest.New(t)
 	library.Setenv()
 	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1), strings.Replace(second, secondID, secondUUID, 1))
@@ -89,9 +88,7 @@ func TestAGPUInMIGModeIsNotGivenWhole(t *testing.T) {
 // A MIG device is given by the GPU's node and the nodes of its two instances, whose numbers the kernel module says in
 // /proc: a mount that only the child has stands in for that.
 func TestAMIGDeviceIsGivenWithItsInstances(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("device nodes and mounts need root")
-	}
+	skip.Root(t, "device nodes and mounts")
 	const firstMIG, secondMIG = "MIG-0aa4c2d1-5b1e-4c61-8f0a-1d2e3f405161", "MIG-0aa4c2d1-5b1e-4c61-8f0a-1d2e3f405162"
 	library := nvmltest.New(t)
 	library.Setenv()
@@ -126,9 +123,7 @@ func TestAMIGDeviceIsGivenWithItsInstances(t *testing.T) {
 
 // Whatever the child says, a container gets nothing else than the driver's devices and files.
 func TestWhatTheChildSaysIsChecked(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("device nodes need root")
-	}
+	skip.Root(t, "device nodes")
 	library := nvmltest.New(t)
 	root := t.TempDir()
 	library.Driver(root, 1)

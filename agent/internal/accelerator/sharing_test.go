@@ -1,7 +1,6 @@
 package accelerator_test
 
 import (
-	"os"
 	"strings"
 	"testing"
 
@@ -11,6 +10,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -32,9 +32,7 @@ func TestWhatCannotBeSharedIsAnErrorOfTheFlag(t *testing.T) {
 }
 
 func TestAnOwnerSharesTheGPUsThatAreNamed(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("device nodes need root")
-	}
+	skip.Root(t, "device nodes")
 	library := nvmltest.New(t)
 	library.Setenv()
 	library.Set(driver, strings.Replace(first, firstID, firstUUID, 1), strings.Replace(second, secondID, secondUUID, 1))

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/agent/internal/host"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -86,9 +87,7 @@ func requirements(t *testing.T) host.Requirements {
 }
 
 func TestEverythingThatIsMissingIsNamedWithWhatToDo(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("a node's agent is root")
-	}
+	skip.Root(t, "a node's prerequisites")
 	require.NoError(t, host.Check(t.Context(), requirements(t)))
 	for code, c := range map[string]struct {
 		change func(*host.Requirements)

@@ -9,12 +9,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/mountpoint"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 func TestMountsAreSeenAndEnded(t *testing.T) {
-	if os.Getuid() != 0 {
-		t.Skip("mounts need root")
-	}
+	skip.Root(t, "mounts")
 	dir := filepath.Join(t.TempDir(), "at")
 	is := func() bool {
 		mounted, err := mountpoint.Is(dir)

@@ -29,6 +29,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -98,9 +99,7 @@ type fixture struct {
 
 func newFixture(t testing.TB) *fixture {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("containers need root")
-	}
+	skip.Root(t, "containers")
 	n := fixtures.Add(1)
 	f := &fixture{t: t, word: fmt.Sprintf("rc%dx%d", os.Getpid()%100000, n), stop: func() {}}
 	f.from = uint16(30000 + (os.Getpid()*8+int(n))%2000*10)

@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -106,14 +107,14 @@ func TestAScratchDirectoryMayBeRun(t *testing.T) {
 
 func TestContainerCannotTakeTheKernelsEntriesFor32Bits(t *testing.T) {
 	if goruntime.GOARCH != "amd64" {
-		t.Skip("the program of 32 bits that this test runs is one for amd64")
+		skip.Except(t, skip.No32Bit, "the test's is one for amd64")
 	}
 	f := newFixture(t)
 	onHost := filepath.Join(t.TempDir(), "app32")
 	require.NoError(t, os.WriteFile(onHost, program32(), 0o700))
 	var exit *exec.ExitError
 	if err := exec.CommandContext(t.Context(), onHost).Run(); errors.Is(err, unix.ENOEXEC) {
-		t.Skip("this kernel runs no programs of 32 bits at all")
+		skip.Except(t, skip.No32Bit, "the kernel refuses them")
 	} else {
 		require.ErrorAs(t, err, &exit)
 		require.Equal(t, exit32, exit.ExitCode(), "outside it does what it is meant to")

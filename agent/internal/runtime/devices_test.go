@@ -19,6 +19,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/cdi"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -145,7 +146,7 @@ func TestADeviceThatTheContainerCannotOpenIsNamed(t *testing.T) {
 	}
 	deny := "/sys/fs/cgroup/devices" + runtime.CgroupOf("/"+f.word, spec.ID) + "/devices.deny"
 	if _, err := os.Stat(deny); err != nil {
-		t.Skip("cgroup version 2: the rules of a device are a program in the kernel, which no file takes away")
+		skip.Except(t, skip.CgroupV2, "")
 	}
 	require.NoError(t, os.WriteFile(deny, []byte("c 226:128 rwm"), 0))
 	lost, err := f.rt.LostDevices(t.Context(), spec.ID)

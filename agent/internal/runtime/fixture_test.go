@@ -36,6 +36,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -86,9 +87,7 @@ func newFixture(t *testing.T, change ...func(*runtime.Config)) *fixture {
 // newFixtureOn is one whose containerd keeps everything on a file system of this size, where it is not empty.
 func newFixtureOn(t *testing.T, size string, change ...func(*runtime.Config)) *fixture {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("containers need root")
-	}
+	skip.Root(t, "containers")
 	f := &fixture{t: t, word: fmt.Sprintf("rt%dx%d", os.Getpid(), fixtures.Add(1))}
 	leakcheck.Guard(t, leakcheck.Scope{Contains: []string{f.word}})
 	dir := filepath.Join(os.TempDir(), f.word)

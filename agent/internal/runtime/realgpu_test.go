@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -36,7 +37,7 @@ const (
 func onRealGPUs(t *testing.T) realGPUs {
 	t.Helper()
 	if os.Getenv(testGPU) == "" {
-		t.Skip("uses the GPUs of this machine: run it by make test-gpu")
+		skip.Except(t, skip.NoGPU, "")
 	}
 	return realGPUs{keepMode: os.Getenv(testGPU) == keepMode, cfg: accelerator.Config{
 		Timeout: time.Minute, Interval: time.Second,
@@ -59,8 +60,8 @@ func (g realGPUs) scan(t *testing.T, vendor string) (*accelerator.Inventory, []*
 		}
 	}
 	if len(all) == 0 {
-		t.Skipf("NOT TESTED: this machine has no GPU that a driver serves: no /sys/module/nvidia with a GPU, nothing in "+
-			"/sys/bus/pci/drivers/amdgpu; conditions %v", i.Conditions())
+		skip.Except(t, skip.NoGPU, fmt.Sprintf("NOT TESTED, no driver serves one: no /sys/module/nvidia with a GPU, nothing "+
+			"in /sys/bus/pci/drivers/amdgpu; conditions %v", i.Conditions()))
 	}
 	return i, all
 }

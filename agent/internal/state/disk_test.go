@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -33,9 +34,7 @@ type smallDisk struct {
 
 func newSmallDisk(t *testing.T) *smallDisk {
 	t.Helper()
-	if os.Getuid() != 0 {
-		t.Skip("mounting a small file system needs root")
-	}
+	skip.Root(t, "mounts")
 	dir := t.TempDir()
 	require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, "size=256m"))
 	t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, 0)) })

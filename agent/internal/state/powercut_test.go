@@ -14,6 +14,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 const (
@@ -31,9 +33,7 @@ const victimOnDisk = `mount -o loop "$1" "$2" && mkdir -p "$2/store" || exit 9
 
 // TestLaw05NothingPromisedIsLostByAPowerCut: unlike a kill, a power cut takes what the kernel has not written yet.
 func TestLaw05NothingPromisedIsLostByAPowerCut(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root mounts a file system")
-	}
+	skip.Root(t, "mounts")
 	m, dir := victimMesh(t), t.TempDir()
 	image := filepath.Join(dir, "disk")
 	require.NoError(t, os.WriteFile(image, nil, 0o600))

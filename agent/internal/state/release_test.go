@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/internal/uplink"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/e2e/release"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 )
 
 // lastRecording is what e2e/release/record recorded with the programs of the last release: here the disk of a node
@@ -23,7 +24,7 @@ const lastRecording = "../../../.cache/release/last"
 
 func TestTheLastReleasesNodeIsTakenOver(t *testing.T) {
 	if _, err := os.Stat(lastRecording); err != nil {
-		t.Skip("no release is recorded; make release-fixture VERSION=<tag or commit> records one")
+		skip.Except(t, skip.NoRelease, "make release-fixture VERSION=<tag or commit> records one")
 	}
 	text, err := os.ReadFile(filepath.Join(lastRecording, "answers.json"))
 	require.NoError(t, err)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/volume"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -30,9 +31,7 @@ type fixture struct {
 
 func newFixture(t *testing.T) *fixture {
 	t.Helper()
-	if os.Geteuid() != 0 {
-		t.Skip("mounts need root")
-	}
+	skip.Root(t, "mounts")
 	require.NoError(t, volume.Check())
 	dir := t.TempDir()
 	f := &fixture{t: t, cfg: volume.Config{

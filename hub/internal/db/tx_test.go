@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -33,7 +34,7 @@ func cockroach(t *testing.T) *db.DB {
 	t.Helper()
 	program, err := exec.LookPath("cockroach")
 	if err != nil {
-		t.Skip("no cockroach program on the PATH: what CockroachDB promises is not tested here")
+		skip.Except(t, skip.NoCockroachDB, "")
 	}
 	urlFile := t.TempDir() + "/url"
 	cmd := exec.Command(program, "start-single-node", "--insecure", "--store=type=mem,size=640MiB",

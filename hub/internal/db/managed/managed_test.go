@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -191,9 +192,7 @@ func TestWhatIsMissingIsSaid(t *testing.T) {
 }
 
 func TestDirectoryClosedToTheServersUserIsSaid(t *testing.T) {
-	if os.Geteuid() != 0 {
-		t.Skip("only root has the server run as another user")
-	}
+	skip.Root(t, "servers of another user")
 	closed := directory(t)
 	require.NoError(t, os.Chmod(closed, 0o700))
 	_, err := managed.Start(t.Context(), managed.Config{Dir: filepath.Join(closed, "postgres")})
