@@ -22,7 +22,8 @@ func TestLaw02OnlyANodeOrAHubHasAnIdentity(t *testing.T) {
 		"https://example.org/node/a", "spiffe:///node/a", "spiffe://user@example.org/node/a", "spiffe://example.org/node/a?q",
 		"spiffe://example.org/node/a?q=1", "spiffe://example.org/node/a#f", "spiffe://example.org/node",
 		"spiffe://example.org/node/a/b", "spiffe://example.org/user/a", "spiffe://example.org/node/",
-		"spiffe://example.org/node/.", "spiffe://example.org/node/..", "spiffe://example.org/node/" + strings.Repeat("x", 129),
+		"spiffe://example.org/node/.", "spiffe://example.org/node/..",
+		"spiffe://example.org/node/" + strings.Repeat("x", 129),
 		"spiffe://example.org/node/a:b", "spiffe://example.org/node/a@b", "spiffe://example.org/node/a[b",
 		"spiffe://example.org/node/a%60b", "spiffe://example.org/node/a%7Bb", "spiffe://example.org/node/%C3%A4",
 	} {

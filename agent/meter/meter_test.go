@@ -113,7 +113,7 @@ func TestTimeWithoutAWorkingAcceleratorIsNotCounted(t *testing.T) {
 	require.Equal(t, line{protocol.MeterCPUSeconds, 81, 90, 0}, lines(got)[1], "what it computed meanwhile is left out")
 	s, _ = meter.Sample(s, observation(91, up("r1", 0.5, 20)))
 	_, got = meter.Sample(s, observation(101, exited("r1", 0.5, 100)))
-	require.Equal(t, line{protocol.MeterMemoryByteSeconds, 81, 100, 10_000}, lines(got)[2], "memory counts from there, too")
+	require.Equal(t, line{protocol.MeterMemoryByteSeconds, 81, 100, 10_000}, lines(got)[2], "memory counts from there")
 }
 
 // A scan finds a fault later than it came: what ran since the scan before it is not counted.

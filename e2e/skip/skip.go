@@ -1,5 +1,5 @@
-// Package skip is the one way by which a test does without something. What a machine lacks is a failure where everything
-// is required (`make test`, and so CI); the few exceptions, which no installation mends, are listed here.
+// Package skip is the one way by which a test does without something. What a machine lacks is a failure where
+// everything is required (`make test`, and so CI); the few exceptions, which no installation mends, are listed here.
 package skip
 
 import (
@@ -25,7 +25,7 @@ const (
 	NoRelease     Exception = "no release is tagged or recorded yet: there is nothing to upgrade from"
 	OwnRelease    Exception = "the commit to upgrade from was named, and may be today's"
 	NoHistory     Exception = "the clone is shallow: it has no commit of before to build"
-	CgroupV2      Exception = "cgroup version 2: the rules of a device are a program in the kernel, which no file takes away"
+	CgroupV2      Exception = "cgroup version 2: no file takes a device's rules away"
 	No32Bit       Exception = "this machine runs no programs of 32 bits"
 	NoResize      Exception = "this machine does not let a process resize a mounted file system"
 	Short         Exception = "go test -short was asked for"

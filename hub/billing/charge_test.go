@@ -151,14 +151,17 @@ func TestAChargeOfNothingPostsNothing(t *testing.T) {
 			rating.Delta{CollectedNanos: 5, HostNanos: 5},
 			[]billing.Leg{
 				{Account: hold, Currency: "EUR", Nanos: -5}, {Account: billing.HostAccount("n"), Currency: "EUR", Nanos: 5},
-			}, nil,
+			},
+			nil,
 		},
 		"some to the host": {
 			rating.Delta{CollectedNanos: 5, HostNanos: 2},
 			[]billing.Leg{
-				{Account: hold, Currency: "EUR", Nanos: -5}, {Account: billing.AccountRevenue, Currency: "EUR", Nanos: 3},
+				{Account: hold, Currency: "EUR", Nanos: -5},
+				{Account: billing.AccountRevenue, Currency: "EUR", Nanos: 3},
 				{Account: billing.HostAccount("n"), Currency: "EUR", Nanos: 2},
-			}, nil,
+			},
+			nil,
 		},
 	} {
 		paid, writtenOff := billing.UsageLegs("h", "n", "EUR", c.delta)
@@ -182,5 +185,5 @@ func TestAMemberEndsWhenItsNodeSaysIfThatCanBe(t *testing.T) {
 	} {
 		require.Equal(t, c.want, billing.CloseAt(opened, c.said, now), name)
 	}
-	require.Equal(t, opened, billing.CloseAt(opened, time.Time{}, opened.Add(-time.Minute)), "it never ends before it began")
+	require.Equal(t, opened, billing.CloseAt(opened, time.Time{}, opened.Add(-time.Minute)), "never before it began")
 }

@@ -29,8 +29,10 @@ func TestCanonicalFormIsThatOfRFC8785(t *testing.T) {
 			`{"string":"\u20ac$\u000F\u000aA'\u0042\u0022\u005c\\\"\/<>&\u2028\u007f","literals":[null,true,false]}`,
 			`{"literals":[null,true,false],"string":"€$\u000f\nA'B\"\\\\\"/<>&` + "\u2028\u007f" + `"}`,
 		},
-		{"integers", `{ "b" : [ -9007199254740991, 9007199254740991, 0 ], "a": {} }`,
-			`{"a":{},"b":[-9007199254740991,9007199254740991,0]}`},
+		{
+			"integers", `{ "b" : [ -9007199254740991, 9007199254740991, 0 ], "a": {} }`,
+			`{"a":{},"b":[-9007199254740991,9007199254740991,0]}`,
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			out, err := auditchain.Canonical([]byte(c.in))
