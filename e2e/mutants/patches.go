@@ -149,8 +149,8 @@ func parse(name string, raw []byte) (mutant, error) {
 	return m, nil
 }
 
-// mustBeNoticed runs each of the mutant's tests alone with the patch, and returns an error for one that passes, or, with
-// all mutants, fails without the patch, too.
+// mustBeNoticed runs each of the mutant's tests alone with the patch, and returns an error for one that passes, or,
+// with all mutants, fails without the patch, too.
 func (m mutant) mustBeNoticed(ctx context.Context, s *suite, o options) (by string, err error) {
 	dir, remove, err := overlayDir()
 	if err != nil {

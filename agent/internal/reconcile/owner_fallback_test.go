@@ -24,7 +24,9 @@ func TestLaw15TheOwnersPolicyDecidesAboutAFallback(t *testing.T) {
 	require.Equal(t, protocol.WorkloadStatus_OWNER_REFUSED, closed.Fallback.Refused)
 	part.Admission = &state.AdmissionDecision{Admitted: true}
 	require.Nil(t, workloadOf(part, policy.Policy{}).Fallback, "one that the manifest does not admit is none")
-	part.Admission = &state.AdmissionDecision{Reason: protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, FallbackAdmitted: true}
+	part.Admission = &state.AdmissionDecision{
+		Reason: protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, FallbackAdmitted: true,
+	}
 	refused := workloadOf(part, policy.Policy{})
 	require.Equal(t, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, refused.Refused)
 	require.Zero(t, refused.Fallback.Refused)

@@ -27,8 +27,8 @@ func principalTables() []string {
 }
 
 // PrincipalCache remembers for a moment whom a token belongs to. It forgets everything when a transaction of this
-// process that changed any of that has committed, before the transaction's caller learns of it: a revoked token does not
-// count any more. Make one with NewPrincipalCache; a nil one remembers nothing.
+// process that changed any of that has committed, before the transaction's caller learns of it: a revoked token does
+// not count any more. Make one with NewPrincipalCache; a nil one remembers nothing.
 type PrincipalCache struct {
 	mu sync.Mutex
 	// epoch is how often all was forgotten: what was read before the last time is not remembered after it.
