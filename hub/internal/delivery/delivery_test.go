@@ -404,6 +404,8 @@ func TestAWebhookGoesOnWithTheOldestEventThatIsKept(t *testing.T) {
 		_, err := tx.Exec(ctx, `DELETE FROM events WHERE pos < (SELECT max(pos) FROM events)`)
 		return err
 	})
+	h.tail = event.NewTail(h.d) // that of a hub which starts now
+	require.NoError(t, h.tail.Pass(t.Context()))
 	defer h.start(e)()
 	require.Equal(t, "c", (<-e.got).subject())
 }

@@ -13,9 +13,9 @@ import (
 const (
 	// maxCachedPrincipals bounds the tokens that are remembered; those used longest ago go first.
 	maxCachedPrincipals = 4096
-	// principalCacheAge is how long a token is remembered: so late this process notices a change that another one makes,
-	// which only happens by hand.
-	principalCacheAge = time.Second
+	// PrincipalCacheAge is how long a token is remembered: so late this process notices a change that another one makes.
+	// A program that ends tokens beside the hub waits that long before it says so.
+	PrincipalCacheAge = time.Second
 )
 
 // principalTables are those that Authenticate reads.
@@ -78,7 +78,7 @@ func (c *PrincipalCache) principal(token string, now time.Time,
 	if err != nil {
 		return Principal{}, err
 	}
-	if end := now.Add(principalCacheAge); end.Before(until) {
+	if end := now.Add(PrincipalCacheAge); end.Before(until) {
 		until = end
 	}
 	c.mu.Lock()
