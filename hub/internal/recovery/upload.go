@@ -25,6 +25,9 @@ type Uploads struct {
 	Bundles func() []protocol.Bundle
 	Now     func() time.Time
 	Log     *slog.Logger
+
+	// around is what a test puts around the transaction; it may be nil.
+	around func(tx db.Tx, body func(db.Tx) error) error
 }
 
 // Receive stores one message of a node's upload; the last one adopts the state into the restored rows, which makes the
@@ -42,28 +45,18 @@ func (u *Uploads) Receive(ctx context.Context, node protocol.NodeIdentity, m *pr
 			return false, fmt.Errorf("a document that node %s uploads: %w", node.ID, err)
 		}
 	}
-	adopted, err = db.RunTx(ctx, u.DB, func(tx db.Tx) (bool, error) {
-		row, err := fleet.Get(ctx, tx, node.ID)
-		if err != nil || row.Resync.Status != fleet.AwaitingResync {
-			return false, err
+	leases := verifyLeases(node, m, bundles)
+	adopted, err = db.RunTx(ctx, u.DB, func(tx db.Tx) (adopted bool, err error) {
+		body := func(tx db.Tx) (err error) {
+			adopted, err = receive(ctx, tx, node.ID, m, verifiedUpload{state, leases, findings}, now)
+			return err
 		}
-		if state.OK() {
-			for _, raw := range m.GetParts() {
-				if err := keepPart(ctx, tx, node.ID, sum(raw), raw); err != nil {
-					return false, err
-				}
-			}
+		if u.around != nil {
+			err = u.around(tx, body)
+		} else {
+			err = body(tx)
 		}
-		if !m.GetLast() {
-			return false, nil
-		}
-		in, err := gather(ctx, tx, node.ID, state)
-		if err != nil {
-			return false, err
-		}
-		in.Findings = findings
-		in.Leases = verifyLeases(node, m, bundles)
-		return true, adoptNode(ctx, tx, in, now)
+		return adopted, err
 	})
 	if adopted {
 		u.Log.InfoContext(ctx, "node uploaded its accepted state", slog.String("node_id", node.ID),
@@ -71,6 +64,39 @@ func (u *Uploads) Receive(ctx context.Context, node protocol.NodeIdentity, m *pr
 			slog.Int("findings", len(findings)))
 	}
 	return adopted, err
+}
+
+// verifiedUpload is what has been verified of an upload's message.
+type verifiedUpload struct {
+	state    protocol.Verified[*protocol.DesiredState]
+	leases   []*protocol.Lease
+	findings []finding.Finding
+}
+
+// receive keeps the documents of one message, and adopts the node with the last one.
+func receive(ctx context.Context, tx db.Tx, nodeID string, m *protocol.StateUpload, v verifiedUpload,
+	now time.Time,
+) (adopted bool, err error) {
+	row, err := fleet.Get(ctx, tx, nodeID)
+	if err != nil || row.Resync.Status != fleet.AwaitingResync {
+		return false, err
+	}
+	if v.state.OK() {
+		for _, raw := range m.GetParts() {
+			if err := keepPart(ctx, tx, nodeID, sum(raw), raw); err != nil {
+				return false, err
+			}
+		}
+	}
+	if !m.GetLast() {
+		return false, nil
+	}
+	in, err := gather(ctx, tx, nodeID, v.state)
+	if err != nil {
+		return false, err
+	}
+	in.Findings, in.Leases = v.findings, v.leases
+	return true, adoptNode(ctx, tx, in, now)
 }
 
 func sum(raw []byte) []byte {

@@ -1,0 +1,322 @@
+package recovery_test
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"log/slog"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/crypto/ssh"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
+	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// lost is a hub that is lost after a backup, with what its node will upload to the restored one.
+type lost struct {
+	h      *hubtest.Hub
+	n      *hubtest.Node
+	l      *hubtest.Session
+	backup hubtest.BackupRows
+	// kept is an instance of before the backup, the only one.
+	kept   instance.Instance
+	state  *protocol.DesiredState
+	upload *protocol.StateUpload
+}
+
+// loseHub takes a backup of a hub whose node runs one instance.
+func loseHub(t *testing.T) *lost {
+	t.Helper()
+	h, n, l := hubtest.NewWithNode(t)
+	kept := h.Launch()
+	state, push := l.ExpectState(1)
+	l.Report(state.GetGeneration(), hubtest.Ready(kept))
+	lo := &lost{h: h, n: n, l: l, backup: h.Backup(), kept: kept}
+	lo.holds(state, push)
+	return lo
+}
+
+// holds notes the newest state that the node has accepted, and the leases with it.
+func (lo *lost) holds(state *protocol.DesiredState, push *protocol.PushState) {
+	lo.h.T.Helper()
+	lo.state = state
+	lo.upload = &protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{lo.h.SignedLeases(lo.l)},
+		Bundle: lo.n.Bundle.Envelope(), Last: true,
+	}
+}
+
+// launch makes an instance after the backup.
+func (lo *lost) launch() instance.Instance {
+	lo.h.T.Helper()
+	made := lo.h.Launch()
+	lo.holds(lo.l.ExpectState(2))
+	return made
+}
+
+// restore restores the hub from the backup.
+func (lo *lost) restore() *hubtest.Hub {
+	lo.h.T.Helper()
+	require.NoError(lo.h.T, lo.l.Conn.Close(0, "the hub is gone"))
+	again := lo.h.Restore(lo.backup)
+	lo.n.Hub = again
+	return again
+}
+
+// uploads receives for a restored hub, as its sessions do.
+func uploads(again *hubtest.Hub) *recovery.Uploads {
+	return &recovery.Uploads{
+		DB: again.DB, Bundles: again.Keys.Chain, Now: again.Now, Log: slog.New(slog.DiscardHandler),
+	}
+}
+
+// adopt has the restored hub adopt what the node holds.
+func (lo *lost) adopt(again *hubtest.Hub) {
+	lo.h.T.Helper()
+	adopted, err := uploads(again).Receive(again.T.Context(), lo.n.Identity, lo.upload)
+	require.NoError(lo.h.T, err)
+	require.True(lo.h.T, adopted)
+}
+
+// requireBalanced checks that every posting sums to zero.
+func requireBalanced(t *testing.T, h *hubtest.Hub) {
+	t.Helper()
+	require.Zero(t, hubtest.Count(h, `SELECT count(*) FROM (SELECT posting_id FROM entries
+		GROUP BY posting_id, currency HAVING sum(amount_nanos) <> 0) x`))
+}
+
+// adoption is a change after a backup that an adoption makes good, with the table that shows it.
+type adoption struct {
+	table string
+	make  func(t *testing.T) *lost
+}
+
+// after is a hub that is lost some time after a backup with one instance.
+func after(change func(t *testing.T, lo *lost)) func(t *testing.T) *lost {
+	return func(t *testing.T) *lost {
+		t.Helper()
+		lo := loseHub(t)
+		change(t, lo)
+		return lo
+	}
+}
+
+// adoptions are one for each step that adoption has.
+func adoptions() map[string]adoption {
+	return map[string]adoption{
+		"an instance":        {"app_instances", after(func(_ *testing.T, lo *lost) { lo.launch() })},
+		"an uncovered lease": {"leases", after(launchBeyondCredit)},
+		"an org":             {"orgs", loseHubBeforeOrg},
+		"a missing document": {"recovery_findings", after(loseDocument)},
+		"a volume":           {"volumes", after(addVolume)},
+		"SSH keys":           {"ssh_key_sets", after(putSSHKey)},
+		"an end": {"app_instances", after(func(_ *testing.T, lo *lost) {
+			lo.h.Decommission(lo.kept.ID)
+			lo.holds(lo.l.ExpectState(0))
+		})},
+		"a stop": {"app_instances", after(func(t *testing.T, lo *lost) {
+			_, err := (&command.Service{DB: lo.h.DB}).StopInstance(t.Context(), lo.h.Tenant("stop"), lo.h.Project.ID,
+				lo.kept.ID)
+			require.NoError(t, err)
+			lo.holds(lo.l.ExpectState(1))
+		})},
+	}
+}
+
+// loseHubBeforeOrg backs a hub up before it has an org.
+func loseHubBeforeOrg(t *testing.T) *lost {
+	t.Helper()
+	h := hubtest.New(t)
+	n := h.Enroll()
+	l := n.Connect(hubtest.Hello("i1"))
+	l.ExpectState(0)
+	lo := &lost{h: h, n: n, l: l, backup: h.Backup()}
+	h.PublishDemo()
+	h.Launch()
+	lo.holds(l.ExpectState(1))
+	return lo
+}
+
+// launchBeyondCredit launches at a price of more than the backup's credit for an hour.
+func launchBeyondCredit(t *testing.T, lo *lost) {
+	t.Helper()
+	hubtest.Tx(lo.h, func(ctx context.Context, tx db.Tx) (struct{}, error) {
+		now := lo.h.Now().Truncate(time.Microsecond)
+		if _, err := ledger.GrantCredit(ctx, tx, ledger.Grant{
+			OrgID: lo.h.Project.OrgID, Currency: "EUR", Nanos: 100_000 * 1_000_000_000, Key: "second",
+		}, now); err != nil {
+			return struct{}{}, err
+		}
+		_, err := ledger.CreatePrice(ctx, tx, ledger.Price{
+			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, Currency: "EUR", Nanos: 5000 * 1_000_000_000, Per: "hour",
+			From: now,
+		}, now)
+		return struct{}{}, err
+	})
+	lo.launch()
+}
+
+// loseDocument launches an instance whose document the node has lost again.
+func loseDocument(t *testing.T, lo *lost) {
+	t.Helper()
+	made := lo.launch()
+	lo.upload.Parts = slices.DeleteFunc(lo.upload.GetParts(), func(raw []byte) bool {
+		w := &protocol.Workload{}
+		require.NoError(t, proto.Unmarshal(raw, w))
+		return w.GetInstanceId() == made.ID
+	})
+	require.Len(t, lo.upload.GetParts(), 1)
+}
+
+func addVolume(t *testing.T, lo *lost) {
+	t.Helper()
+	_, err := (&command.Service{DB: lo.h.DB}).CreateVolume(t.Context(), lo.h.Tenant("volume"), capacity.NewVolume{
+		ProjectID: lo.h.Project.ID, Name: "models", SizeBytes: 64 << 20,
+	})
+	require.NoError(t, err)
+	lo.holds(lo.l.ExpectVolumes(1))
+}
+
+func putSSHKey(t *testing.T, lo *lost) {
+	t.Helper()
+	public, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	key, err := ssh.NewPublicKey(public)
+	require.NoError(t, err)
+	_, err = (&command.Service{DB: lo.h.DB}).PutSSHKeys(t.Context(), lo.h.Tenant("key"), lo.h.Project.ID,
+		lo.kept.Members[0].AllocationID, capacity.SSHKeySet{
+			ManagedBy: capacity.SSHKeysOfOperator,
+			Keys: []capacity.SSHKey{{
+				User: "ubuntu", PublicKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key))),
+			}},
+		})
+	require.NoError(t, err)
+	lo.holds(lo.l.ExpectSSHKeys(1))
+}
+
+// Each statement of an adoption is broken, one at a time: nothing of the adoption is left, and the node still awaits
+// its resync.
+func TestLaw08AnAdoptionIsOneTransaction(t *testing.T) {
+	for name, a := range adoptions() {
+		t.Run(name, func(t *testing.T) {
+			lo := a.make(t)
+			again := lo.restore()
+			w := &commandtest.World{T: t, DB: again.DB}
+			w.RequireAtomic(func(around commandtest.Around) error {
+				_, err := uploads(again).WithAround(around).Receive(t.Context(), lo.n.Identity, lo.upload)
+				return err
+			}, "events", "audit_rows", "nodes", a.table)
+		})
+	}
+}
+
+// An adoption has an event and an audit row for the node, for the instance and for the finding, all by the system.
+func TestLaw08AnAdoptionHasItsEventsAndAuditRows(t *testing.T) {
+	lo := loseHub(t)
+	made := lo.launch()
+	again := lo.restore()
+	rows := func(table, column, value, resource string) int {
+		t.Helper()
+		subject := map[string]string{"events": "subject", "audit_rows": "resource_id"}[table]
+		return hubtest.Count(again, `SELECT count(*) FROM `+table+` WHERE `+column+` = $1 AND `+subject+` = $2`, value,
+			resource)
+	}
+	for event, resource := range map[string]string{
+		"fleet.node.recovered": lo.n.ID, "apps.instance.adopted": made.ID, "hub.recovery.finding": made.ID,
+	} {
+		require.Zero(t, rows("events", "type", event, resource), event)
+	}
+	audited := rows("audit_rows", "action", "hub.recovery.adopt", made.ID)
+	lo.adopt(again)
+	for event, resource := range map[string]string{
+		"fleet.node.recovered": lo.n.ID, "apps.instance.adopted": made.ID, "hub.recovery.finding": made.ID,
+	} {
+		require.Equal(t, 1, rows("events", "type", event, resource), event)
+	}
+	require.Equal(t, audited+2, rows("audit_rows", "action", "hub.recovery.adopt", made.ID), "the instance and the finding")
+	require.Equal(t, 1, rows("audit_rows", "action", "hub.recovery.adopt", lo.n.ID), "the node")
+}
+
+// A lease of after the backup that the restored wallet does not cover goes on: what there is of credit is held for it,
+// nobody owes more than was there, and the admin reads of it.
+func TestLaw07AnAdoptedLeaseHoldsNoMoreThanTheCredit(t *testing.T) {
+	lo := loseHub(t)
+	credit := hubtest.Count(lo.h, `SELECT balance_nanos FROM wallets`)
+	launchBeyondCredit(t, lo)
+	again := lo.restore()
+	require.Equal(t, credit, hubtest.Count(again, `SELECT balance_nanos FROM wallets`))
+	lo.adopt(again)
+	var made *protocol.Workload
+	for _, raw := range lo.upload.GetParts() {
+		w := &protocol.Workload{}
+		require.NoError(t, proto.Unmarshal(raw, w))
+		if w.GetInstanceId() != lo.kept.ID {
+			made = w
+		}
+	}
+	require.Equal(t, made.GetId(), again.Findings()[finding.Lease])
+	require.Zero(t, hubtest.Count(again, `SELECT balance_nanos FROM wallets`), "all the credit is held")
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM leases WHERE subject_id = $1`, made.GetId()))
+	requireBalanced(t, again)
+}
+
+// A restored hub lacks usage that was posted after the backup. Until the node has sent it again, the node's silence
+// about a member ends nothing: its bill would close before that usage is in it.
+func TestLaw16AMemberIsNotSettledWhileItsUsageIsOwed(t *testing.T) {
+	lo := loseHub(t)
+	member := lo.kept.Members[0].ID
+	lease := hubtest.Tx(lo.h, func(ctx context.Context, tx db.Tx) (*protocol.Lease, error) {
+		all, err := ledger.LeasesFor(ctx, tx, lo.n.ID)
+		return all[0], err
+	})
+	segments := lo.n.Seal("i1", []*protocol.UsageRecord{
+		hubtest.SessionSeconds(member, lease, lo.h.Now().Truncate(time.Microsecond), 1),
+	})
+	require.EqualValues(t, 1, hubtest.Upload(t, lo.l.OpenUsage(), segments[0]).GetPostedSegment())
+	lo.h.Decommission(lo.kept.ID)
+	lo.holds(lo.l.ExpectState(0))
+	again := lo.restore()
+
+	hello := holds("i1", lo.state, lo.upload.GetState())
+	hello.LastSegment = 1
+	l := lo.n.Connect(hello)
+	l.UploadState(lo.upload)
+	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	var err error
+	lo.n.Bundle, err = lo.n.Bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.Ack(protocol.Envelope_BUNDLE, 0, lo.n.Bundle.Version())
+	state, _ := l.ExpectState(0)
+	charged := func() int {
+		return hubtest.Count(again, `SELECT coalesce(sum(extract(epoch FROM to_at - from_at)), 0)::INT FROM usage_coverage
+			WHERE subject_id = $1`, member)
+	}
+	l.ReportState(state)
+	require.Equal(t, lifecycle.Decommissioning, again.Instance(lo.kept.ID).Lifecycle.Status, "usage is owed")
+	require.Equal(t, 1, hubtest.Count(again, `SELECT count(*) FROM nodes WHERE resync = 'usage_owed'`))
+	require.Zero(t, charged())
+
+	require.EqualValues(t, 1, hubtest.Upload(t, l.OpenUsage(), segments[0]).GetPostedSegment())
+	l.ReportState(state)
+	require.Equal(t, lifecycle.Decommissioned, again.Instance(lo.kept.ID).Lifecycle.Status)
+	require.Zero(t, hubtest.Count(again, `SELECT count(*) FROM nodes WHERE resync <> ''`))
+	require.Equal(t, 1, charged(), "one second")
+	requireBalanced(t, again)
+}
