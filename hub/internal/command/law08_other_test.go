@@ -31,6 +31,7 @@ func prepared(name, table string, prepare func(p *person, s *command.Service) ru
 		do := prepare(p, s)
 		return w.command(func(ctx context.Context, again *command.Service) error {
 			again.Sealer, again.Registry = s.Sealer, s.Registry
+			again.Bundle, again.Identity = s.Bundle, s.Identity
 			return do(ctx, again)
 		})
 	}}

@@ -56,6 +56,9 @@ type World struct {
 	Enqueued []string
 	// Release publishes another version of the demo, with the same image.
 	Release func(version string)
+	// Bundle is the trust bundle with the catalogue's key, and CatalogKey that key.
+	Bundle     protocol.Bundle
+	CatalogKey ed25519.PrivateKey
 	// Sign signs a manifest as the catalogue's key does.
 	Sign func(doc string) (manifest.Verified, *protocol.Envelope)
 }
@@ -170,6 +173,7 @@ func (w *World) publish() {
 	require.NoError(w.T, err)
 	bundle, err := protocol.VerifyBundle(signed, protocol.FingerprintPrefix+role("", root).GetKeys()[0].GetKeyId())
 	require.NoError(w.T, err)
+	w.Bundle, w.CatalogKey = bundle, key
 	w.Sign = func(doc string) (manifest.Verified, *protocol.Envelope) {
 		w.T.Helper()
 		env, err := manifest.Sign([]byte(doc), protocol.NewEd25519Signer(key))

@@ -236,19 +236,18 @@ func TestLaw08AnAdoptionHasItsEventsAndAuditRows(t *testing.T) {
 		return hubtest.Count(again, `SELECT count(*) FROM `+table+` WHERE `+column+` = $1 AND `+subject+` = $2`, value,
 			resource)
 	}
-	for event, resource := range map[string]string{
+	news := map[string]string{
 		"fleet.node.recovered": lo.n.ID, "apps.instance.adopted": made.ID, "hub.recovery.finding": made.ID,
-	} {
+	}
+	for event, resource := range news {
 		require.Zero(t, rows("events", "type", event, resource), event)
 	}
 	audited := rows("audit_rows", "action", "hub.recovery.adopt", made.ID)
 	lo.adopt(again)
-	for event, resource := range map[string]string{
-		"fleet.node.recovered": lo.n.ID, "apps.instance.adopted": made.ID, "hub.recovery.finding": made.ID,
-	} {
+	for event, resource := range news {
 		require.Equal(t, 1, rows("events", "type", event, resource), event)
 	}
-	require.Equal(t, audited+2, rows("audit_rows", "action", "hub.recovery.adopt", made.ID), "the instance and the finding")
+	require.Equal(t, audited+2, rows("audit_rows", "action", "hub.recovery.adopt", made.ID), "instance and finding")
 	require.Equal(t, 1, rows("audit_rows", "action", "hub.recovery.adopt", lo.n.ID), "the node")
 }
 
