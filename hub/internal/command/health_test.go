@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -50,7 +51,8 @@ func TestStepsOfAnAcceleratorsHealthAreEvents(t *testing.T) {
 	require.NoError(t, err)
 	in := w.InstanceInput()
 	in.Version, in.Resources = "3.0.0", manifest.Choice{CPUMillis: 100, MemoryMiB: 64, AcceleratorModel: "H200"}
-	i, err := w.Commands().CreateInstance(t.Context(), w.Meta("create"), in)
+	traced := telemetry.Continue(t.Context(), "00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01")
+	i, err := w.Commands().CreateInstance(traced, w.Meta("create"), in)
 	require.NoError(t, err)
 	w.reportHealth("ok", "", w.Says(i, protocol.WorkloadStatus_READY), time.Second)
 	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
@@ -72,7 +74,8 @@ func TestStepsOfAnAcceleratorsHealthAreEvents(t *testing.T) {
 		}
 	}
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM events WHERE type = 'apps.instance.accelerator_health'
-		AND subject = $1 AND data->>'health' = 'ok' AND data->>'member_id' = $2`, i.ID, i.Members[0].ID))
+		AND subject = $1 AND data->>'health' = 'ok' AND data->>'member_id' = $2
+		AND trace_id = '0af7651916cd43dd8448eb211c80319c'`, i.ID, i.Members[0].ID))
 
 	w.reportHealth("quarantined", "Xid 79", faulty, 16*time.Minute)
 	after := w.Get(i.ID).Lifecycle

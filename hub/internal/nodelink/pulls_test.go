@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -17,6 +18,11 @@ func TestAPullIsShownWhileItLastsAndOnlyItsPhasesAreStored(t *testing.T) {
 	state, _ := l.ExpectState(1)
 	require.Eventually(t, func() bool { return h.NodeRow(n.ID).AcceptedGeneration == state.GetGeneration() }, time.Minute,
 		time.Millisecond)
+	require.NoError(t, db.WriteTx(t.Context(), h.DB, func(tx db.Tx) error {
+		_, err := tx.Exec(t.Context(), `UPDATE instance_operations SET traceparent = $1 WHERE instance_id = $2`,
+			"00-0af7651916cd43dd8448eb211c80319c-00f067aa0ba902b7-01", i.ID)
+		return err
+	}))
 	member := i.Members[0]
 	q := &query.Service{DB: h.DB, ImagePull: h.Link.ImagePull}
 	read := func(w query.Watch) query.Instance {
@@ -63,8 +69,8 @@ func TestAPullIsShownWhileItLastsAndOnlyItsPhasesAreStored(t *testing.T) {
 	// One event for the phase, however many messages, and none of the other node's.
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'apps.instance.image_pull'`))
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'apps.instance.image_pull'
-		AND subject = $1 AND data->>'phase' = 'fetching' AND data->>'member_id' = $2 AND data->>'total_bytes' = '100'`,
-		i.ID, member.ID))
+		AND subject = $1 AND data->>'phase' = 'fetching' AND data->>'member_id' = $2 AND data->>'total_bytes' = '100'
+		AND trace_id = '0af7651916cd43dd8448eb211c80319c'`, i.ID, member.ID))
 
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{PullProgress: &protocol.PullProgress{}}})
 	require.Eventually(t, func() bool { return len(read(query.Watch{}).Pulls) == 0 }, time.Minute, 5*time.Millisecond)

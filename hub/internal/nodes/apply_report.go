@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
-	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -130,15 +129,12 @@ func setMembersReachable(ctx context.Context, tx db.Tx, from origin, reachable b
 	return completeAll(ctx, tx, from, actionContact, changes, now)
 }
 
-// completeAll completes changes that a node caused. Each goes on under the correlation id of what was asked of its
-// instance last.
+// completeAll completes changes that a node caused.
 func completeAll(ctx context.Context, tx db.Tx, from origin, action string, changes []instance.Change,
 	now time.Time,
 ) error {
 	for _, c := range changes {
-		by := from.by(c.Instance.Operation.CorrelationID, now)
-		by.TraceID = telemetry.TraceID(c.Instance.Operation.Traceparent)
-		if err := change.CompleteInstance(ctx, tx, by, action, c); err != nil {
+		if err := change.CompleteInstance(ctx, tx, from.following(c.Instance.Operation, now), action, c); err != nil {
 			return err
 		}
 	}

@@ -62,7 +62,7 @@ func recordInstanceHealth(ctx context.Context, tx db.Tx, c capacity.HealthChange
 				continue
 			}
 			data["member_id"] = m.ID
-			err := change.Append(ctx, tx, change.ByNode(c.NodeID, i.Operation.CorrelationID, now), change.Entry{
+			err := change.Append(ctx, tx, origin{nodeID: c.NodeID}.following(i.Operation, now), change.Entry{
 				Event:        "apps.instance.accelerator_health",
 				ResourceType: change.Instance,
 				ResourceID:   i.ID,

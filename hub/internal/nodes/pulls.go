@@ -28,7 +28,7 @@ func recordPulls(ctx context.Context, tx db.Tx, nodeID string, pulls []*protocol
 			if at < 0 || m.NodeID != nodeID {
 				continue
 			}
-			err := change.Append(ctx, tx, change.ByNode(nodeID, i.Operation.CorrelationID, now), change.Entry{
+			err := change.Append(ctx, tx, origin{nodeID: nodeID}.following(i.Operation, now), change.Entry{
 				Event:        "apps.instance.image_pull",
 				ResourceType: change.Instance,
 				ResourceID:   i.ID,

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/dispatch"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/groupcommit"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -145,6 +147,14 @@ func originOf(p nodelink.Peer) origin { return origin{p.NodeID, p.Address} }
 func (o origin) by(correlationID string, now time.Time) change.By {
 	by := change.ByNode(o.nodeID, correlationID, now)
 	by.SourceAddress = o.address
+	return by
+}
+
+// following is who makes a change of an instance: it goes on under the correlation id and the trace of what was asked of
+// the instance last.
+func (o origin) following(asked instance.Operation, now time.Time) change.By {
+	by := o.by(asked.CorrelationID, now)
+	by.TraceID = telemetry.TraceID(asked.Traceparent)
 	return by
 }
 
