@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -33,11 +34,25 @@ func (w *Testbed) Fill(dir string, leave uint64) string {
 	path := filepath.Join(dir, "ballast")
 	f, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	require.NoError(w.T, err)
-	var st syscall.Statfs_t
-	require.NoError(w.T, syscall.Statfs(dir, &st))
-	free := st.Bavail * uint64(st.Bsize)
-	require.Greater(w.T, free, leave)
-	require.NoError(w.T, syscall.Fallocate(int(f.Fd()), 0, 0, int64(free-leave)))
+	size := int64(0)
+	for first := true; ; first = false {
+		var st syscall.Statfs_t
+		require.NoError(w.T, syscall.Statfs(dir, &st))
+		free := st.Bavail * uint64(st.Bsize)
+		if first {
+			require.Greater(w.T, free, leave)
+		}
+		if free <= leave {
+			break
+		}
+		take := int64(free - leave)
+		err := syscall.Fallocate(int(f.Fd()), 0, size, take)
+		// Others write there too: what was free may be theirs by now.
+		if !errors.Is(err, syscall.ENOSPC) {
+			require.NoError(w.T, err)
+			size += take
+		}
+	}
 	require.NoError(w.T, f.Close())
 	return path
 }
