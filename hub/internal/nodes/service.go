@@ -150,8 +150,8 @@ func (o origin) by(correlationID string, now time.Time) change.By {
 	return by
 }
 
-// following is who makes a change of an instance: it goes on under the correlation id and the trace of what was asked of
-// the instance last.
+// following is who makes a change of an instance: it goes on under the correlation id and the trace of what was asked
+// of the instance last.
 func (o origin) following(asked instance.Operation, now time.Time) change.By {
 	by := o.by(asked.CorrelationID, now)
 	by.TraceID = telemetry.TraceID(asked.Traceparent)
