@@ -3,6 +3,8 @@ package powerloss
 import (
 	"context"
 	"fmt"
+	"io"
+	"log"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -31,6 +33,7 @@ func attach(c *cache, dir string) (_ *device, err error) {
 	d := &device{cache: c, dir: dir}
 	options := &fs.Options{MountOptions: fuse.MountOptions{
 		DirectMountStrict: true, FsName: deviceFile, Name: "powerloss", MaxWrite: 1 << 20,
+		Logger: log.New(io.Discard, "", 0), // it tells of the connection's end, which is ours
 	}}
 	if d.server, err = fs.Mount(dir, &root{cache: c}, options); err != nil {
 		return nil, fmt.Errorf("mount the device's file: %w", err)

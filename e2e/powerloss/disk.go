@@ -99,7 +99,7 @@ func (d *Disk) Examine(look func()) (err error) {
 	if err := mount(loop, d.Point); err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, unix.Unmount(d.Point, 0)) }()
+	defer func() { err = errors.Join(err, unix.Unmount(d.Point, unix.MNT_DETACH)) }()
 	look()
 	return nil
 }

@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -60,60 +61,115 @@ func (die) Errorf(format string, args ...any) {
 }
 func (die) FailNow() { os.Exit(3) }
 
-// victim works until it is killed, and says each thing only after the store has promised it.
+// victimOf is a process that works on a store until it is killed, and says each thing only after the store has promised
+// it.
+type victimOf struct {
+	die
+
+	mesh *mesh
+	s    *state.Store
+	at   time.Time
+	open map[string]time.Time
+}
+
+// victim does random things until it is killed.
 func victim(dir string) {
-	t := die{}
-	m := victimMesh(t)
-	s, err := state.Open(dir, state.Options{MinFreeBytes: 1})
-	require.NoError(t, err)
-	require.NoError(t, m.resume(s))
-	require.NoError(t, s.Identify(nodeID, protocol.NewEd25519Signer(m.node)))
-	if !s.Bundle().Valid() {
-		require.NoError(t, s.InitBundle(m.bundle))
+	v := victimOf{mesh: victimMesh(die{}), at: noon, open: map[string]time.Time{}}
+	var err error
+	v.s, err = state.Open(dir, state.Options{MinFreeBytes: 1})
+	require.NoError(v, err)
+	require.NoError(v, v.mesh.resume(v.s))
+	require.NoError(v, v.s.Identify(nodeID, protocol.NewEd25519Signer(v.mesh.node)))
+	if !v.s.Bundle().Valid() {
+		require.NoError(v, v.s.InitBundle(v.mesh.bundle))
 	}
-	out := bufio.NewWriter(os.Stdout)
-	promise := func(format string, args ...any) {
-		_, _ = fmt.Fprintf(out, format+"\n", args...)
-		_ = out.Flush()
+	if last := v.s.LastStamp(); !last.At.IsZero() {
+		v.at = last.At
 	}
-	at := noon
-	if last := s.LastStamp(); !last.At.IsZero() {
-		at = last.At
-	}
-	for g := s.Accepted().Generation + 1; ; g++ {
-		v, parts := m.desired(g, workload("a", g), workload("b", 1))
-		require.NoError(t, s.AcceptState(v, parts))
-		promise("generation %d", g)
-		require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", g))))
-		promise("lease %d", g)
-		run := fmt.Sprintf("r%d", g)
-		require.NoError(t, s.OpenRun(state.Run{ID: run, MemberID: "a", OpenedAt: at}))
-		promise("run %s", run)
-		started := at
-		for range 4 {
-			at = at.Add(10 * time.Second)
-			require.NoError(t,
-				s.SaveSample(meter.Observation{At: at, Runs: []meter.Run{{
-					RunID: run, MemberID: "a", StartedAt: started,
-					Up: true,
-				}}},
-					clock.Stamp{At: at}))
-		}
-		require.NoError(t,
-			s.SaveSample(meter.Observation{At: at, Runs: []meter.Run{{
-				RunID: run, MemberID: "a", StartedAt: started,
-				ExitedAt: at,
-			}}},
-				clock.Stamp{At: at}))
-		require.NoError(t, s.CloseRun(run))
-		promise("sealed %d", s.Spool().LastSegment)
-		if g%7 == 0 {
-			require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{
-				Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment / 2,
-				Archived: s.Spool().LastSegment / 3,
-			}))
+	for id, run := range v.s.Runs() {
+		v.open[id] = run.OpenedAt
+		if v.s.Measured(id) { // its last sample was stored before the kill, or none
+			v.close()
 		}
 	}
+	v.accept()
+	for {
+		switch rand.IntN(8) {
+		case 0:
+			v.accept()
+		case 1:
+			n := v.s.Leases()["a"].GetLeaseNo() + 1
+			require.NoError(v, v.s.AcceptLeases(v.mesh.leases(v.s.Incarnation(), lease("a", n))))
+			promise("lease %d", n)
+		case 2:
+			v.acknowledge()
+		case 3:
+			v.end()
+		default:
+			v.use()
+		}
+	}
+}
+
+func promise(format string, args ...any) { _, _ = fmt.Printf(format+"\n", args...) }
+
+func (v *victimOf) accept() {
+	g := v.s.Accepted().Generation + 1
+	desired, parts := v.mesh.desired(g, workload("a", g), workload("b", 1))
+	require.NoError(v, v.s.AcceptState(desired, parts))
+	promise("generation %d", g)
+}
+
+// use measures the open run, and opens one where none is open.
+func (v *victimOf) use() {
+	if len(v.open) == 0 {
+		id := fmt.Sprintf("r%d", rand.Uint64())
+		require.NoError(v, v.s.OpenRun(state.Run{ID: id, MemberID: "a", OpenedAt: v.at}))
+		promise("open %s", id)
+		v.open[id] = v.at
+	}
+	v.sample(true)
+	promise("sealed %d", v.s.Spool().LastSegment)
+}
+
+// end closes the open run.
+func (v *victimOf) end() {
+	if len(v.open) == 0 {
+		return
+	}
+	v.sample(false)
+	v.close()
+	promise("sealed %d", v.s.Spool().LastSegment)
+}
+
+func (v *victimOf) close() {
+	for id := range v.open {
+		require.NoError(v, v.s.CloseRun(id))
+		promise("closed %s", id)
+	}
+	clear(v.open)
+}
+
+func (v *victimOf) sample(up bool) {
+	v.at = v.at.Add(10 * time.Second)
+	observed := meter.Observation{At: v.at, CutEvery: 20 * time.Second}
+	for id, from := range v.open {
+		run := meter.Run{RunID: id, MemberID: "a", StartedAt: from, Up: up}
+		if !up {
+			run.ExitedAt = v.at
+		}
+		observed.Runs = append(observed.Runs, run)
+	}
+	require.NoError(v, v.s.SaveSample(observed, clock.Stamp{At: v.at}))
+	promise("at %d", v.at.Unix())
+}
+
+func (v *victimOf) acknowledge() {
+	posted := max(v.s.Spool().LastSegment/2, v.s.Spool().Marks.Posted)
+	require.NoError(v, v.s.AcknowledgeUsage(spool.HubProgress{
+		Incarnation: v.s.Incarnation(), Posted: posted, Archived: v.s.Spool().LastSegment / 3,
+	}))
+	promise("posted %d", posted)
 }
 
 // TestLaw05NothingPromisedIsLostByAKill kills a process that writes, at random moments, over and over on the same
@@ -136,24 +192,36 @@ func TestLaw05NothingPromisedIsLostByAKill(t *testing.T) {
 // checkPromised checks that the store has what a victim has said.
 func checkPromised(t *testing.T, s *state.Store, said string) {
 	t.Helper()
-	var generation, leaseNo, sealed uint64
+	last := map[string]uint64{}
+	open := map[string]bool{}
 	for line := range strings.Lines(said) {
 		switch kind, value, _ := strings.Cut(strings.TrimSpace(line), " "); kind {
-		case "generation":
-			_, _ = fmt.Sscan(value, &generation)
-		case "lease":
-			_, _ = fmt.Sscan(value, &leaseNo)
-		case "sealed":
-			_, _ = fmt.Sscan(value, &sealed)
+		case "open", "closed":
+			open[value] = kind == "open"
+		default:
+			number, err := strconv.ParseUint(value, 10, 64)
+			require.NoError(t, err)
+			last[kind] = number
 		}
 	}
-	require.GreaterOrEqual(t, s.Accepted().Generation, generation)
+	require.GreaterOrEqual(t, s.Accepted().Generation, last["generation"])
 	require.NotNil(t, s.Accepted().Parts)
 	for _, p := range s.Accepted().Parts {
 		require.NotNil(t, p.Workload)
 	}
-	require.GreaterOrEqual(t, s.Leases()["a"].GetLeaseNo(), leaseNo)
-	require.GreaterOrEqual(t, s.Spool().LastSegment, sealed)
+	require.GreaterOrEqual(t, s.Leases()["a"].GetLeaseNo(), last["lease"])
+	require.GreaterOrEqual(t, s.Spool().LastSegment, last["sealed"])
+	require.GreaterOrEqual(t, s.Spool().Marks.Posted, last["posted"])
+	if at, said := last["at"]; said {
+		require.GreaterOrEqual(t, s.LastStamp().At.Unix(), int64(at))
+	}
+	for id, is := range open {
+		if _, there := s.Runs()[id]; is && !there {
+			require.True(t, s.Measured(id), "it was closed since")
+		} else if !is {
+			require.False(t, there, id)
+		}
+	}
 }
 
 // checkChain reads all that is unsent, in order and signed, and checks that its seconds neither overlap nor leave a
