@@ -81,11 +81,23 @@ type fixture struct {
 
 func newFixture(t *testing.T, change ...func(*runtime.Config)) *fixture {
 	t.Helper()
-	return newFixtureOn(t, "", change...)
+	return newFixtureIn(t, func(string) string { return "" }, change...)
 }
 
-// newFixtureOn is one whose containerd keeps everything on a file system of this size, where it is not empty.
+// newFixtureOn is one whose containerd keeps everything on a file system of this size.
 func newFixtureOn(t *testing.T, size string, change ...func(*runtime.Config)) *fixture {
+	t.Helper()
+	return newFixtureIn(t, func(dir string) string {
+		disk := dir + "/disk"
+		require.NoError(t, os.Mkdir(disk, 0o711))
+		require.NoError(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "mode=711,size="+size))
+		t.Cleanup(func() { require.NoError(t, unix.Unmount(disk, unix.MNT_DETACH)) })
+		return disk
+	}, change...)
+}
+
+// newFixtureIn is one whose containerd keeps everything in the directory that place returns, where it is not empty.
+func newFixtureIn(t *testing.T, place func(dir string) string, change ...func(*runtime.Config)) *fixture {
 	t.Helper()
 	skip.Root(t, "containers")
 	f := &fixture{t: t, word: fmt.Sprintf("rt%dx%d", os.Getpid(), fixtures.Add(1))}
@@ -93,14 +105,14 @@ func newFixtureOn(t *testing.T, size string, change ...func(*runtime.Config)) *f
 	dir := filepath.Join(os.TempDir(), f.word)
 	require.NoError(t, os.Mkdir(dir, 0o711))
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	if size != "" {
-		disk := dir + "/disk"
-		require.NoError(t, os.Mkdir(disk, 0o711))
-		require.NoError(t, unix.Mount("tmpfs", disk, "tmpfs", 0, "mode=711,size="+size))
-		t.Cleanup(func() { require.NoError(t, unix.Unmount(disk, unix.MNT_DETACH)) })
-		t.Setenv("TMPDIR", disk)
+	if at := place(dir); at != "" {
+		before := os.TempDir()
+		t.Setenv("TMPDIR", at)
+		f.daemon = containerdtest.Start(t)
+		t.Setenv("TMPDIR", before)
+	} else {
+		f.daemon = containerdtest.Start(t)
 	}
-	f.daemon = containerdtest.Start(t)
 	f.cfg = runtime.Config{
 		Address: f.daemon.Address, Namespace: f.word, StateDir: dir + "/state", LogDir: dir + "/logs", RuncRoot: dir +
 			"/runc", CgroupParent: "/" + f.word,

@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	goruntime "runtime"
@@ -237,6 +238,27 @@ func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) er
 	return group.Wait()
 }
 
+// record makes a snapshot of what is unpacked in its directory, which is durable by then: containerd syncs its records,
+// not the files, and after a power cut a record of files that were never written would count as the layer.
+func (u *unpacking) record(ctx context.Context, l *imageLayer, key, dir string) error {
+	if err := syncFiles(dir); err != nil {
+		return err
+	}
+	return u.snapshots().Commit(ctx, l.name, key, l.labels())
+}
+
+func syncFiles(dir string) error {
+	f, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	if err := unix.Syncfs(int(f.Fd())); err != nil {
+		err = &os.PathError{Op: "syncfs", Path: dir, Err: err}
+		return errors.Join(err, f.Close())
+	}
+	return f.Close()
+}
+
 // commit makes a checked layer a snapshot on its parent.
 func (u *unpacking) commit(ctx context.Context, l *imageLayer) (err error) {
 	service := u.snapshots()
@@ -244,7 +266,7 @@ func (u *unpacking) commit(ctx context.Context, l *imageLayer) (err error) {
 		if err := l.inherited.complete(l.dir, nil, u.r.rootfs.shift()); err != nil {
 			return err
 		}
-		err = service.Commit(ctx, l.name, l.staging, l.labels())
+		err = u.record(ctx, l, l.staging, l.dir)
 		if !errdefs.IsAlreadyExists(err) {
 			return err
 		}
@@ -288,7 +310,7 @@ func (u *unpacking) commitOn(ctx context.Context, l *imageLayer) error {
 	if err := l.inherited.complete(upper, lower, u.r.rootfs.shift()); err != nil {
 		return err
 	}
-	if err := u.snapshots().Commit(ctx, l.name, key, l.labels()); err != nil {
+	if err := u.record(ctx, l, key, upper); err != nil {
 		if errdefs.IsAlreadyExists(err) {
 			_ = u.snapshots().Remove(ctx, key)
 		}
