@@ -83,6 +83,7 @@ func victim(dir string) {
 	if !v.s.Bundle().Valid() {
 		require.NoError(v, v.s.InitBundle(v.mesh.bundle))
 	}
+	v.mesh.bundle, v.mesh.epoch = v.s.Bundle(), v.s.Bundle().Epoch()
 	if last := v.s.LastStamp(); !last.At.IsZero() {
 		v.at = last.At
 	}
@@ -94,16 +95,18 @@ func victim(dir string) {
 	}
 	v.accept()
 	for {
-		switch rand.IntN(8) {
+		switch rand.IntN(16) {
 		case 0:
+			v.beginEpoch()
+		case 1, 2:
 			v.accept()
-		case 1:
+		case 3, 4:
 			n := v.s.Leases()["a"].GetLeaseNo() + 1
 			require.NoError(v, v.s.AcceptLeases(v.mesh.leases(v.s.Incarnation(), lease("a", n))))
 			promise("lease %d", n)
-		case 2:
+		case 5, 6:
 			v.acknowledge()
-		case 3:
+		case 7, 8:
 			v.end()
 		default:
 			v.use()
@@ -113,12 +116,29 @@ func victim(dir string) {
 
 func promise(format string, args ...any) { _, _ = fmt.Printf(format+"\n", args...) }
 
+// beginEpoch accepts the bundle of another epoch, in which the order of states begins again.
+func (v *victimOf) beginEpoch() {
+	v.mesh.epoch++
+	next, err := v.mesh.bundle.Succeed(v.mesh.bundleEnvelope(v.mesh.bundle.Version() + 1))
+	require.NoError(v, err)
+	v.mesh.bundle = next
+	require.NoError(v, v.s.AcceptBundle(next.Envelope()))
+	promise("bundle %d", next.Version())
+	v.accept()
+}
+
 func (v *victimOf) accept() {
-	g := v.s.Accepted().Generation + 1
+	g := uint64(1)
+	if have := v.s.Accepted(); have.Epoch == v.mesh.epoch {
+		g = have.Generation + 1
+	}
 	desired, parts := v.mesh.desired(g, workload("a", g), workload("b", 1))
 	require.NoError(v, v.s.AcceptState(desired, parts))
-	promise("generation %d", g)
+	promise("state %d", orderOf(v.mesh.epoch, g))
 }
+
+// orderOf is the place of a state in the order of states, as one number.
+func orderOf(epoch, generation uint64) uint64 { return epoch<<32 | generation }
 
 // use measures the open run, and opens one where none is open.
 func (v *victimOf) use() {
@@ -204,7 +224,8 @@ func checkPromised(t *testing.T, s *state.Store, said string) {
 			last[kind] = number
 		}
 	}
-	require.GreaterOrEqual(t, s.Accepted().Generation, last["generation"])
+	require.GreaterOrEqual(t, s.Bundle().Version(), last["bundle"])
+	require.GreaterOrEqual(t, orderOf(s.Accepted().Epoch, s.Accepted().Generation), last["state"])
 	require.NotNil(t, s.Accepted().Parts)
 	for _, p := range s.Accepted().Parts {
 		require.NotNil(t, p.Workload)
