@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/agent/netnamespace"
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
+	"github.com/gpuaas/gpuaas/e2e/powerloss"
 )
 
 // bootEnv names the file that tells an agent with failpoints the id of the machine's boot (package failpoint).
@@ -41,6 +43,34 @@ func writeBoot(w *Testbed, c devcluster.AgentConfig) {
 // and files in memory nothing is left, of what is on disk everything. No container runs between the two times.
 func (w *Testbed) Reboot(a *devcluster.Agent) (off, on time.Time) {
 	w.T.Helper()
+	off = w.PowerOff(a)
+	return off, w.Boot(a)
+}
+
+// CutPower is PowerOff for a node whose agent and containerd work on a disk that loses what they did not flush.
+func (w *Testbed) CutPower(a *devcluster.Agent, disk *powerloss.Disk, random *rand.Rand) (off time.Time) {
+	w.T.Helper()
+	lost, err := disk.Cut(random, func() error {
+		// A process that waits for the disk dies when the disk has given up: nobody waits for it here.
+		pids := append(processesWith(w.Containerd.Address), a.PID, w.Containerd.PID())
+		for _, dir := range cgroupsOf(a.Config.CgroupParent) {
+			pids = append(pids, processesOf(dir)...)
+		}
+		for _, pid := range pids {
+			if pid > 1 {
+				_ = unix.Kill(pid, unix.SIGKILL)
+			}
+		}
+		return nil
+	})
+	require.NoError(w.T, err)
+	w.T.Logf("%d pages of the node's disk are lost", lost)
+	return w.PowerOff(a)
+}
+
+// PowerOff is the first half of Reboot. Nothing of the node runs when it returns.
+func (w *Testbed) PowerOff(a *devcluster.Agent) (off time.Time) {
+	w.T.Helper()
 	require.NoError(w.T, a.Kill9())
 	require.NoError(w.T, w.Containerd.Kill9())
 	for _, pid := range processesWith(w.Containerd.Address) {
@@ -52,6 +82,12 @@ func (w *Testbed) Reboot(a *devcluster.Agent) (off, on time.Time) {
 	off = time.Now()
 	w.unmountBelow(w.Containerd.Dir, a.Config.RunDir, a.Config.DataDir())
 	w.removeLinks(a.Config.Bridge)
+	return off
+}
+
+// Boot is the second half of Reboot.
+func (w *Testbed) Boot(a *devcluster.Agent) (on time.Time) {
+	w.T.Helper()
 	for _, dir := range []string{
 		filepath.Join(w.Containerd.Dir, "state"), a.Config.RunDir, "/dev/gpuaas-" + a.Config.ContainerdNamespace,
 	} {
@@ -61,7 +97,7 @@ func (w *Testbed) Reboot(a *devcluster.Agent) (off, on time.Time) {
 	on = time.Now()
 	require.NoError(w.T, w.Containerd.Start(w.Ctx))
 	w.RestartAgent(a)
-	return off, on
+	return on
 }
 
 // processesWith are the processes that have this argument.
@@ -86,6 +122,23 @@ func cgroupsOf(path string) []string {
 	return append(one, all...)
 }
 
+// processesOf are the processes of a cgroup and of those below it.
+func processesOf(dir string) (pids []int) {
+	_ = filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil || !d.IsDir() {
+			return nil //nolint:nilerr // what is gone has no processes
+		}
+		procs, _ := os.ReadFile(filepath.Join(path, "cgroup.procs"))
+		for word := range strings.FieldsSeq(string(procs)) {
+			if pid, err := strconv.Atoi(word); err == nil {
+				pids = append(pids, pid)
+			}
+		}
+		return nil
+	})
+	return pids
+}
+
 // emptyCgroup kills what is in a cgroup, and removes it once that is gone.
 func emptyCgroup(dir string) error {
 	var dirs []string
@@ -103,12 +156,8 @@ func emptyCgroup(dir string) error {
 	}
 	slices.Reverse(dirs)
 	for _, path := range dirs {
-		procs, err := os.ReadFile(filepath.Join(path, "cgroup.procs"))
-		if err != nil {
-			return err
-		}
-		for word := range strings.FieldsSeq(string(procs)) {
-			if pid, err := strconv.Atoi(word); err == nil && pid > 0 {
+		for _, pid := range processesOf(path) {
+			if pid > 0 {
 				_ = unix.Kill(pid, unix.SIGKILL)
 			}
 		}
