@@ -8,7 +8,7 @@ declare -A run=(
   [containerd]=containerd [runc]=runc [iptables]=iptables [nft]=nftables [ip]=iproute2 [nsenter]=util-linux
   [mmdebstrap]=mmdebstrap [chromium]=chromium [jq]=jq [ps]=procps [mount]=mount [curl]=curl [gcc]=gcc
   [uuidgen]=uuid-runtime [python3]=python3 [mypy]=mypy [sshd]=openssh-server
-  [mkfs.ext4]=e2fsprogs
+  [mkfs.ext4]=e2fsprogs [systemctl]=systemd [systemd-nspawn]=systemd-container
   [slurmctld]=slurmctld [slurmd]=slurmd [srun]=slurm-client [munged]=munge
 )
 declare -A generate=([protoc]=protobuf-compiler)
