@@ -19,9 +19,9 @@ const (
 	maxWork = 1500 * time.Millisecond
 )
 
-// Laws 1, 3, 5, 9 and 13: the power of a node is cut while it pulls, starts, upgrades, stops and removes, and its disk
-// loses what agent and containerd did not flush. After each boot the node has what its signed state says, what runs runs
-// whole images, and no second is billed twice, nor one without power.
+// Laws 3, 5, 9 and 13: the power of a node is cut while it pulls, starts, upgrades, stops and removes, and its disk
+// loses what agent and containerd did not flush. After each boot the node gets to what its signed state says, and no
+// second is billed twice, nor one without power.
 func TestLaw13ANodeWhosePowerIsCutAtWorkConverges(t *testing.T) {
 	seed := rand.Uint64()
 	t.Logf("seed %d", seed)

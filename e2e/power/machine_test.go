@@ -89,7 +89,8 @@ AllowIsolate=yes
 	m.write(units+"machine-setup.service", `[Service]
 Type=oneshot
 RemainAfterExit=yes
-ExecStart=/bin/sh -ec 'for c in /sys/fs/cgroup /sys/fs/cgroup/*; do ! mountpoint -q $$c || mount -o remount,bind,rw $$c; done; \
+ExecStart=/bin/sh -ec ' \
+  for c in /sys/fs/cgroup /sys/fs/cgroup/*; do ! mountpoint -q $$c || mount -o remount,bind,rw $$c; done; \
   mount -t proc proc /mnt/proc; mount -t sysfs sysfs /mnt/sys; \
   ip link set lo up; ip addr add `+m.address+`/24 dev host0; ip link set host0 up; ip route add default via `+gateway+`'
 `)
@@ -113,7 +114,7 @@ func (m *machine) dir(name string) string {
 func (m *machine) write(name, content string) {
 	m.w.T.Helper()
 	m.dir(filepath.Dir(name))
-	require.NoError(m.w.T, os.WriteFile(filepath.Join(m.root, name), []byte(content), 0o644)) //nolint:gosec // units
+	require.NoError(m.w.T, os.WriteFile(filepath.Join(m.root, name), []byte(content), 0o644))
 }
 
 func (m *machine) command(name string, args ...string) string {
@@ -130,7 +131,8 @@ func (m *machine) boot() {
 	require.NoError(m.w.T, err)
 	defer func() { _ = console.Close() }()
 	m.nspawn = exec.Command("sh", "-ec", `for c in `+strings.Join(m.makeCgroups(), " ")+
-		`; do echo $$ >$c/cgroup.procs; done; exec systemd-nspawn "$@"`, "sh", "--quiet", "--register=no", "--keep-unit", "--machine="+m.bridge,
+		`; do echo $$ >$c/cgroup.procs; done; exec systemd-nspawn "$@"`, "sh", "--quiet", "--register=no", "--keep-unit",
+		"--machine="+m.bridge,
 		"--directory="+m.root, "--overlay-ro=/usr:"+m.usr+":/usr", "--network-bridge="+m.bridge, "--capability=all",
 		"--link-journal=no", "--resolv-conf=off", "--timezone=off", "--console=pipe", "--boot",
 		"systemd.unit=machine.target")

@@ -1,4 +1,5 @@
-// Package power_test cuts the power of nodes: what was not flushed is lost, or one of two disks is older than the other.
+// Package power_test cuts the power of nodes: what was not flushed is lost, or one of two disks is older than the
+// other.
 package power_test
 
 import (

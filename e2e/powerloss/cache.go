@@ -32,8 +32,8 @@ func newCache(file *os.File, bytes int64) *cache {
 	return &cache{file: file, bytes: bytes, dirty: map[int64]*[pageBytes]byte{}, released: make(chan struct{})}
 }
 
-// do runs a request. Those that arrive after the power failed wait until release and fail then: no process learns of the
-// failure before it can be killed.
+// do runs a request. Those that arrive after the power failed wait until release and fail then: no process learns of
+// the failure before it can be killed.
 func (c *cache) do(request func() error) error {
 	c.mu.Lock()
 	if c.off {

@@ -17,8 +17,8 @@ import (
 // deviceFile is the one file of the FUSE file system.
 const deviceFile = "device"
 
-// device is a block device of the kernel in front of a cache: a loop device on a file of a FUSE file system of ours. The
-// kernel turns the loop device's flushes into FSYNC requests, and everything else into READ and WRITE.
+// device is a block device of the kernel in front of a cache: a loop device on a file of a FUSE file system of ours.
+// The kernel turns the loop device's flushes into FSYNC requests, and everything else into READ and WRITE.
 type device struct {
 	cache  *cache
 	server *fuse.Server

@@ -71,7 +71,7 @@ func mount(loop *os.File, point string) error {
 
 // Cut fails the power: what was not flushed is lost, and no request is answered from now on. The function kills
 // everything that works on the disk, without waiting for its end: a process that waits for the disk dies when Cut
-// returns. Afterwards the file system is unmounted, whoever uses it. Cut returns how many pages were lost.
+// returns. Afterwards the file system is unmounted, even while processes use it. Cut returns how many pages were lost.
 func (d *Disk) Cut(random *rand.Rand, kill func() error) (lost int, err error) {
 	lost, err = d.device.cache.cut(random)
 	err = errors.Join(err, kill())
@@ -84,9 +84,10 @@ func (d *Disk) powerOff() error {
 	return errors.Join(unix.Unmount(d.Point, unix.MNT_DETACH), d.device.detach())
 }
 
-// Examine mounts a copy of what is durable while the power is off, and calls look. The file system then lies on a plain
-// file: a program that maps files of the disk into its memory must not be the one that serves the disk, but may be look.
-func (d *Disk) Examine(look func()) (err error) {
+// Examine mounts a copy of what is durable while the power is off, and calls examine. The file system then lies on a
+// plain file: a program that maps files of the disk into its memory must not be the one that serves the disk, but
+// examine may do so.
+func (d *Disk) Examine(examine func()) (err error) {
 	examined := filepath.Join(d.dir, "examined")
 	if out, err := exec.Command("cp", "--sparse=always", d.image(), examined).CombinedOutput(); err != nil {
 		return fmt.Errorf("copy the disk: %w: %s", err, out)
@@ -100,7 +101,7 @@ func (d *Disk) Examine(look func()) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, unix.Unmount(d.Point, unix.MNT_DETACH)) }()
-	look()
+	examine()
 	return nil
 }
 

@@ -80,7 +80,7 @@ func newCutDisk(t *testing.T) (cutDisk, *rand.Rand) {
 	dir, err := os.MkdirTemp("/tmp", "gpuaas-cut-") //nolint:usetesting // see above
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
-	require.NoError(t, os.Chmod(dir, 0o711)) //nolint:gosec // see above
+	require.NoError(t, os.Chmod(dir, 0o711))
 	disk, err := powerloss.New(filepath.Join(dir, "disk"), filepath.Join(dir, "p"), cutDiskMiB)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, disk.Close()) })
