@@ -10,9 +10,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -118,6 +120,24 @@ func TestSecondHubOnTheSameDatabaseRefusesToStart(t *testing.T) {
 		"--session-listen", "127.0.0.1:0")
 	require.Equal(t, db.CodeLeaseHeld, fault.As(err).Code)
 	require.ErrorContains(t, err, fmt.Sprintf("process %d on ", os.Getpid()))
+}
+
+func TestADatabaseThatMayLoseConfirmedChangesIsRefusedAtTheStart(t *testing.T) {
+	h := newHome(t)
+	file := filepath.Join(h.dir, "database-url")
+	url := dbtest.Server(t, map[string]string{"fsync": "off"}).URL()
+	require.NoError(t, os.WriteFile(file, []byte(url), 0o600))
+	_, err := cli(t, "serve", "--data-dir", h.data, "--database-url-file", file, "--listen", "127.0.0.1:0",
+		"--session-listen", "127.0.0.1:0")
+	require.EqualValues(t, "database_not_durable", fault.As(err).Code)
+	require.Contains(t, fault.As(err).Public, "setting fsync is off")
+	conn, err := pgx.Connect(t.Context(), url)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(t.Context())) }()
+	var tables int
+	require.NoError(t, conn.QueryRow(t.Context(), `SELECT count(*) FROM pg_tables WHERE schemaname = 'public'`).Scan(
+		&tables))
+	require.Zero(t, tables, "nothing is made in it")
 }
 
 // A hub that was taken for dead, and whose database another one works on, ends by itself: it changes nothing more.

@@ -18,6 +18,8 @@ const (
 	codeDatabaseDiskFull fault.Code = "database_disk_full"
 	// codeDatabaseNotEmpty: a backup is restored into an empty database only.
 	codeDatabaseNotEmpty fault.Code = "database_not_empty"
+	// codeDatabaseNotDurable: PostgreSQL may lose confirmed changes in a crash.
+	codeDatabaseNotDurable fault.Code = "database_not_durable"
 	// CodeDatabaseUnavailable: the database does not answer.
 	CodeDatabaseUnavailable fault.Code = "database_unavailable"
 	// codeDatabaseUnsupported: the database is neither CockroachDB nor PostgreSQL.

@@ -84,7 +84,7 @@ type DB struct {
 func (d *DB) Changes() *notify.Topics { return &d.changes }
 
 // Open connects and finds out which engine answers. The URL is of libpq's form; pgxpool's own parameters are
-// understood.
+// understood. A PostgreSQL that may lose confirmed transactions is refused.
 func Open(ctx context.Context, url string) (*DB, error) {
 	conf, err := pgxpool.ParseConfig(url)
 	if err != nil {
@@ -105,6 +105,7 @@ func Open(ctx context.Context, url string) (*DB, error) {
 	setDefault(params, "application_name", "gpuaas-hub")
 	setDefault(params, "timezone", "UTC")
 	setDefault(params, "idle_in_transaction_session_timeout", fmt.Sprintf("%d", idleInTransaction.Milliseconds()))
+	preferPrimary(conf.ConnConfig)
 	conf.AfterConnect = prepareConn
 
 	pool, err := pgxpool.NewWithConfig(ctx, conf)
@@ -122,6 +123,10 @@ func Open(ctx context.Context, url string) (*DB, error) {
 		d.engine = CockroachDB
 	case strings.HasPrefix(version, "PostgreSQL"):
 		d.engine = PostgreSQL
+		if err := requireDurable(ctx, pool); err != nil {
+			pool.Close()
+			return nil, err
+		}
 	default:
 		pool.Close()
 		return nil, fault.New(fault.Unprocessable, codeDatabaseUnsupported, "The database is neither CockroachDB nor "+
@@ -200,7 +205,7 @@ func setDefault(m map[string]string, key, value string) {
 // planning them anew for their arguments took a fifth of the database's time. PostgreSQL reads along an index where it
 // can: what a sequential scan has read of a small table conflicts with every transaction that writes to it. Where it
 // cannot, the plan seems so costly that it would be compiled, which takes longer than it runs. CockroachDB decides all
-// that by itself.
+// that by itself, and has no setting for the durability of a commit.
 func prepareConn(ctx context.Context, conn *pgx.Conn) error {
 	conn.TypeMap().RegisterType(&pgtype.Type{
 		Name: "timestamptz", OID: pgtype.TimestamptzOID,
@@ -210,7 +215,7 @@ func prepareConn(ctx context.Context, conn *pgx.Conn) error {
 		return nil
 	}
 	_, err := conn.Exec(ctx, `SELECT set_config('plan_cache_mode', 'force_generic_plan', false),
-		set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false)`)
+		set_config('enable_seqscan', 'off', false), set_config('jit', 'off', false), `+raiseSynchronousCommit)
 	return err
 }
 

@@ -1,5 +1,6 @@
 // Package dbtest gives a test a fresh, migrated database on a real private PostgreSQL: one server per test process, in
-// memory where the machine has a place for that and else under /tmp, gone with the process. It is for tests only.
+// memory where the machine has a place for that and else under /tmp, gone with the process; or on a given one. It is for
+// tests only.
 package dbtest
 
 import (
@@ -7,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,7 +17,6 @@ import (
 	"sync/atomic"
 	"testing"
 
-	"github.com/jackc/pgx/v5"
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -27,6 +28,7 @@ const template = "gpuaas_template"
 
 type server struct {
 	*managed.Server
+	dir  string
 	next atomic.Int64
 	// leash ends the janitor when this process ends, whatever ends it.
 	leash io.WriteCloser
@@ -49,12 +51,24 @@ func New(t testing.TB) *db.DB {
 // URL is New for a test that opens the database itself.
 func URL(t testing.TB) string {
 	t.Helper()
+	if given := os.Getenv(Given); given != "" {
+		return migratedOn(t, given)
+	}
+	return PrivateURL(t)
+}
+
+// PrivateURL is URL on the private server whatever Given says, for tests that stand between the hub and its socket.
+func PrivateURL(t testing.TB) string {
+	t.Helper()
 	return copyOf(t, template)
 }
 
 // EmptyURL is a database without any table, for tests of migration itself.
 func EmptyURL(t testing.TB) string {
 	t.Helper()
+	if given := os.Getenv(Given); given != "" {
+		return emptyOn(t, given)
+	}
 	return copyOf(t, "template0")
 }
 
@@ -76,8 +90,25 @@ func copyOf(t testing.TB, from string) string {
 	return s.URLFor(name)
 }
 
-func startServer() (_ *server, err error) {
-	ctx := context.Background() //nolint:forbidigo // the server outlives the test that happens to start it
+// Server starts a server that belongs to this test alone, with settings of its own.
+func Server(t testing.TB, settings map[string]string) *managed.Server {
+	t.Helper()
+	s, err := launch(t.Context(), settings, func(string) error { return nil })
+	if err != nil {
+		t.Fatalf("start PostgreSQL for this test: %v", err)
+	}
+	t.Cleanup(func() { s.end(t) })
+	return s.Server
+}
+
+func (s *server) end(t testing.TB) {
+	if err := errors.Join(s.Close(), s.leash.Close()); err != nil {
+		t.Errorf("stop PostgreSQL: %v", err)
+	}
+}
+
+// launch starts a server in a directory that goes with this process. fill may put a database there.
+func launch(ctx context.Context, settings map[string]string, fill func(dir string) error) (_ *server, err error) {
 	dir, err := os.MkdirTemp(place(), "gpuaas-dbtest-")
 	if err != nil {
 		return nil, err
@@ -86,13 +117,24 @@ func startServer() (_ *server, err error) {
 	if s.leash, err = startJanitor(dir); err != nil {
 		return nil, errors.Join(err, os.RemoveAll(dir))
 	}
-	// The directory may be thrown away at any time, so nothing in it needs to survive a power cut.
-	settings := map[string]string{
-		"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off",
-		"shared_buffers": "32MB", "max_wal_size": "256MB", "autovacuum": "off",
-	}
-	if s.Server, err = managed.Start(ctx, managed.Config{Dir: dir, Settings: settings}); err != nil {
+	// As durable as the hub demands; in memory that costs next to nothing.
+	with := map[string]string{"shared_buffers": "32MB", "max_wal_size": "256MB", "autovacuum": "off"}
+	maps.Copy(with, settings)
+	if err := fill(dir); err != nil {
 		return nil, errors.Join(err, s.leash.Close())
+	}
+	s.dir = dir
+	if s.Server, err = managed.Start(ctx, managed.Config{Dir: dir, Settings: with}); err != nil {
+		return nil, errors.Join(err, s.leash.Close())
+	}
+	return s, nil
+}
+
+func startServer() (*server, error) {
+	ctx := context.Background() //nolint:forbidigo // the server outlives the test that happens to start it
+	s, err := launch(ctx, nil, func(string) error { return nil })
+	if err != nil {
+		return nil, err
 	}
 	if err := s.admin(ctx, "CREATE DATABASE "+template+" TEMPLATE template0"); err != nil {
 		return nil, err
@@ -137,11 +179,5 @@ while [ -n "$pid" ] && readlink "/proc/$pid/cwd" >/dev/null; do sleep 0.05; done
 }
 
 func (s *server) admin(ctx context.Context, statement string) error {
-	conn, err := pgx.Connect(ctx, s.URLFor("postgres"))
-	if err != nil {
-		return err
-	}
-	defer func() { _ = conn.Close(ctx) }()
-	_, err = conn.Exec(ctx, statement)
-	return err
+	return on(ctx, s.URLFor("postgres"), statement)
 }

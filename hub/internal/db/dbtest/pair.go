@@ -1,0 +1,197 @@
+package dbtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Pair is a primary and a standby that follows it synchronously: what the primary confirms is on the standby's disk.
+type Pair struct{ primary, standby *server }
+
+// standbyWait bounds each wait while a pair is made.
+const standbyWait = time.Minute
+
+// NewPair starts a pair that belongs to this test alone. Its database is empty.
+func NewPair(t testing.TB) *Pair {
+	t.Helper()
+	p := &Pair{}
+	var err error
+	if p.primary, err = launch(t.Context(), nil, func(string) error { return nil }); err != nil {
+		t.Fatalf("start the primary: %v", err)
+	}
+	t.Cleanup(func() { p.primary.end(t) })
+	if err := p.primary.admitStandby(t.Context()); err != nil {
+		t.Fatalf("let a standby connect: %v", err)
+	}
+	if p.standby, err = launch(t.Context(), nil, p.primary.copyTo); err != nil {
+		t.Fatalf("start the standby: %v", err)
+	}
+	t.Cleanup(func() { p.standby.end(t) })
+	if err := p.primary.follow(t.Context()); err != nil {
+		t.Fatalf("make the standby synchronous: %v", err)
+	}
+	return p
+}
+
+// URL names both hosts.
+func (p *Pair) URL() string {
+	_, standby, _ := strings.Cut(p.standby.URL(), "?host=")
+	return p.primary.URL() + "," + standby
+}
+
+// Fail kills the primary as a power cut does, every process of it at once, and promotes the standby.
+func (p *Pair) Fail(t testing.TB) {
+	t.Helper()
+	// A directory of another name keeps the supervisor from starting the primary again: its machine is gone.
+	gone := filepath.Join(p.primary.dir, "gone")
+	if err := os.Rename(filepath.Join(p.primary.dir, "data"), gone); err != nil {
+		t.Fatal(err)
+	}
+	if err := killAll(gone); err != nil {
+		t.Fatalf("kill the primary: %v", err)
+	}
+	if err := p.standby.admin(t.Context(), `SELECT pg_promote(true, 60)`); err != nil {
+		t.Fatalf("promote the standby: %v", err)
+	}
+}
+
+// admitStandby lets the server's own user replicate, which the private server's rules do not.
+func (s *server) admitStandby(ctx context.Context) error {
+	path := filepath.Join(s.dir, "data", "pg_hba.conf")
+	f, err := os.OpenFile(path, os.O_APPEND|os.O_WRONLY, 0)
+	if err != nil {
+		return err
+	}
+	_, err = f.WriteString("local replication all peer map=hub\n")
+	if err := errors.Join(err, f.Close()); err != nil {
+		return err
+	}
+	if err := s.admin(ctx, `SELECT pg_reload_conf()`); err != nil {
+		return err
+	}
+	return eventually(ctx, func(ctx context.Context) (bool, error) {
+		conn, err := pgconn.Connect(ctx, s.URLFor("postgres")+"&replication=true")
+		if err != nil {
+			return false, nil //nolint:nilerr // the rules are not read yet
+		}
+		return true, conn.Close(ctx)
+	})
+}
+
+// eventually asks until the answer is yes.
+func eventually(ctx context.Context, ask func(context.Context) (bool, error)) error {
+	ctx, cancel := context.WithTimeout(ctx, standbyWait)
+	defer cancel()
+	poll := time.NewTicker(10 * time.Millisecond)
+	defer poll.Stop()
+	for {
+		if yes, err := ask(ctx); yes || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-poll.C:
+		}
+	}
+}
+
+// copyTo makes a standby's directory.
+func (s *server) copyTo(dir string) error {
+	info, err := os.Stat(filepath.Join(s.dir, "data"))
+	if err != nil {
+		return err
+	}
+	owner, ok := info.Sys().(*syscall.Stat_t)
+	if !ok {
+		return errors.New("the owner of the data directory is not known")
+	}
+	data := filepath.Join(dir, "data")
+	if err := os.Mkdir(data, 0o700); err != nil {
+		return err
+	}
+	if err := os.Chown(data, int(owner.Uid), int(owner.Gid)); err != nil {
+		return err
+	}
+	// The directory itself lets the server's user through, as the hub's does.
+	if err := os.Chmod(dir, 0o711); err != nil { //nolint:gosec // see above
+		return err
+	}
+	server, err := os.Readlink(fmt.Sprintf("/proc/%d/exe", s.PID()))
+	if err != nil {
+		return err
+	}
+	//nolint:gosec,noctx // the test's own directories; ends with the copy of a few megabytes
+	cmd := exec.Command(filepath.Join(filepath.Dir(server), "pg_basebackup"), "--pgdata", data, "--write-recovery-conf",
+		"--wal-method", "stream", "--checkpoint", "fast", "--no-sync", "--dbname", s.URLFor("postgres"))
+	cmd.Dir = "/"
+	if os.Geteuid() == 0 {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: owner.Uid, Gid: owner.Gid}}
+	}
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("pg_basebackup: %w: %s", err, out)
+	}
+	engine, err := os.ReadFile(filepath.Join(s.dir, "engine"))
+	if err != nil {
+		return err
+	}
+	return os.WriteFile(filepath.Join(dir, "engine"), engine, 0o600)
+}
+
+// follow makes commits wait for the standby, and waits until they do.
+func (s *server) follow(ctx context.Context) error {
+	for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '*'`, `SELECT pg_reload_conf()`} {
+		if err := s.admin(ctx, sql); err != nil {
+			return err
+		}
+	}
+	conn, err := pgx.Connect(ctx, s.URLFor("postgres"))
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	return eventually(ctx, func(ctx context.Context) (bool, error) {
+		var n int
+		err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'`).Scan(&n)
+		return n == 1, err
+	})
+}
+
+// killAll kills every process that works in a directory: the server's own all do.
+func killAll(dir string) error {
+	dir, err := filepath.EvalSymlinks(dir)
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return err
+	}
+	killed := 0
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil {
+			continue
+		}
+		if cwd, err := os.Readlink(filepath.Join("/proc", e.Name(), "cwd")); err == nil && cwd == dir {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+			killed++
+		}
+	}
+	if killed == 0 {
+		return errors.New("no process works in " + dir)
+	}
+	return nil
+}
