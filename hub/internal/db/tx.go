@@ -34,6 +34,9 @@ const (
 	commitTimeout = 10 * time.Second
 )
 
+// completionUnknown is the SQLSTATE by which CockroachDB says that it does not know how a statement ended.
+const completionUnknown = "40003"
+
 // ErrAmbiguousCommit is in the chain of the fault that RunTx returns when the connection broke during COMMIT: the
 // transaction may or may not have happened. Doing it again is right only under the same key.
 var ErrAmbiguousCommit = errors.New("db: outcome of the commit is unknown")
@@ -243,7 +246,8 @@ func (d *DB) onceCockroach(ctx context.Context, opts pgx.TxOptions, body func(Tx
 		return result{failed, busy(err)}
 	case isConflict(err):
 		return result{conflict, err}
-	case isConnectionLoss(err) && ctx.Err() == nil:
+	case ctx.Err() == nil && (isConnectionLoss(err) || sqlState(err) == completionUnknown):
+		// Before the commit was sent nothing is in doubt: the transaction has ended without it.
 		return result{lostConnection, err}
 	}
 	return result{failed, err}
@@ -274,7 +278,7 @@ func committing(err error) result {
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		// A statement failed, fn went on as if it had not, and the database rolled back.
 		return result{failed, err}
-	case state != "" && state != "40003" && !strings.HasPrefix(state, "57P") && !strings.HasPrefix(state, "08"):
+	case state != "" && state != completionUnknown && !strings.HasPrefix(state, "57P") && !strings.HasPrefix(state, "08"):
 		return result{failed, err}
 	}
 	// No answer, 40003 (CockroachDB: maybe committed), or a shutdown that may have come just after the commit.

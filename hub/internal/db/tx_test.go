@@ -22,10 +22,15 @@ import (
 
 type none = struct{}
 
-// onBothEngines runs the same promises against PostgreSQL and, where its program is there, CockroachDB.
+// onBothEngines runs the same promises against PostgreSQL, PostgreSQL that answers as CockroachDB and, where its
+// program is there, CockroachDB.
 func onBothEngines(t *testing.T, test func(t *testing.T, d *db.DB)) {
 	t.Helper()
 	t.Run("postgresql", func(t *testing.T) { test(t, dbtest.New(t)) })
+	t.Run("cockroachdb's stand-in", func(t *testing.T) {
+		d, _ := standIn(t)
+		test(t, d)
+	})
 	t.Run("cockroachdb", func(t *testing.T) { test(t, cockroach(t)) })
 }
 
