@@ -36,17 +36,23 @@ func requireAtomic(t *testing.T, steps []atomicStep) {
 func requireAtomicIn(t *testing.T, steps []atomicStep, tables ...string) {
 	t.Helper()
 	for _, s := range steps {
-		t.Run(s.name, func(t *testing.T) {
-			w := newWorld(t)
-			change := s.prepare(w)
-			w.RequireAtomic(func(around commandtest.Around) error {
-				return change(func(tx db.Tx, body func(db.Tx) error) error {
-					noteCommands()
-					return around(tx, body)
-				})
-			}, append(tables, s.table)...)
-		})
+		t.Run(s.name, func(t *testing.T) { proof(t, s, append(tables, s.table)) })
 	}
+}
+
+// proof is what is required of each step; the tests that walk all of them choose it.
+var proof = breakEachStatement
+
+// breakEachStatement proves that a change is one transaction: with any of its statements broken, nothing is left of it.
+func breakEachStatement(t *testing.T, s atomicStep, tables []string) {
+	w := newWorld(t)
+	change := s.prepare(w)
+	w.RequireAtomic(func(around commandtest.Around) error {
+		return change(func(tx db.Tx, body func(db.Tx) error) error {
+			noteCommands()
+			return around(tx, body)
+		})
+	}, tables...)
 }
 
 // command is a change by a command.

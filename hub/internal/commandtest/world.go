@@ -64,8 +64,10 @@ type World struct {
 }
 
 // New makes a world in a database of its own.
-func New(t *testing.T) *World {
-	d := dbtest.New(t)
+func New(t *testing.T) *World { return In(t, dbtest.New(t)) }
+
+// In makes a world in an empty, migrated database.
+func In(t *testing.T, d *db.DB) *World {
 	t.Cleanup(func() { eventtest.Conform(t, d) })
 	w := &World{T: t, DB: d, Now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC)}
 	d.OnCommit(fleet.IntentQueue, func(nodeID string) { w.Enqueued = append(w.Enqueued, nodeID) })

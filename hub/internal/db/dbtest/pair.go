@@ -51,8 +51,8 @@ func (p *Pair) URL() string {
 	return p.primary.URL() + "," + standby
 }
 
-// Fail kills the primary as a power cut does, every process of it at once, and promotes the standby.
-func (p *Pair) Fail(t testing.TB) {
+// KillPrimary kills the primary as a power cut does: every process of it at once, and for good.
+func (p *Pair) KillPrimary(t testing.TB) {
 	t.Helper()
 	// A directory of another name keeps the supervisor from starting the primary again: its machine is gone.
 	gone := filepath.Join(p.primary.dir, "gone")
@@ -62,6 +62,11 @@ func (p *Pair) Fail(t testing.TB) {
 	if err := killAll(gone); err != nil {
 		t.Fatalf("kill the primary: %v", err)
 	}
+}
+
+// PromoteStandby makes the standby the primary.
+func (p *Pair) PromoteStandby(t testing.TB) {
+	t.Helper()
 	if err := p.standby.admin(t.Context(), `SELECT pg_promote(true, 60)`); err != nil {
 		t.Fatalf("promote the standby: %v", err)
 	}
