@@ -58,7 +58,7 @@ func createdOnce(t *testing.T, breaks func(*wire.Proxy), options ...wire.Option)
 	require.NoError(t, err)
 	require.Equal(t, first.ID, again.ID)
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM app_instances`))
-	require.Equal(t, 1, w.Count(`SELECT count(*) FROM holds h JOIN subjects s ON s.id = h.subject_id WHERE kind = 'member'`),
+	require.Equal(t, 1, w.Count(`SELECT count(*) FROM holds JOIN subjects s ON s.id = subject_id WHERE kind = 'member'`),
 		"one hold beside the allocation's")
 	nowAvailable, nowHeld := w.Wallet()
 	require.Positive(t, nowHeld)
@@ -168,8 +168,8 @@ func doneOnce(t *testing.T, w *world, s atomicStep, p *wire.Proxy, lost, done []
 }
 
 // repeated are the changes that have no idempotency key: a PUT or PATCH sets the same with another event, and so does a
-// node that enrolls or renews with the same key; a login or a token is another one; a stream, a failure and a second use
-// of a wrapping token are recorded each time.
+// node that enrolls or renews with the same key; a login or a token is another one; a stream, a failure and a second
+// use of a wrapping token are recorded each time.
 func repeated() []string {
 	return []string{
 		"audit failure", "audit stream", "change instance", "enroll node", "forget environment", "login", "mint token",

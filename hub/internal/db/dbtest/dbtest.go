@@ -1,6 +1,6 @@
 // Package dbtest gives a test a fresh, migrated database on a real private PostgreSQL: one server per test process, in
-// memory where the machine has a place for that and else under /tmp, gone with the process; or on a given one. It is for
-// tests only.
+// memory where the machine has a place for that and else under /tmp, gone with the process; or on a given one. It is
+// for tests only.
 package dbtest
 
 import (

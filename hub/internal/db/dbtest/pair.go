@@ -138,7 +138,7 @@ func (s *server) copyTo(dir string) error {
 	if err != nil {
 		return err
 	}
-	//nolint:gosec,noctx // the test's own directories; ends with the copy of a few megabytes
+	//nolint:noctx // the test's own directories; ends with the copy of a few megabytes
 	cmd := exec.Command(filepath.Join(filepath.Dir(server), "pg_basebackup"), "--pgdata", data, "--write-recovery-conf",
 		"--wal-method", "stream", "--checkpoint", "fast", "--no-sync", "--dbname", s.URLFor("postgres"))
 	cmd.Dir = "/"
@@ -152,7 +152,7 @@ func (s *server) copyTo(dir string) error {
 	if err != nil {
 		return err
 	}
-	return os.WriteFile(filepath.Join(dir, "engine"), engine, 0o600)
+	return os.WriteFile(filepath.Join(dir, "engine"), engine, 0o600) //nolint:gosec // a directory of this process's own
 }
 
 // follow makes commits wait for the standby, and waits until they do.

@@ -33,7 +33,8 @@ func RetrySerializable() *pgproto3.ErrorResponse {
 		"retry_serializable")
 }
 
-// WriteTooOld is the error of a write over a later one.
+// WriteTooOld is the error of a write over a later one; the documentation shortens its text, which is as in
+// https://github.com/zitadel/zitadel/issues/7957.
 func WriteTooOld() *pgproto3.ErrorResponse {
 	return retry(restarts+"WriteTooOldError: write for key /Table/106/1/1/0 at timestamp 1715787882.440995219,0 too old; "+
 		`must write at or above 1715787882.509992034,1: "sql txn" `+meta(), "retry_write_too_old")
