@@ -15,6 +15,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"golang.org/x/sys/unix"
 )
 
 // Pair is a primary and a standby that follows it synchronously: what the primary confirms is on the standby's disk.
@@ -28,7 +29,9 @@ func NewPair(t testing.TB) *Pair {
 	t.Helper()
 	p := &Pair{}
 	var err error
-	if p.primary, err = launch(t.Context(), nil, func(string) error { return nil }); err != nil {
+	// Shared memory in the server's directory: what lies elsewhere stays when the server is killed for good.
+	inDirectory := map[string]string{"dynamic_shared_memory_type": "mmap"}
+	if p.primary, err = launch(t.Context(), inDirectory, func(string) error { return nil }); err != nil {
 		t.Fatalf("start the primary: %v", err)
 	}
 	t.Cleanup(func() { p.primary.end(t) })
@@ -62,6 +65,28 @@ func (p *Pair) KillPrimary(t testing.TB) {
 	if err := killAll(gone); err != nil {
 		t.Fatalf("kill the primary: %v", err)
 	}
+	if err := removeInterlock(gone); err != nil {
+		t.Errorf("remove the killed primary's shared memory: %v", err)
+	}
+}
+
+// removeInterlock removes the segment by which PostgreSQL knows whether a server works in a directory: its id is the
+// second number of the seventh line of postmaster.pid.
+func removeInterlock(data string) error {
+	raw, err := os.ReadFile(filepath.Join(data, "postmaster.pid"))
+	if err != nil {
+		return err
+	}
+	lines := strings.Split(string(raw), "\n")
+	if len(lines) < 7 {
+		return errors.New("postmaster.pid names no shared memory")
+	}
+	var key, id int
+	if _, err := fmt.Sscan(lines[6], &key, &id); err != nil {
+		return err
+	}
+	_, err = unix.SysvShmCtl(id, unix.IPC_RMID, nil)
+	return err
 }
 
 // PromoteStandby makes the standby the primary.
