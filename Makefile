@@ -101,8 +101,9 @@ unit: ## unit, property and integration tests
 	@cd e2e/sqlcheck && $(GO) test -vet=off ./... # a module of its own: CockroachDB's parser stays out of the product
 
 .PHONY: test-gpu
-test-gpu: build ## containers use this machine's own GPUs, and only those they are given (root, gcc; KEEP_MODE=1)
-	@GPUAAS_TEST_GPU=$(if $(KEEP_MODE),keep-mode,1) $(GO) test -count=1 -v -run OnRealGPUs ./agent/internal/runtime
+test-gpu: build demo-app ## containers and a paying tenant's app use this machine's own GPUs (root, gcc; KEEP_MODE=1)
+	@GPUAAS_TEST_GPU=$(if $(KEEP_MODE),keep-mode,1) $(GO) test -count=1 -p 1 -v -run OnRealGPUs ./agent/internal/runtime \
+		./e2e/gpu
 
 .PHONY: e2e
 e2e: build build-failpoint demo-app ## end to end, with the real binaries; each package runs in a sandbox of its own
