@@ -20,8 +20,9 @@ import (
 )
 
 const (
-	asHubEnv       = "GPUAAS_LEDGER_TEST_HUB"
-	hubSettingsEnv = "GPUAAS_LEDGER_TEST_SETTINGS"
+	asHubEnv = "GPUAAS_LEDGER_TEST_HUB"
+	// earlyEnv has commits answered before they are on the disk.
+	earlyEnv = "GPUAAS_LEDGER_TEST_EARLY"
 
 	cutWriters = 4
 	// stepLength is how much usage a step posts; a lease of seven days covers 10,080 steps.
@@ -39,9 +40,7 @@ func TestMain(m *testing.M) {
 // answered.
 func hubProcess(dir string) {
 	t := die{}
-	s, err := managed.Start(t.Context(), managed.Config{
-		Dir: dir, Settings: cutSettings(strings.Fields(os.Getenv(hubSettingsEnv))),
-	})
+	s, err := managed.Start(t.Context(), managed.Config{Dir: dir, Settings: cutSettings()})
 	require.NoError(t, err)
 	opened, err := db.Open(t.Context(), s.URL())
 	require.NoError(t, err)
@@ -126,6 +125,11 @@ func (w *world) step(n int) {
 	r := record(uint64(n), s, protocol.MeterSessionSeconds, from.Seconds(), (from + stepLength).Seconds(),
 		stepLength.Microseconds())
 	require.NoError(w.t, do(w, func(ctx context.Context, tx db.Tx) error {
+		if os.Getenv(earlyEnv) != "" {
+			if _, err := tx.Exec(ctx, `SET LOCAL synchronous_commit = off`); err != nil {
+				return err
+			}
+		}
 		isNew, err := postUsage(ctx, tx, w.node, incarnation, []*protocol.UsageRecord{r}, w.now)
 		if err == nil && !isNew {
 			err = fmt.Errorf("segment %d was posted before", n)
