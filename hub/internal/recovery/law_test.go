@@ -5,6 +5,7 @@ import (
 	"crypto/ed25519"
 	"crypto/rand"
 	"log/slog"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -23,6 +24,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/recovery"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -318,4 +320,31 @@ func TestLaw16AMemberIsNotSettledWhileItsUsageIsOwed(t *testing.T) {
 	require.Zero(t, hubtest.Count(again, `SELECT count(*) FROM nodes WHERE resync <> ''`))
 	require.Equal(t, 1, charged(), "one second")
 	requireBalanced(t, again)
+}
+
+// The root signed a bundle after the backup, and the node has it: the hub says so, because what the bundle revoked is
+// valid again. A bundle that the backup has is no news.
+func TestLaw16ABundleThatIsNotInTheBackupIsAFinding(t *testing.T) {
+	for name, newer := range map[string]bool{"the backup's": false, "newer": true} {
+		t.Run(name, func(t *testing.T) {
+			lo := loseHub(t)
+			again := lo.restore()
+			u := uploads(again)
+			restored := again.Keys.Chain()
+			u.Bundles = func() []protocol.Bundle { return restored }
+			want := ""
+			if newer {
+				want = lo.n.ID
+				next, err := trust.SignNext(trust.NextBundle{
+					DataDir: again.TrustInit.DataDir, Now: time.Now(),
+					Root: trust.RootKey(filepath.Join(again.TrustInit.OfflineDir, trust.RootKeyFile), hubtest.Passphrase),
+				})
+				require.NoError(t, err)
+				lo.upload.Bundle = next.Envelope()
+			}
+			_, err := u.Receive(t.Context(), lo.n.Identity, lo.upload)
+			require.NoError(t, err)
+			require.Equal(t, want, again.Findings()[finding.Bundle])
+		})
+	}
 }
