@@ -13,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -228,7 +227,7 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 	if err != nil {
 		return nil, err
 	}
-	calls, stop := c.callAPI(ctx, c.Tenant.Admin)
+	calls, stop := c.callAPI(ctx, []*client.Hub{c.Tenant.Admin, c.Tenant.Admin}, apiPause)
 	back, err := c.Swarm.Do(ctx, swarm.Command{Back: &swarm.Back{Nodes: nodes, Since: serving}})
 	stop()
 	if err != nil {
@@ -256,7 +255,7 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 			{Name: "99 % back after", Value: times.P99()},
 			{Name: "hub was away", Value: serving.Sub(stopped).Seconds()},
 			{Name: "first connection of all took", Value: first.Seconds},
-			{Name: "dials per node", Value: float64(back.Dials-first.Dials) / float64(nodes)},
+			{Name: "dials per node", Value: float64(back.Dials) / float64(nodes)},
 			{Name: "hub core-s", Value: (after[0] - before[0]).Seconds()},
 			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
@@ -279,64 +278,6 @@ func ends(failures map[string]int64) string {
 		out = append(out, fmt.Sprintf("%s %d", reason, failures[reason]))
 	}
 	return strings.Join(out, ", ")
-}
-
-// callAPI starts callers of the API that run until stop is called; samples waits for their end.
-func (c *LoadTest) callAPI(ctx context.Context, admin *client.Hub) (samples func() (Samples, error), stop func()) {
-	const callers, enough = 2, 300
-	ctx, cancel := context.WithCancel(ctx)
-	stopping := make(chan struct{})
-	var mu sync.Mutex
-	var all Samples
-	var errs []error
-	var running sync.WaitGroup
-	for k := range callers {
-		running.Go(func() {
-			for i := k; ; i++ {
-				start := time.Now()
-				err := c.call(ctx, admin, i)
-				mu.Lock()
-				all.Add(time.Since(start))
-				if err != nil {
-					errs = append(errs, err)
-				}
-				done := len(all) >= enough || len(errs) > 0
-				mu.Unlock()
-				select {
-				case <-stopping:
-					if done {
-						return
-					}
-				default:
-				}
-				if pause(ctx, apiPause) != nil {
-					return
-				}
-			}
-		})
-	}
-	samples = func() (Samples, error) {
-		running.Wait()
-		cancel()
-		return all, errors.Join(errs...)
-	}
-	return samples, sync.OnceFunc(func() { close(stopping) })
-}
-
-func (c *LoadTest) call(ctx context.Context, admin *client.Hub, i int) error {
-	var err error
-	switch i % 4 {
-	case 0:
-		_, err = client.Read[client.Node](admin.GetNode(ctx, c.Nodes[i%len(c.Nodes)]))
-	case 1:
-		_, err = client.Read[client.AppInstanceList](admin.ListAppInstances(ctx, c.Tenant.Project.ID,
-			&client.ListAppInstancesParams{}))
-	case 2:
-		_, err = client.Read[client.PostingList](admin.ListLedger(ctx, &client.ListLedgerParams{}))
-	default:
-		_, err = client.Read[client.JoinToken](admin.CreateJoinToken(ctx, client.JoinTokenCreate{}))
-	}
-	return err
 }
 
 // freePort returns an unused UDP address on loopback.

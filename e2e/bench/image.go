@@ -61,7 +61,7 @@ func coldImages() []coldImage {
 // imageRows measure launches whose image is not on the node.
 func imageRows() (rows []Row) {
 	for i, c := range coldImages() {
-		rows = append(rows, Row{c.name, func(ctx context.Context, e *Env) ([]Result, error) {
+		rows = append(rows, Row{Name: c.name, Measure: func(ctx context.Context, e *Env) ([]Result, error) {
 			return measureImage(ctx, e, c, 2+i)
 		}})
 	}

@@ -18,7 +18,7 @@ import (
 
 // rows are all rows, in the order of the table.
 func rows() []Row {
-	return slices.Concat(nodeRows(), imageRows(), hubRows(), apiRows(), eventRows(), policyRows(), simulationRows())
+	return slices.Concat(nodeRows(), imageRows(), hubRows(), reconnectRows(), apiRows(), eventRows(), policyRows(), simulationRows())
 }
 
 func main() {
@@ -26,17 +26,19 @@ func main() {
 	var samples int
 	flag.StringVar(&pick, "row", "", "measure the rows whose name matches this regular expression only")
 	flag.IntVar(&samples, "n", 0, "take at most this many samples of each, while developing; nothing is written then")
+	var params Params
+	params.register(flag.CommandLine)
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	if err := run(ctx, pick, samples); err != nil {
+	if err := run(ctx, pick, samples, params); err != nil {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
 // run measures the rows; a row that fails does not stop the others.
-func run(ctx context.Context, pick string, samples int) (err error) {
+func run(ctx context.Context, pick string, samples int, params Params) (err error) {
 	if os.Geteuid() != 0 {
 		return errors.New("containers and network namespaces need root")
 	}
@@ -53,12 +55,13 @@ func run(ctx context.Context, pick string, samples int) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
+	e.Params = params
 	var results []Result
 	var known []string
 	var errs []error
 	for _, row := range rows() {
 		known = append(known, row.Name)
-		if !chosen.MatchString(row.Name) || ctx.Err() != nil {
+		if !chosen.MatchString(row.Name) || row.Long && pick == "" || ctx.Err() != nil {
 			continue
 		}
 		e.Say("measuring %s", row.Name)

@@ -24,16 +24,16 @@ const (
 // nodeRows measure one node.
 func nodeRows() []Row {
 	return []Row{
-		{"lifecycle", measureLifecycle},
-		{"launch-configured", measureConfigured},
-		{"many", measureMany},
-		{"idle", measureIdle},
-		{"restart", measureRestart},
-		{"pass", measurePass},
-		{"logs", measureLogs},
-		{"port-forward", measureForward},
-		{"project", measureProject},
-		{"start-first", measureUpgrade},
+		{Name: "lifecycle", Measure: measureLifecycle},
+		{Name: "launch-configured", Measure: measureConfigured},
+		{Name: "many", Measure: measureMany},
+		{Name: "idle", Measure: measureIdle},
+		{Name: "restart", Measure: measureRestart},
+		{Name: "pass", Measure: measurePass},
+		{Name: "logs", Measure: measureLogs},
+		{Name: "port-forward", Measure: measureForward},
+		{Name: "project", Measure: measureProject},
+		{Name: "start-first", Measure: measureUpgrade},
 	}
 }
 

@@ -19,6 +19,8 @@ type Row struct {
 	Name string
 	// Measure returns lines of the table. It registers what it starts with Env.Defer.
 	Measure func(ctx context.Context, e *Env) ([]Result, error)
+	// Long marks a row that takes so long that it is measured only when it is asked for.
+	Long bool
 }
 
 // Result is one line of the table.
@@ -57,6 +59,8 @@ type Part struct {
 type Env struct {
 	// Source is the root of the tree, Bin the directory of the programs that `make build` makes.
 	Source, Bin string
+	// Params change the size of rows.
+	Params Params
 
 	samples int
 	root    string
@@ -99,8 +103,8 @@ func (e *Env) Samples(full int) int {
 	return full
 }
 
-// Quick reports whether this run takes fewer samples; its results are not written.
-func (e *Env) Quick() bool { return e.samples > 0 }
+// Quick reports whether this run takes fewer samples, or rows of another size; its results are not written.
+func (e *Env) Quick() bool { return e.samples > 0 || e.Params.given() }
 
 // Dir makes a directory that is removed at the end of the run.
 func (e *Env) Dir(name string) (string, error) {

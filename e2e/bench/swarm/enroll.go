@@ -17,6 +17,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -115,7 +116,7 @@ func (d *enroller) callOnce(ctx context.Context, nth int, method, path string, i
 }
 
 // enroll makes a key, and exchanges the token for a certificate of it.
-func (d *enroller) enroll(ctx context.Context, index int, token string) (*node, error) {
+func (d *enroller) enroll(ctx context.Context, index int, token string, rtt *atomic.Int64) (*node, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		return nil, err
@@ -149,7 +150,8 @@ func (d *enroller) enroll(ctx context.Context, index int, token string) (*node, 
 	}
 	n := &node{
 		id: answer.NodeID, hostname: hostname, addr: answer.SessionAddr,
-		site: siteAddress(index / perAddress % len(d.clients)), tokens: &link.Tokens{},
+		site: siteAddress(index / perAddress % len(d.clients)), tokens: &link.Tokens{}, rtt: rtt,
+		reportNow:   make(chan struct{}, 1),
 		incarnation: uuid.NewString(), key: key, bundle: d.bundle,
 		identity: protocol.NodeIdentity{ID: answer.NodeID, KeySHA256: sha256.Sum256(key.Public().(ed25519.PublicKey))},
 	}

@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -32,11 +33,16 @@ type node struct {
 	bundle      protocol.Bundle
 	tls         *tls.Config
 	begun       bool
+	// rtt is the round-trip time of the node's path to the hub, in nanoseconds; 0: that of loopback.
+	rtt *atomic.Int64
 
 	// sealed waits to be uploaded.
 	sealed []sealed
 
-	mu         sync.Mutex
+	mu        sync.Mutex
+	workloads []workload
+	// reportNow asks for a report before the next periodic one.
+	reportNow  chan struct{}
 	conn       *link.Conn
 	usage      *link.Stream
 	welcomedAt time.Time
@@ -61,10 +67,11 @@ func (n *node) welcomed() time.Time {
 	return n.welcomedAt
 }
 
-func (n *node) hasAccepted() bool {
+// runs reports whether the node has accepted a state with so many workloads, or more, and holds a session.
+func (n *node) runs(workloads int) bool {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.generation > 0 && n.conn != nil
+	return n.generation > 0 && n.conn != nil && len(n.workloads) >= workloads
 }
 
 // lastError is why the last session ended.
@@ -105,7 +112,9 @@ func (n *node) session(ctx context.Context) (lasted time.Duration, err error) {
 		return 0, err
 	}
 	defer func() { _ = socket.Close() }()
-	conn, err := link.DialFrom(ctx, socket, to, n.tls, n.tokens)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	conn, err := link.DialFrom(ctx, delayed(ctx, socket, time.Duration(n.rtt.Load())), to, n.tls, n.tokens)
 	if err != nil {
 		return 0, err
 	}
@@ -203,9 +212,18 @@ func (n *node) accept(m *protocol.HubMessage) (*protocol.Ack, error) {
 			return nil, err
 		}
 		sum := sha256.Sum256(x.PushState.GetEnvelope().GetPayload())
+		workloads, err := workloadsOf(v.Message(), x.PushState.GetParts())
+		if err != nil {
+			return nil, err
+		}
 		n.mu.Lock()
 		n.epoch, n.generation, n.sha256 = v.Message().GetEpoch(), v.Message().GetGeneration(), sum[:]
+		n.workloads = succeed(n.workloads, workloads, time.Now())
 		n.mu.Unlock()
+		select {
+		case n.reportNow <- struct{}{}:
+		default: // one is due already
+		}
 		return &protocol.Ack{
 				Document: protocol.Envelope_STATE, Epoch: v.Message().GetEpoch(),
 				Generation: v.Message().GetGeneration(),
@@ -224,11 +242,14 @@ func (n *node) accept(m *protocol.HubMessage) (*protocol.Ack, error) {
 	}
 }
 
-// report sends a periodic report without changes.
+// report sends the observed state when it has changed, and periodically.
 func (n *node) report(conn *link.Conn, control *link.Stream) {
 	for counter := uint64(1); ; counter++ {
 		n.mu.Lock()
-		r := &protocol.Report{Counter: counter, At: timestamppb.Now(), Epoch: n.epoch, Generation: n.generation}
+		r := &protocol.Report{
+			Counter: counter, At: timestamppb.Now(), Epoch: n.epoch, Generation: n.generation,
+			Workloads: statusesOf(n.workloads, n.site, n.incarnation),
+		}
 		n.mu.Unlock()
 		if control.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_Report{Report: r}}) != nil {
 			return
@@ -236,6 +257,7 @@ func (n *node) report(conn *link.Conn, control *link.Stream) {
 		select {
 		case <-conn.Done():
 			return
+		case <-n.reportNow:
 		case <-time.After(hubsession.DefaultReportInterval):
 		}
 	}

@@ -22,18 +22,21 @@ const (
 	// enrolling is how many nodes enroll at once.
 	enrolling = 8
 	// patience bounds how long a command waits for the nodes.
-	patience = 5 * time.Minute
+	patience = 20 * time.Minute
 	poll     = 20 * time.Millisecond
 )
 
 // fleet holds the nodes of the process.
 type fleet struct {
 	//nolint:containedctx // sessions outlive the command that started them
-	ctx      context.Context
-	nodes    []*node
-	dials    atomic.Int64
-	sessions sync.WaitGroup
-	outcomes outcomes
+	ctx   context.Context
+	nodes []*node
+	dials atomic.Int64
+	rtt   atomic.Int64
+	// dialsTaken are those that were returned already.
+	dialsTaken int64
+	sessions   sync.WaitGroup
+	outcomes   outcomes
 }
 
 // outcomes counts the reasons why sessions ended.
@@ -113,7 +116,7 @@ func (c *fleet) do(ctx context.Context, cmd Command) (Reply, error) {
 	case cmd.Enroll != nil:
 		return c.enroll(ctx, *cmd.Enroll)
 	case cmd.Connect != nil:
-		return c.connect(ctx, cmd.Connect.Nodes)
+		return c.connect(ctx, *cmd.Connect)
 	case cmd.Back != nil:
 		return c.back(ctx, *cmd.Back)
 	case cmd.Seal != nil:
@@ -134,7 +137,7 @@ func (c *fleet) enroll(ctx context.Context, in Enroll) (Reply, error) {
 	group.SetLimit(enrolling)
 	for i, token := range in.Tokens {
 		group.Go(func() (err error) {
-			fresh[i], err = enroller.enroll(ctx, len(c.nodes)+i, token)
+			fresh[i], err = enroller.enroll(ctx, len(c.nodes)+i, token, &c.rtt)
 			return err
 		})
 	}
@@ -157,12 +160,13 @@ func (c *fleet) first(n int) ([]*node, error) {
 	return c.nodes[:n], nil
 }
 
-func (c *fleet) connect(ctx context.Context, count int) (Reply, error) {
-	nodes, err := c.first(count)
+func (c *fleet) connect(ctx context.Context, in Connect) (Reply, error) {
+	nodes, err := c.first(in.Nodes)
 	if err != nil {
 		return Reply{}, err
 	}
-	before := c.dials.Load()
+	c.rtt.Store(int64(in.RTT))
+	c.newDials()
 	c.outcomes.take()
 	for _, n := range nodes {
 		if n.begun {
@@ -171,12 +175,20 @@ func (c *fleet) connect(ctx context.Context, count int) (Reply, error) {
 		n.begun = true
 		c.sessions.Go(func() { n.run(c.ctx, c) })
 	}
-	err = await(ctx, nodes, "accepted a state", func(n *node) bool { return n.hasAccepted() })
+	err = await(ctx, nodes, "accepted a state", func(n *node) bool { return n.runs(in.Workloads) })
 	// The next reconnect starts as after sessions of hours, with the shortest backoff.
 	for _, n := range nodes {
 		n.resetBackoff()
 	}
-	return Reply{Dials: c.dials.Load() - before, Failures: c.outcomes.take()}, err
+	return Reply{Dials: c.newDials(), Failures: c.outcomes.take()}, err
+}
+
+// newDials returns how often nodes have dialled since the last call.
+func (c *fleet) newDials() int64 {
+	now := c.dials.Load()
+	before := c.dialsTaken
+	c.dialsTaken = now
+	return now - before
 }
 
 func (c *fleet) back(ctx context.Context, in Back) (Reply, error) {
@@ -185,7 +197,7 @@ func (c *fleet) back(ctx context.Context, in Back) (Reply, error) {
 		return Reply{}, err
 	}
 	err = await(ctx, nodes, "come back", func(n *node) bool { return n.welcomed().After(in.Since) })
-	r := Reply{Dials: c.dials.Load(), Failures: c.outcomes.take()}
+	r := Reply{Dials: c.newDials(), Failures: c.outcomes.take()}
 	for _, n := range nodes {
 		r.Millis = append(r.Millis, float64(n.welcomed().Sub(in.Since).Microseconds())/1000)
 	}

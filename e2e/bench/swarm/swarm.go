@@ -1,6 +1,7 @@
 // Package swarm is thousands of simulated nodes in one process, and how a benchmark commands that process. A node of it
-// enrolls, dials, says hello, verifies and accepts its desired state, reports, and uploads usage that it sealed and
-// signed, as an agent does (agent/hubsession); it has no containers, no disk and no clock of its own.
+// enrolls, dials, says hello, verifies and accepts its desired state, reports its workloads as ready at once, and uploads
+// usage that it sealed and signed, as an agent does (agent/hubsession); it has no containers, no disk and no clock of its
+// own.
 package swarm
 
 import (
@@ -31,9 +32,12 @@ type Enroll struct {
 	Tokens          []string `json:"tokens"`
 }
 
-// Connect has the first nodes open sessions and keep them; it is done when each has accepted a state.
+// Connect has the first nodes open sessions and keep them; it is done when each has accepted a state with Workloads, or
+// more. Sessions that are opened from then on have this round-trip time; 0: that of loopback.
 type Connect struct {
-	Nodes int `json:"nodes"`
+	Nodes     int           `json:"nodes"`
+	Workloads int           `json:"workloads,omitempty"`
+	RTT       time.Duration `json:"rtt,omitempty"`
 }
 
 // Back waits until the first nodes hold sessions that were opened after a moment.
