@@ -128,7 +128,7 @@ func (c *APITest) addTenant(ctx context.Context, k int) error {
 	if err := errors.Join(t.Entitle(ctx, app), t.Price(ctx, app, price)); err != nil {
 		return err
 	}
-	const share = apiNodes / apiTenants
+	share := len(c.Nodes) / apiTenants
 	var creations [][]byte
 	for _, node := range c.Nodes[k*share : (k+1)*share] {
 		allocation, err := t.Allocate(ctx, t.Admin, node, apiNodeCores, apiNodeMiB)
@@ -348,11 +348,17 @@ func rate(ctx context.Context, n int, do func(ctx context.Context, i int) error)
 // steady makes n requests at a steady rate. A sample begins when its request is due, so that one slow answer does not
 // delay the requests that would show it.
 func steady(ctx context.Context, perSecond, n int, do func(ctx context.Context, i int) error) (Samples, error) {
+	return steadyEvery(ctx, time.Second/time.Duration(perSecond), n, do)
+}
+
+// steadyEvery makes a request every so often.
+func steadyEvery(ctx context.Context, every time.Duration, n int, do func(ctx context.Context, i int) error,
+) (Samples, error) {
 	took, errs := make([]time.Duration, n), make([]error, n)
 	var wg sync.WaitGroup
 	start := time.Now()
 	for i := range n {
-		due := start.Add(time.Duration(i) * time.Second / time.Duration(perSecond))
+		due := start.Add(time.Duration(i) * every)
 		if err := pause(ctx, time.Until(due)); err != nil {
 			return nil, err
 		}

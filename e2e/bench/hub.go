@@ -52,6 +52,11 @@ type LoadTest struct {
 
 // startLoadTest starts both programs and enrolls count nodes, which do not dial yet.
 func startLoadTest(ctx context.Context, e *Env, name string, count int) (*LoadTest, error) {
+	return startLoadTestOf(ctx, e, e.Bin, name, count)
+}
+
+// startLoadTestOf takes the hub's program from bin.
+func startLoadTestOf(ctx context.Context, e *Env, bin, name string, count int) (*LoadTest, error) {
 	dir, err := e.Dir(name)
 	if err != nil {
 		return nil, err
@@ -62,7 +67,7 @@ func startLoadTest(ctx context.Context, e *Env, name string, count int) (*LoadTe
 	if err != nil {
 		return nil, err
 	}
-	conf := devcluster.HubConfig{Bin: e.Bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: port}
+	conf := devcluster.HubConfig{Bin: bin, Dir: dir, Listen: "127.0.0.1:0", SessionListen: port}
 	if c.Hub, err = devcluster.NewHub(ctx, conf, trustDomain); err != nil {
 		return nil, err
 	}

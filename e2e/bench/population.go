@@ -20,9 +20,9 @@ const drainPoll = 100 * time.Millisecond
 
 // startLoaded starts a hub with nodes that run workloads: each is an instance with a lease, a hold and a place in an
 // allocation, compiled into its node's signed state, accepted by the node and reported as ready.
-func startLoaded(ctx context.Context, e *Env, name string, nodes, workloads int) (*LoadTest, error) {
+func startLoaded(ctx context.Context, e *Env, bin, name string, nodes, workloads int) (*LoadTest, error) {
 	e.Say("starting a hub with %d nodes of %d workloads", nodes, workloads)
-	c, err := startLoadTest(ctx, e, name, nodes)
+	c, err := startLoadTestOf(ctx, e, bin, name, nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -56,30 +56,62 @@ func (c *LoadTest) connectLoaded(ctx context.Context, nodes, workloads int, rtt 
 // copied are the rows that a running instance has, and what a copy has of its own. The hub numbers the copied events and
 // chains the audit rows as if they were new. The first instance's row is t, whose ids are m; x is a row of the table bench_new.
 func copied() []string {
-	row := func(table, own, where string) string {
-		return `INSERT INTO ` + table + ` SELECT (jsonb_populate_record(t, jsonb_build_object(` + own + `))).*
-			FROM ` + table + ` t, bench_new x, bench_model m WHERE ` + where
+	const ofAll, ofNodes = "bench_new x", "(SELECT * FROM bench_new WHERE first) x"
+	// OFFSET 0 keeps the record from being made once for each of its columns.
+	row := func(table, of, own, where string) string {
+		return `WITH model AS MATERIALIZED (SELECT t FROM ` + table + ` t, bench_model m WHERE ` + where + `)
+			INSERT INTO ` + table + ` SELECT (p).* FROM (SELECT jsonb_populate_record(model.t,
+				jsonb_build_object(` + own + `)) AS p FROM model, bench_model m, ` + of + ` OFFSET 0) c`
 	}
 	return []string{
-		row("allocations", `'id', x.allocation, 'node_id', x.node`, `t.id = m.allocation AND x.first`),
-		row("subjects", `'id', x.allocation, 'node_id', x.node, 'allocation_id', x.allocation`, `t.id = m.allocation AND x.first`),
-		row("subjects", `'id', x.member, 'node_id', x.node, 'app_instance_id', x.instance, 'allocation_id', x.allocation`,
+		row("allocations", ofNodes, `'id', x.allocation, 'node_id', x.node`, `t.id = m.allocation`),
+		row("subjects", ofNodes, `'id', x.allocation, 'node_id', x.node, 'allocation_id', x.allocation`,
+			`t.id = m.allocation`),
+		row("subjects", ofAll, `'id', x.member, 'node_id', x.node, 'app_instance_id', x.instance, 'allocation_id', x.allocation`,
 			`t.id = m.member`),
-		row("holds", `'id', x.hold, 'node_id', x.node, 'subject_id', x.member`, `t.subject_id = m.member`),
-		row("leases", `'hold_id', x.hold, 'node_id', x.node, 'subject_id', x.member`, `t.subject_id = m.member`),
-		row("reservations", `'member_id', x.member, 'allocation_id', x.allocation`, `t.member_id = m.member`),
-		row("app_instances", `'id', x.instance, 'display_name', 'loaded',
+		row("holds", ofAll, `'id', x.hold, 'node_id', x.node, 'subject_id', x.member`, `t.subject_id = m.member`),
+		row("leases", ofAll, `'hold_id', x.hold, 'node_id', x.node, 'subject_id', x.member`, `t.subject_id = m.member`),
+		row("reservations", ofAll, `'member_id', x.member, 'allocation_id', x.allocation`, `t.member_id = m.member`),
+		row("app_instances", ofAll, `'id', x.instance, 'display_name', 'loaded',
 			'placement_allocation_ids', jsonb_build_array(x.allocation)`, `t.id = m.instance`),
-		row("instance_revisions", `'instance_id', x.instance`, `t.instance_id = m.instance`),
-		row("instance_operations", `'id', x.operation, 'instance_id', x.instance`, `t.instance_id = m.instance`),
-		row("instance_members", `'id', x.member, 'instance_id', x.instance, 'allocation_id', x.allocation,
+		row("instance_revisions", ofAll, `'instance_id', x.instance`, `t.instance_id = m.instance`),
+		row("instance_operations", ofAll, `'id', x.operation, 'instance_id', x.instance`, `t.instance_id = m.instance`),
+		row("instance_members", ofAll, `'id', x.member, 'instance_id', x.instance, 'allocation_id', x.allocation,
 			'node_id', x.node`, `t.id = m.member`),
-		row("member_revisions", `'member_id', x.member`, `t.member_id = m.member`),
-		row("events", `'id', gen_random_uuid(), 'pos', NULL,
-			'subject', replace(t.subject, m.instance::text, x.instance::text)`, `t.subject LIKE '%' || m.instance::text`),
-		row("audit_rows", `'id', gen_random_uuid(), 'chain', NULL, 'number', NULL, 'previous_hash', NULL, 'hash', NULL,
+		row("member_revisions", ofAll, `'member_id', x.member`, `t.member_id = m.member`),
+		row("events", ofAll, `'id', gen_random_uuid(), 'pos', NULL,
+			'subject', replace((model.t).subject, m.instance::text, x.instance::text)`, `t.subject LIKE '%' || m.instance::text`),
+		row("audit_rows", ofAll, `'id', gen_random_uuid(), 'chain', NULL, 'number', NULL, 'previous_hash', NULL, 'hash', NULL,
 			'resource_id', x.instance`, `t.resource_id = m.instance::text`),
 	}
+}
+
+// membersOf are the members of the first nodes, as many as workloads of each.
+func (c *LoadTest) membersOf(ctx context.Context, nodes, workloads int) ([][]string, error) {
+	byNode := map[string][]string{}
+	err := c.sql(ctx, func(conn *pgx.Conn) error {
+		rows, err := conn.Query(ctx, `SELECT node_id, array_agg(id::text ORDER BY id) FROM instance_members
+			WHERE removed_at IS NULL GROUP BY node_id`)
+		if err != nil {
+			return err
+		}
+		var node string
+		var members []string
+		_, err = pgx.ForEachRow(rows, []any{&node, &members}, func() error {
+			byNode[node] = members
+			return nil
+		})
+		return err
+	})
+	out := make([][]string, nodes)
+	for i := range out {
+		members := byNode[c.Nodes[i]]
+		if len(members) < workloads {
+			return nil, errors.Join(err, fmt.Errorf("node %d has %d members", i, len(members)))
+		}
+		out[i] = members[:workloads]
+	}
+	return out, err
 }
 
 // load inserts workloads instances on each of the nodes. They are copies of the rows of the one instance that the API

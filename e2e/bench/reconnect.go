@@ -53,7 +53,7 @@ type killed struct {
 // measureKills kills the hub at each round-trip time.
 func measureKills(ctx context.Context, e *Env, name string, nodes int) (results []Result, err error) {
 	workloads := or(e.Params.Workloads, workloadsPerNode)
-	c, err := startLoaded(ctx, e, name, nodes, workloads)
+	c, err := startLoaded(ctx, e, e.Bin, name, nodes, workloads)
 	if err != nil {
 		return nil, err
 	}

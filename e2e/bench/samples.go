@@ -48,3 +48,9 @@ func (r Result) single(value float64) Result {
 	r.N, r.P50, r.P99 = 1, value, value
 	return r
 }
+
+// stopwatch starts to count; the function that it returns says how long it has counted.
+func stopwatch() func() time.Duration {
+	start := time.Now()
+	return func() time.Duration { return time.Since(start) }
+}

@@ -22,6 +22,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
 )
@@ -155,6 +156,7 @@ func (d *enroller) enroll(ctx context.Context, index int, token string, rtt *ato
 		incarnation: uuid.NewString(), key: key, bundle: d.bundle,
 		identity: protocol.NodeIdentity{ID: answer.NodeID, KeySHA256: sha256.Sum256(key.Public().(ed25519.PublicKey))},
 	}
+	n.chain = spool.Chain{NodeID: n.id, Incarnation: n.incarnation}
 	n.tls = link.ClientTLS(func() (*tls.Certificate, error) { return &certificate, nil }, link.Peer{
 		Roots: d.bundle.HubCAs, TrustDomain: d.bundle.TrustDomain(), Kind: protocol.KindHub, Now: time.Now,
 	})

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent/hubsession"
+	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 	"github.com/gpuaas/gpuaas/protocol/link"
@@ -32,14 +33,19 @@ type node struct {
 	identity    protocol.NodeIdentity
 	bundle      protocol.Bundle
 	tls         *tls.Config
-	begun       bool
+	// stop ends the sessions, stopped is closed when they have ended; nil while the node does not dial.
+	stop    context.CancelFunc
+	stopped chan struct{}
 	// rtt is the round-trip time of the node's path to the hub, in nanoseconds; 0: that of loopback.
 	rtt *atomic.Int64
 
 	// sealed waits to be uploaded.
 	sealed []sealed
+	// measuredTo is the end of the last record of live usage.
+	measuredTo time.Time
 
 	mu        sync.Mutex
+	chain     spool.Chain
 	workloads []workload
 	// reportNow asks for a report before the next periodic one.
 	reportNow  chan struct{}
@@ -156,7 +162,7 @@ func (n *node) openControl(ctx context.Context, conn *link.Conn) (*link.Stream, 
 		Features:        manifest.KnownFeatures(),
 		ProtocolVersion: protocol.Version, AgentVersion: "simulated", Incarnation: n.incarnation, Epoch: n.epoch,
 		Generation:  n.generation,
-		StateSha256: n.sha256, BundleVersion: max(n.bundleNo, n.bundle.Version()), LastSegment: uint64(len(n.sealed)),
+		StateSha256: n.sha256, BundleVersion: max(n.bundleNo, n.bundle.Version()), LastSegment: n.chain.Number,
 		Facts: &protocol.NodeFacts{
 			Hostname: n.hostname, Os: "Debian GNU/Linux 12 (bookworm)", Kernel: "6.18.0", Architecture: "amd64", CpuCores: 64,
 			MemoryBytes:       256 << 30,

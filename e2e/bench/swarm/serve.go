@@ -123,6 +123,8 @@ func (c *fleet) do(ctx context.Context, cmd Command) (Reply, error) {
 		return c.seal(*cmd.Seal)
 	case cmd.Upload != nil:
 		return c.upload(ctx, *cmd.Upload)
+	case cmd.Live != nil:
+		return c.live(ctx, *cmd.Live)
 	}
 	return Reply{}, errors.New("no command")
 }
@@ -169,11 +171,10 @@ func (c *fleet) connect(ctx context.Context, in Connect) (Reply, error) {
 	c.newDials()
 	c.outcomes.take()
 	for _, n := range nodes {
-		if n.begun {
-			continue
-		}
-		n.begun = true
-		c.sessions.Go(func() { n.run(c.ctx, c) })
+		c.begin(n)
+	}
+	for _, n := range c.nodes[len(nodes):] {
+		n.end()
 	}
 	err = await(ctx, nodes, "accepted a state", func(n *node) bool { return n.runs(in.Workloads) })
 	// The next reconnect starts as after sessions of hours, with the shortest backoff.
@@ -181,6 +182,28 @@ func (c *fleet) connect(ctx context.Context, in Connect) (Reply, error) {
 		n.resetBackoff()
 	}
 	return Reply{Dials: c.newDials(), Failures: c.outcomes.take()}, err
+}
+
+// begin has a node dial, and keep its session, until end.
+func (c *fleet) begin(n *node) {
+	if n.stop != nil {
+		return
+	}
+	ctx, stop := context.WithCancel(c.ctx)
+	n.stop, n.stopped = stop, make(chan struct{})
+	c.sessions.Go(func() {
+		defer close(n.stopped)
+		n.run(ctx, c)
+	})
+}
+
+// end ends the session of a node that began.
+func (n *node) end() {
+	if n.stop != nil {
+		n.stop()
+		<-n.stopped
+		n.stop = nil
+	}
 }
 
 // newDials returns how often nodes have dialled since the last call.

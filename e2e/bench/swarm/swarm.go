@@ -23,6 +23,7 @@ type Command struct {
 	Back    *Back    `json:"back,omitempty"`
 	Seal    *Seal    `json:"seal,omitempty"`
 	Upload  *Upload  `json:"upload,omitempty"`
+	Live    *Live    `json:"live,omitempty"`
 }
 
 // Enroll lets a new node in for each token.
@@ -32,8 +33,8 @@ type Enroll struct {
 	Tokens          []string `json:"tokens"`
 }
 
-// Connect has the first nodes open sessions and keep them; it is done when each has accepted a state with Workloads, or
-// more. Sessions that are opened from then on have this round-trip time; 0: that of loopback.
+// Connect has the first nodes, and no others, open sessions and keep them; it is done when each has accepted a state with
+// Workloads, or more. Sessions that are opened from then on have this round-trip time; 0: that of loopback.
 type Connect struct {
 	Nodes     int           `json:"nodes"`
 	Workloads int           `json:"workloads,omitempty"`
@@ -63,12 +64,23 @@ type Upload struct {
 	RepeatEvery int `json:"repeat_every"`
 }
 
+// Live has nodes measure and send usage as it arises: each cuts a segment of one record of each meter for each member
+// every Every, the nodes one after the other, until For is over. It is done when the hub has acknowledged all.
+type Live struct {
+	// Members are those of the first nodes.
+	Members [][]string    `json:"members"`
+	Meters  []string      `json:"meters"`
+	Every   time.Duration `json:"every"`
+	For     time.Duration `json:"for"`
+}
+
 // Reply is one line back.
 type Reply struct {
 	Error string `json:"error,omitempty"`
 	// NodeIDs are all nodes, in order.
 	NodeIDs []string `json:"node_ids,omitempty"`
-	// Millis are the times since Back.Since at which the nodes were back, in the order of the nodes.
+	// Millis are, of Back, the times since Back.Since at which the nodes were back, in the order of the nodes; of Live, the
+	// times from a segment's cut to its acknowledgement.
 	Millis []float64 `json:"millis,omitempty"`
 	// Dials is how many dials that took, Failures why sessions did not come about or ended, and how often.
 	Dials    int64            `json:"dials,omitempty"`
@@ -78,6 +90,9 @@ type Reply struct {
 	Seconds  float64 `json:"seconds"`
 	Records  int64   `json:"records,omitempty"`
 	Repeated int64   `json:"repeated,omitempty"`
+	// Broken is how many nodes could not send their live usage to the end, BrokenBy why one of them could not.
+	Broken   int    `json:"broken,omitempty"`
+	BrokenBy string `json:"broken_by,omitempty"`
 }
 
 // Swarm is the process, seen from the benchmark.

@@ -47,37 +47,49 @@ func (c *fleet) seal(in Seal) (Reply, error) {
 }
 
 func (n *node) seal(in Seal, members []string) error {
-	chain := spool.Chain{NodeID: n.id, Incarnation: n.incarnation}
-	signer := protocol.NewEd25519Signer(n.key)
 	for cut := range in.Cuts {
 		from := in.From.Add(time.Duration(cut) * in.Cut)
-		var records []*protocol.UsageRecord
-		for _, member := range members {
-			for _, meter := range in.Meters {
-				records = append(records, &protocol.UsageRecord{
-					MemberId: member, Revision: 1, Meter: meter, Quantity: quantity(meter, in.Cut), RunId: member + ".runtime.1",
-					LeaseNo:   1,
-					StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(from.Add(in.Cut)),
-				})
-			}
+		segments, err := n.cut(members, in.Meters, from, from.Add(in.Cut))
+		if err != nil {
+			return err
 		}
-		for len(records) > 0 {
-			var s spool.Sealed
-			var err error
-			if s, chain, records, err = spool.Seal(chain, records, from.Add(in.Cut)); err != nil {
-				return err
-			}
-			env, err := protocol.Sign(protocol.PayloadSegment, s.Payload, signer)
-			if err != nil {
-				return err
-			}
-			n.sealed = append(n.sealed, sealed{
-				s.Segment.GetNumber(), len(s.Segment.GetRecords()),
-				&protocol.UsageUpload{Segment: env},
+		n.sealed = append(n.sealed, segments...)
+	}
+	return nil
+}
+
+// cut seals and signs a record of each meter for each member. A node has one goroutine that does.
+func (n *node) cut(members, meters []string, from, to time.Time) (out []sealed, err error) {
+	var records []*protocol.UsageRecord
+	for _, member := range members {
+		for _, meter := range meters {
+			records = append(records, &protocol.UsageRecord{
+				MemberId: member, Revision: 1, Meter: meter, Quantity: quantity(meter, to.Sub(from)),
+				RunId: member + ".runtime.1", LeaseNo: 1, StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(to),
 			})
 		}
 	}
-	return nil
+	n.mu.Lock()
+	chain := n.chain
+	n.mu.Unlock()
+	for len(records) > 0 {
+		var s spool.Sealed
+		if s, chain, records, err = spool.Seal(chain, records, to); err != nil {
+			return nil, err
+		}
+		env, err := protocol.Sign(protocol.PayloadSegment, s.Payload, protocol.NewEd25519Signer(n.key))
+		if err != nil {
+			return nil, err
+		}
+		out = append(out, sealed{
+			s.Segment.GetNumber(), len(s.Segment.GetRecords()),
+			&protocol.UsageUpload{Segment: env},
+		})
+	}
+	n.mu.Lock()
+	n.chain = chain
+	n.mu.Unlock()
+	return out, nil
 }
 
 // quantity is a member's usage of one record, within the limits of the app: a twentieth of a core, 16 MiB.
