@@ -117,8 +117,8 @@ release-fixture: deps build demo-app ## record a version's data for the upgrade 
 	@$(GO) run ./e2e/release/record -version '$(VERSION)'
 
 .PHONY: bench
-bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples> for a quick look
-	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0)
+bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples>, ARGS=<sizes> for a quick look
+	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0) $(ARGS)
 
 .PHONY: near-miss
 near-miss: ## send N (100000) requests that almost follow the contract to a hub process: no 5xx, no panic, no growth

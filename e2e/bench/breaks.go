@@ -95,6 +95,7 @@ func (b *breaking) trial(ctx context.Context, load func(context.Context) ([]Obje
 	var useErr error
 	t.Use, useErr = use()
 	took, callErr := calls()
+	t.Calls = took
 	// A call that fails is a missed objective: a hub that is overloaded may refuse it.
 	failed := Objective{Name: "API calls that fail", Unit: "calls"}
 	if callErr != nil {

@@ -30,6 +30,8 @@ type followers struct {
 	audience
 	// sentAt is when the request of each event began.
 	sentAt [eventMarks]atomic.Int64
+	// alive is how many streams are open.
+	alive atomic.Int64
 
 	mu    sync.Mutex
 	times Samples
@@ -67,7 +69,7 @@ func measureEventsBreak(ctx context.Context, e *Env) (_ []Result, err error) {
 	s := Search{Start: firstEvents, Max: mostEvents, Resolution: fineResolution}
 	k, err := s.find(func(perSecond float64) (Trial, error) {
 		n := min(max(int(perSecond*b.each.Seconds()), 1), eventMarks-made)
-		t, err := f.try(ctx, b, perSecond, made, n, clients)
+		t, err := f.try(ctx, b, perSecond, made, n)
 		made += n
 		b.say("events a second", perSecond, t)
 		return t, err
@@ -112,13 +114,16 @@ func (c *LoadTest) seatFollowers(ctx context.Context, f *followers, clients int)
 		// The hub bounds handshakes of clients that it does not know yet.
 		f.open.Wait()
 	}
-	return f.failed()
+	return errors.Join(f.failed()...)
 }
 
-func (f *followers) failed() error {
+// failed returns why streams have ended since the last call.
+func (f *followers) failed() []error {
 	f.audience.mu.Lock()
 	defer f.audience.mu.Unlock()
-	return errors.Join(f.errs...)
+	taken := f.errs
+	f.errs = nil
+	return taken
 }
 
 // follow takes the time of each event, until ctx ends.
@@ -129,6 +134,8 @@ func (f *followers) follow(ctx context.Context, token string) error {
 		return err
 	}
 	defer func() { _ = res.Body.Close() }()
+	f.alive.Add(1)
+	defer f.alive.Add(-1)
 	lines := bufio.NewScanner(res.Body)
 	for lines.Scan() {
 		_, rest, found := bytes.Cut(lines.Bytes(), []byte(`"correlation_id":"bench-`))
@@ -148,9 +155,10 @@ func (f *followers) follow(ctx context.Context, token string) error {
 	return errors.Join(errors.New("a stream ended"), lines.Err())
 }
 
-// try makes n events at a steady rate, numbered from first, and waits for their arrival at all clients.
-func (f *followers) try(ctx context.Context, b *breaking, perSecond float64, first, n, clients int) (Trial, error) {
+// try makes n events at a steady rate, numbered from first, and waits for their arrival at all followers.
+func (f *followers) try(ctx context.Context, b *breaking, perSecond float64, first, n int) (Trial, error) {
 	f.take()
+	open := int(f.alive.Load())
 	return b.trial(ctx, func(ctx context.Context) ([]Objective, error) {
 		makers, err := b.open(b.tokens)
 		if err != nil {
@@ -173,21 +181,20 @@ func (f *followers) try(ctx context.Context, b *breaking, perSecond float64, fir
 			return nil, err
 		}
 		wait := stopwatch()
-		for want := (n - int(refused.Load())) * clients; f.count() < want && wait() < 2*maxEventMillis*time.Millisecond; {
+		for want := (n - int(refused.Load())) * open; f.count() < want && wait() < 2*maxEventMillis*time.Millisecond; {
 			if err := pause(ctx, drainPoll); err != nil {
 				return nil, err
 			}
 		}
 		got := f.take()
-		missing := (n-int(refused.Load()))*clients - len(got)
-		if err := f.failed(); err != nil {
-			return nil, err
-		}
+		missing := (n-int(refused.Load()))*open - len(got)
+		ended := f.failed()
 		return []Objective{
 			{Name: "requests that fail", Got: float64(refused.Load()), Unit: "requests"},
 			{Name: "request, p99", Got: posts.P99(), Limit: maxPostMillis, Unit: "ms"},
 			{Name: "event at a follower, p99", Got: got.P99(), Limit: maxEventMillis, Unit: "ms"},
 			{Name: "events that have not arrived", Got: float64(missing), Unit: "events"},
+			{Name: "streams that ended", Got: float64(len(ended)), Unit: "streams"},
 		}, nil
 	})
 }

@@ -8,10 +8,8 @@ import (
 	"fmt"
 	"maps"
 	"net"
-	"os"
 	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -297,22 +295,12 @@ func freePort() (string, error) {
 
 // databaseCPU is what all processes of the hub's PostgreSQL have used.
 func (c *LoadTest) databaseCPU() (time.Duration, error) {
-	pid, err := os.ReadFile(filepath.Join(c.Hub.Config.DataDir(), "postgres", "data", "postmaster.pid"))
+	pids, err := c.databasePIDs()
 	if err != nil {
 		return 0, err
 	}
-	first, _, _ := strings.Cut(string(pid), "\n")
-	main, err := strconv.Atoi(first)
-	if err != nil {
-		return 0, err
-	}
-	children, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", main, main))
-	if err != nil {
-		return 0, err
-	}
-	total, err := cpuTime(main)
-	for child := range strings.FieldsSeq(string(children)) {
-		pid, _ := strconv.Atoi(child)
+	total, err := cpuTime(pids[0])
+	for _, pid := range pids[1:] {
 		// A process that has ended since is left out.
 		if used, err := cpuTime(pid); err == nil {
 			total += used

@@ -36,20 +36,31 @@ func usageMeters() []string {
 }
 
 // measureUsage lets nodes upload usage and compares its rate with a plain insert of the resulting rows.
-func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
+func measureUsage(ctx context.Context, e *Env) ([]Result, error) {
+	return measureUploads(ctx, e, "hub-usage", usageNodes, 0)
+}
+
+// measureUploads lets nodes upload usage of three quarters of an hour into a table with so many rows.
+func measureUploads(ctx context.Context, e *Env, name string, nodes, filled int) (results []Result, err error) {
 	const minRate = 30_000
-	c, err := startLoadTest(ctx, e, "hub-usage", usageNodes)
+	c, err := startLoadTest(ctx, e, name, nodes)
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, c.end()) }()
-	if _, err := c.connect(ctx, usageNodes); err != nil {
+	if _, err := c.connect(ctx, nodes); err != nil {
 		return nil, err
 	}
 	from := time.Now().Add(-time.Duration(cuts)*cut - time.Minute).Truncate(time.Second)
 	members, err := c.members(ctx, from.Add(-time.Minute))
 	if err != nil {
 		return nil, fmt.Errorf("members: %w", err)
+	}
+	if filled > 0 {
+		e.Say("filling %d rows of usage", filled)
+		if err := c.fill(ctx, filled); err != nil {
+			return nil, err
+		}
 	}
 	if _, err := c.Swarm.Do(ctx, swarm.Command{Seal: &swarm.Seal{
 		Members: members, Meters: usageMeters(), From: from,
@@ -61,7 +72,15 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 	if err != nil {
 		return nil, err
 	}
+	w, err := c.watchWrites(ctx)
+	if err != nil {
+		return nil, err
+	}
 	sent, err := c.Swarm.Do(ctx, swarm.Command{Upload: &swarm.Upload{RepeatEvery: repeatEvery}})
+	if err != nil {
+		return nil, err
+	}
+	parts, err := w.parts(ctx, c, sent.Records)
 	if err != nil {
 		return nil, err
 	}
@@ -78,17 +97,17 @@ func measureUsage(ctx context.Context, e *Env) (results []Result, err error) {
 	}
 	rate := float64(sent.Records) / sent.Seconds
 	r := Result{
-		Name: "hub-usage", What: fmt.Sprintf("usage of %d nodes, signed, through their sessions: rated and posted",
-			usageNodes), Unit: "records/s",
+		Name: name, What: fmt.Sprintf("usage of %d nodes, signed, through their sessions: rated and posted", nodes),
+		Unit:   "records/s",
 		Target: fmt.Sprintf("≥ %d", minRate), Reached: rate >= minRate,
-		Parts: []Part{
-			{Name: "records", Value: float64(sent.Records)},
+		Parts: append([]Part{
+			{Name: "rows before", Value: float64(filled)},
 			{Name: "sent twice", Value: float64(sent.Repeated)},
 			{Name: "seconds", Value: sent.Seconds},
 			{Name: "hub core-s", Value: (after[0] - before[0]).Seconds()},
 			{Name: "PostgreSQL core-s", Value: (after[1] - before[1]).Seconds()},
 			{Name: "simulated nodes core-s", Value: (after[2] - before[2]).Seconds()},
-		},
+		}, parts...),
 		Note: fmt.Sprintf("segments of %d records (%d members, 3 meters, 2 of them priced, a cut every 30 s), 16 under way "+
 			"for each node; records are counted once; "+
 			"baseline: INSERT … SELECT unnest … ON CONFLICT DO NOTHING of the same rows into a table with a primary key, "+
@@ -200,7 +219,7 @@ func (c *LoadTest) checkBooks(ctx context.Context, records int64) error {
 			what, query string
 			want        int64
 		}{
-			{"usage records", `SELECT count(*) FROM usage_recent WHERE meter <> 'allocation_seconds'`, records},
+			{"usage records", `SELECT count(*) FROM usage_recent WHERE meter <> 'allocation_seconds' AND run_id <> '` + filledRun + `'`, records},
 			{"records in suspense", `SELECT count(*) FROM suspense_records`, 0},
 			{
 				"priced records without a posting",
@@ -215,7 +234,7 @@ func (c *LoadTest) checkBooks(ctx context.Context, records int64) error {
 				"accruals that are not their records", `SELECT count(*) FROM (SELECT subject_id, meter, sum(quantity) AS q
 					FROM usage_hours GROUP BY subject_id, meter) a
 				JOIN (SELECT subject_id, meter, sum(quantity) AS q FROM usage_recent
-				GROUP BY subject_id, meter) u USING (subject_id, meter) WHERE a.q <> u.q`, 0,
+				WHERE run_id <> '` + filledRun + `' GROUP BY subject_id, meter) u USING (subject_id, meter) WHERE a.q <> u.q`, 0,
 			},
 		} {
 			var got int64
@@ -318,7 +337,8 @@ const plainLimit = 200_000
 
 // readColumns gives the rows that were posted, column by column.
 func readColumns(ctx context.Context, conn *pgx.Conn, columns []column) ([][]any, error) {
-	rows, err := conn.Query(ctx, fmt.Sprintf(`SELECT * FROM usage_recent ORDER BY id LIMIT %d`, plainLimit))
+	rows, err := conn.Query(ctx, fmt.Sprintf(`SELECT * FROM usage_recent WHERE run_id <> '%s' ORDER BY id LIMIT %d`,
+		filledRun, plainLimit))
 	if err != nil {
 		return nil, err
 	}

@@ -38,6 +38,8 @@ type Trial struct {
 	Load       float64
 	Objectives []Objective
 	Use        Use
+	// Calls are the times of the API's callers, in milliseconds.
+	Calls Samples
 	// Profile says where the hub spent its time; empty where nothing failed or nothing can tell.
 	Profile string
 }

@@ -18,7 +18,7 @@ import (
 
 // rows are all rows, in the order of the table.
 func rows() []Row {
-	return slices.Concat(nodeRows(), imageRows(), hubRows(), reconnectRows(), apiRows(), eventRows(), breakRows(), policyRows(), simulationRows())
+	return slices.Concat(nodeRows(), imageRows(), hubRows(), reconnectRows(), apiRows(), eventRows(), breakRows(), usageRows(), memoryRows(), policyRows(), simulationRows())
 }
 
 func main() {

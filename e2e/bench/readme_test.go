@@ -12,7 +12,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// bench/README.md describes every row and every line of bench/results.json, and none that is gone.
+// bench/README.md describes every row and every line of bench/results.json, and none that is gone. Lines of a long row
+// may be described before they are first measured.
 func TestTheReadmeDescribesEveryLineOfTheResults(t *testing.T) {
 	read := func(name string) []byte {
 		data, err := os.ReadFile(filepath.Join("..", "..", "bench", name))
@@ -40,7 +41,14 @@ func TestTheReadmeDescribesEveryLineOfTheResults(t *testing.T) {
 	for _, r := range kept.Results {
 		lines = append(lines, r.Name)
 	}
-	require.ElementsMatch(t, lines, described)
+	require.Subset(t, described, lines)
+	for _, line := range described {
+		if !slices.Contains(lines, line) {
+			require.True(t, slices.ContainsFunc(rows(), func(r Row) bool {
+				return r.Long && (line == r.Name || strings.HasPrefix(line, r.Name+"."))
+			}), "%s is not in the results", line)
+		}
+	}
 	var known []string
 	for n, row := range rows() {
 		known = append(known, row.Name)

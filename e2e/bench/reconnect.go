@@ -22,7 +22,7 @@ const (
 func reconnectRows() []Row {
 	var all []Row
 	for _, nodes := range []int{1000, 5000, 10_000} {
-		name := fmt.Sprint("reconnect-", nodes)
+		name := fmt.Sprintf("reconnect-%dk", nodes/1000)
 		all = append(all, Row{Name: name, Long: true, Measure: func(ctx context.Context, e *Env) ([]Result, error) {
 			return measureKills(ctx, e, name, or(e.Params.Nodes, nodes))
 		}})

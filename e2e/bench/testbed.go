@@ -257,8 +257,9 @@ func (s *Testbed) baselineOf(ctx context.Context, e *Env, instanceID string) (*b
 	if err != nil {
 		return nil, err
 	}
-	dir, err := e.Dir("baseline-" + instanceID)
-	if err != nil {
+	// On the file system of the node's own state below /run.
+	dir := filepath.Join(filepath.Dir(c.RunDir), "baseline-"+instanceID)
+	if err := os.Mkdir(dir, 0o711); err != nil {
 		return nil, err
 	}
 	bench, err := baseline.New(ctx, baseline.Config{
@@ -269,6 +270,54 @@ func (s *Testbed) baselineOf(ctx context.Context, e *Env, instanceID string) (*b
 		return nil, fmt.Errorf("baseline: %w", err)
 	}
 	return bench, nil
+}
+
+// references are what a launch through the product is compared with; docker is nil on a machine without a Docker daemon.
+type references struct {
+	bench    *baseline.Bench
+	attacher *baseline.Attacher
+	docker   *baseline.Docker
+	end      func() error
+}
+
+// referenceBridge and referenceCIDR are those of the product's networks beside the node.
+const referenceBridge, referenceCIDR = "gpbench1", "10.220.0.0/24"
+
+// references launches an instance whose container they launch, too.
+func (s *Testbed) references(ctx context.Context, e *Env) (*references, error) {
+	bench, end, err := s.Baseline(ctx, e)
+	if err != nil {
+		return nil, err
+	}
+	r := &references{bench: bench, end: end}
+	program := filepath.Join(e.root, "attach")
+	err = devcluster.Build(ctx, e.Source, "./agent/internal/network/attach", program)
+	if err == nil {
+		run := filepath.Dir(s.Agent.Config.RunDir)
+		r.attacher, err = bench.StartAttacher(program, referenceBridge, referenceCIDR, filepath.Join(run, "attach"))
+	}
+	if err == nil {
+		r.docker, err = baseline.StartDocker(ctx, s.image, 8080)
+	}
+	if err == nil {
+		// The first launch makes the bridge.
+		_, err = bench.MeasureReference(ctx, r.attacher)
+	}
+	if err != nil {
+		return nil, errors.Join(err, r.close(ctx))
+	}
+	return r, nil
+}
+
+func (r *references) close(ctx context.Context) error {
+	var errs []error
+	if r.docker != nil {
+		errs = append(errs, r.docker.Close(ctx))
+	}
+	if r.attacher != nil {
+		errs = append(errs, r.attacher.Close())
+	}
+	return errors.Join(append(errs, r.end())...)
 }
 
 // pluginDir is where this machine keeps its CNI plugins.
