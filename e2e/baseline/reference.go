@@ -64,7 +64,31 @@ func (b *Bench) StartAttacher(program, bridge, cidr, stateDir string) (*Attacher
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	return &Attacher{cmd: cmd, in: in, replies: json.NewDecoder(out)}, nil
+	a := &Attacher{cmd: cmd, in: in, replies: json.NewDecoder(out)}
+	if err := b.holdBridge(a); err != nil {
+		return nil, errors.Join(err, a.Close())
+	}
+	return a, nil
+}
+
+// holdBridge makes a network that stays: without one, each launch would make the bridge and each removal remove it. On
+// the node, the measured container is there all the time.
+func (b *Bench) holdBridge(a *Attacher) error {
+	port, err := freePort()
+	if err != nil {
+		return err
+	}
+	if err := a.ask(attachRequest{
+		ID: "holder", HostPort: uint16(port), ContainerPort: uint16(b.conf.ContainerPort),
+	}); err != nil {
+		return err
+	}
+	for _, step := range []string{"paths", "namespaces", "done"} {
+		if _, err := a.await(step); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // Close removes the bridge and ends the program.

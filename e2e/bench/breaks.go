@@ -261,7 +261,7 @@ const recordsOfTarget = 10_000
 func measureInstancesBreak(ctx context.Context, e *Env) (_ []Result, err error) {
 	nodes := or(e.Params.Nodes, loadedNodes)
 	most := or(e.Params.Rows, mostInstances)
-	perNode := max(min(firstInstances, most)/nodes, 1)
+	perNode := max(min(firstInstances, most/4)/nodes, 1)
 	b, err := startBreaking(ctx, e, "breaks-instances", nodes, perNode)
 	if err != nil {
 		return nil, err

@@ -300,7 +300,7 @@ func (s *Testbed) references(ctx context.Context, e *Env) (*references, error) {
 		r.docker, err = baseline.StartDocker(ctx, s.image, 8080)
 	}
 	if err == nil {
-		// The first launch makes the bridge.
+		// The first launch is slower and does not count.
 		_, err = bench.MeasureReference(ctx, r.attacher)
 	}
 	if err != nil {
