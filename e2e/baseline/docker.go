@@ -66,8 +66,7 @@ func dockerCommand(ctx context.Context, in io.Reader, args ...string) (string, e
 	cmd := exec.CommandContext(ctx, "docker", args...)
 	cmd.Stdin = in
 	out, err := cmd.Output()
-	var exit *exec.ExitError
-	if errors.As(err, &exit) {
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 		err = fmt.Errorf("docker %s: %w: %s", args[0], err, bytes.TrimSpace(exit.Stderr))
 	}
 	return strings.TrimSpace(string(out)), err

@@ -132,7 +132,10 @@ func usageObjectives(sent swarm.Reply, lasts time.Duration) []Objective {
 	}
 	return []Objective{
 		{Name: "usage acknowledged, p99", Got: Samples(sent.Millis).P99() / 1000, Limit: maxAckSeconds, Unit: "s"},
-		{Name: "usage still waits at the end, for", Got: max(0, sent.Seconds-lasts.Seconds()), Limit: maxAckSeconds, Unit: "s"},
+		{
+			Name: "usage still waits at the end, for", Got: max(0, sent.Seconds-lasts.Seconds()), Limit: maxAckSeconds,
+			Unit: "s",
+		},
 		{Name: "nodes whose usage broke off", Got: float64(sent.Broken), Unit: "nodes"},
 		{Name: "sessions that ended", Got: float64(ended), Unit: "sessions"},
 	}
@@ -267,7 +270,9 @@ func measureInstancesBreak(ctx context.Context, e *Env) (_ []Result, err error) 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, b.end()) }()
-	s := Search{Start: float64(perNode), Max: float64(most / nodes), Resolution: onlyUpwardsStep, OnlyUp: true, Whole: true}
+	s := Search{
+		Start: float64(perNode), Max: float64(most / nodes), Resolution: onlyUpwardsStep, OnlyUp: true, Whole: true,
+	}
 	k, err := s.find(func(perNode float64) (Trial, error) {
 		t, err := b.tryInstances(ctx, nodes, int(perNode))
 		b.say(fmt.Sprintf("instances on each of %d nodes", nodes), perNode, t)

@@ -80,8 +80,8 @@ func measureEventsBreak(ctx context.Context, e *Env) (_ []Result, err error) {
 	r := k.result(Result{
 		Name: "breaks-events", What: fmt.Sprintf("events a second that each of %d followers gets", clients),
 		Target: fmt.Sprintf("≥ %d", eventsOfTarget),
-		Note: fmt.Sprintf("each load lasts %s; each follower has a connection of its own; beside %d nodes that report and %d "+
-			"callers", b.each, nodes, len(b.tokens)),
+		Note: fmt.Sprintf("each load lasts %s; each follower has a connection of its own; beside %d nodes that report and "+
+			"%d callers", b.each, nodes, len(b.tokens)),
 	}, "events/s")
 	r.Reached = r.P50 >= eventsOfTarget
 	return []Result{r}, nil

@@ -57,7 +57,9 @@ func measureLaunchesBreak(ctx context.Context, e *Env) (_ []Result, err error) {
 	if b.tokens, err = l.addCallers(ctx, or(e.Params.Callers, manyCallers)); err != nil {
 		return nil, err
 	}
-	s := Search{Start: firstLaunches, Max: float64(or(e.Params.Rows, mostLaunches)), Resolution: fineResolution, Whole: true}
+	s := Search{
+		Start: firstLaunches, Max: float64(or(e.Params.Rows, mostLaunches)), Resolution: fineResolution, Whole: true,
+	}
 	k, err := s.find(func(perSecond float64) (Trial, error) {
 		t, err := c.tryLaunches(ctx, b, int(perSecond))
 		b.say("launches a second", perSecond, t)
@@ -121,7 +123,9 @@ func (c *APITest) tryLaunches(ctx context.Context, b *breaking, perSecond int) (
 }
 
 // awaitLaunched waits until the instances run; it returns for how long, and how long each took from its row to running.
-func (c *APITest) awaitLaunched(ctx context.Context, made map[string]operator) (seconds float64, took Samples, err error) {
+func (c *APITest) awaitLaunched(ctx context.Context, made map[string]operator) (seconds float64, took Samples,
+	err error,
+) {
 	var ids []string
 	for id := range made {
 		ids = append(ids, id)

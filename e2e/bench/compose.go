@@ -33,7 +33,7 @@ func measureProject(ctx context.Context, e *Env) (_ []Result, err error) {
 	if err := s.shipProject(ctx); err != nil {
 		return nil, err
 	}
-	bench, end, err := s.Baseline(ctx, e)
+	bench, end, err := s.Baseline(ctx)
 	if err != nil {
 		return nil, err
 	}

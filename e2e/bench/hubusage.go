@@ -219,7 +219,11 @@ func (c *LoadTest) checkBooks(ctx context.Context, records int64) error {
 			what, query string
 			want        int64
 		}{
-			{"usage records", `SELECT count(*) FROM usage_recent WHERE meter <> 'allocation_seconds' AND run_id <> '` + filledRun + `'`, records},
+			{
+				"usage records",
+				`SELECT count(*) FROM usage_recent WHERE meter <> 'allocation_seconds' AND run_id <> '` + filledRun + `'`,
+				records,
+			},
 			{"records in suspense", `SELECT count(*) FROM suspense_records`, 0},
 			{
 				"priced records without a posting",

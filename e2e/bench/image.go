@@ -74,7 +74,7 @@ func measureImage(ctx context.Context, e *Env, c coldImage, major int) (_ []Resu
 	if err != nil {
 		return nil, err
 	}
-	bench, end, err := s.Baseline(ctx, e)
+	bench, end, err := s.Baseline(ctx)
 	if err != nil {
 		return nil, err
 	}

@@ -68,12 +68,15 @@ type Knee struct {
 // minShare of Start is the lowest load that is tried.
 const minShare = 1.0 / 16
 
-// find doubles the load until an objective fails, then bisects between the highest load that held and the lowest that
-// failed. Where Start fails, it goes down by halves first.
+// find doubles the load until an objective fails twice, then bisects between the highest load that held and the lowest
+// that failed. Where Start fails, it goes down by halves first.
 func (s Search) find(try func(load float64) (Trial, error)) (Knee, error) {
 	var k Knee
 	for load := s.Start; load > 0; load = s.next(k) {
 		t, err := try(load)
+		if err == nil && len(t.missed()) > 0 {
+			t, err = try(load) // once may be an accident
+		}
 		if err != nil {
 			return k, fmt.Errorf("at %s: %w", number(load), err)
 		}

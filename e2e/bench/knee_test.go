@@ -23,18 +23,28 @@ func TestASearchFindsTheKnee(t *testing.T) {
 		knee, holds, breaks float64
 		tried               []float64
 	}{
-		{"doubles, then bisects", Search{Start: 100, Max: 10_000, Resolution: 1.2, Whole: true}, 500, 476, 566,
-			[]float64{100, 200, 400, 800, 566, 476}},
+		{
+			"doubles, then bisects", Search{Start: 100, Max: 10_000, Resolution: 1.2, Whole: true}, 500, 476, 566,
+			[]float64{100, 200, 400, 800, 566, 476},
+		},
 		{"never fails", Search{Start: 100, Max: 300, Resolution: 1.2}, 1000, 300, 0, []float64{100, 200, 300}},
 		{"fails at once, holds below", Search{Start: 100, Max: 300, Resolution: 2}, 60, 50, 100, []float64{100, 50}},
-		{"never holds", Search{Start: 100, Max: 300, Resolution: 2}, 1, 0, 6.25,
-			[]float64{100, 50, 25, 12.5, 6.25}},
-		{"only up", Search{Start: 100, Max: 1000, Resolution: 2, OnlyUp: true}, 300, 200, 400,
-			[]float64{100, 200, 400}},
-		{"only up, never fails", Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true}, 1000, 300, 0,
-			[]float64{100, 200, 300}},
-		{"only up, fails at once", Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true}, 1, 0, 100,
-			[]float64{100}},
+		{
+			"never holds", Search{Start: 100, Max: 300, Resolution: 2}, 1, 0, 6.25,
+			[]float64{100, 50, 25, 12.5, 6.25},
+		},
+		{
+			"only up", Search{Start: 100, Max: 1000, Resolution: 2, OnlyUp: true}, 300, 200, 400,
+			[]float64{100, 200, 400},
+		},
+		{
+			"only up, never fails", Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true}, 1000, 300, 0,
+			[]float64{100, 200, 300},
+		},
+		{
+			"only up, fails at once", Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true}, 1, 0, 100,
+			[]float64{100},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			k, err := c.s.find(breaksAbove(c.knee))
@@ -67,11 +77,25 @@ func TestASearchEndsCloseToAnyKnee(t *testing.T) {
 	})
 }
 
+func TestALoadThatFailsOnceIsTriedAgain(t *testing.T) {
+	tries := map[float64]int{}
+	k, err := Search{Start: 100, Max: 400, Resolution: 2}.find(func(load float64) (Trial, error) {
+		tries[load]++
+		// 100 misses its objective by accident, 400 for good.
+		missed := load == 100 && tries[load] == 1 || load == 400
+		return Trial{Objectives: []Objective{{Name: "latency", Got: map[bool]float64{true: 2}[missed], Limit: 1}}}, nil
+	})
+	require.NoError(t, err)
+	require.InDelta(t, 200, k.Holds.Load, 0)
+	require.InDelta(t, 400, k.Breaks.Load, 0)
+	require.Equal(t, map[float64]int{100: 2, 200: 1, 400: 2}, tries)
+}
+
 func TestAKneeSaysWhatFailedWhatLimitsAndWhatIsNext(t *testing.T) {
 	k, err := Search{Start: 100, Max: 400, Resolution: 2}.find(func(load float64) (Trial, error) {
 		return Trial{
 			Objectives: []Objective{{"latency", load, 250, "ms"}, {"lost", 0, 0, "sessions"}},
-			Use:        Use{Cores: 2, Busy: 1.9, Hub: 1, Database: 0.6},
+			Use:        Use{Cores: 2, Busy: 1.9, Hub: 1.1, Database: 0.6},
 			Profile:    "main.work 40%",
 		}, nil
 	})
@@ -80,7 +104,8 @@ func TestAKneeSaysWhatFailedWhatLimitsAndWhatIsNext(t *testing.T) {
 	require.InDelta(t, 200, r.P50, 0)
 	require.Equal(t, "requests/s", r.Unit)
 	require.Equal(t, "conditions. tried: 100.0, 200.0, 400.0. at 400.0 fails: latency 400.0 ms (limit 250.0). limited by "+
-		"the processors: 1.90 of 2 cores busy, hub 1.00, PostgreSQL 0.60, simulated nodes 0.00, measuring client 0.00. "+
+		"the processors: 1.90 of 2 cores busy, hub 1.10, PostgreSQL 0.60, simulated nodes 0.00, measuring client 0.00, "+
+		"others 0.20. "+
 		"next step: more cores for the hub, or less work in what its profile names: it takes the most. "+
 		"hub's processor time there: main.work 40%", r.Note)
 	require.Contains(t, r.Parts, Part{"holds: latency, ms", 200})
@@ -99,6 +124,7 @@ func TestALimitIsWhatIsUsedUp(t *testing.T) {
 		{Use{Cores: 2, Busy: 1.8, Hub: 0.2, Database: 0.3, Nodes: 0.6, Client: 0.5}, "processors", "another machine"},
 		{Use{Cores: 2, Busy: 1.8, Hub: 0.5, Database: 0.9, Nodes: 0.2}, "processors", "PostgreSQL"},
 		{Use{Cores: 2, Busy: 1.8, Hub: 0.9, Database: 0.5, Waits: map[string]float64{"Lock": 4}}, "processors", "hub"},
+		{Use{Cores: 2, Busy: 1.9, Hub: 0.4, Database: 0.4, Client: 0.1}, "processors", "quiet"},
 		{Use{Cores: 2, Busy: 0.5, Waits: map[string]float64{"Lock": 4, "IO": 3}}, "locks of rows", "pg_locks"},
 		{Use{Cores: 2, Busy: 0.5, Waits: map[string]float64{"IO": 0.6, "LWLock": 0.6}}, "commits", "disk"},
 		{Use{Cores: 4, Busy: 1.2, Hub: 1}, "one part of the hub", "goroutines"},

@@ -18,7 +18,8 @@ import (
 
 // rows are all rows, in the order of the table.
 func rows() []Row {
-	return slices.Concat(nodeRows(), imageRows(), hubRows(), reconnectRows(), apiRows(), eventRows(), breakRows(), usageRows(), memoryRows(), policyRows(), simulationRows())
+	return slices.Concat(nodeRows(), imageRows(), hubRows(), reconnectRows(), apiRows(), eventRows(), breakRows(),
+		usageRows(), memoryRows(), policyRows(), simulationRows())
 }
 
 func main() {

@@ -118,8 +118,8 @@ func measureMemory(ctx context.Context, e *Env) (_ []Result, err error) {
 	}
 	results := slopes(points, workloads)
 	peak := Result{
-		Name: "memory-nodes.peak", What: fmt.Sprintf("hub with %d nodes, half of which leave and come back again and again: most "+
-			"memory", sizes[2]), Unit: "MB", Target: fmt.Sprintf("≤ %d × baseline", maxPeak),
+		Name: "memory-nodes.peak", What: fmt.Sprintf("hub with %d nodes, half of which leave and come back again and "+
+			"again: most memory", sizes[2]), Unit: "MB", Target: fmt.Sprintf("≤ %d × baseline", maxPeak),
 		Parts: []Part{{Name: "times that half of the nodes came back", Value: float64(rounds)}},
 		Note:  fmt.Sprintf("PSS, read every %s for %s; all nodes report; baseline: the same hub idle", churnSample, lasts),
 	}.single(peakMB).against(points[2].hubMB)
@@ -141,8 +141,8 @@ func slopes(points []memoryAt, workloads int) []Result {
 			Name: name, What: fmt.Sprintf("memory of %s for each node with %d workloads", what, workloads), Unit: "KB",
 			Target: "none",
 			Parts:  []Part{{Name: "without nodes, MB", Value: l.intercept}},
-			Note: "PSS; the slope of the straight line through " + strings.Join(sizes, ", ") + " nodes, each after a restart of " +
-				"the hub and a minute of rest",
+			Note: "PSS; the slope of the straight line through " + strings.Join(sizes, ", ") + " nodes, each after a restart " +
+				"of the hub and a minute of rest",
 			Reached: true,
 		}
 		for i := range x {
@@ -235,8 +235,10 @@ func (g growth) result(name, what string, every time.Duration) Result {
 	r := s.Into(Result{
 		Name: name, What: what, Unit: "MB", Target: fmt.Sprintf("grows by ≤ %d %% an hour", maxGrowthPercent),
 		Parts: []Part{
-			{Name: "grows by, MB an hour", Value: perHour}, {Name: "first", Value: g.MB[0]},
-			{Name: "last", Value: g.MB[len(g.MB)-1]}, {Name: "most", Value: s.P(100)},
+			{Name: "grows by, MB an hour", Value: perHour},
+			{Name: "first", Value: g.MB[0]},
+			{Name: "last", Value: g.MB[len(g.MB)-1]},
+			{Name: "most", Value: s.P(100)},
 		},
 		Note: fmt.Sprintf("PSS, read every %s; the growth is the slope without the first sixth of the time", every),
 	})
@@ -279,7 +281,8 @@ func measureIdleMemory(ctx context.Context, e *Env) (_ []Result, err error) {
 	return []Result{
 		hub.result("memory-idle.hub", "hub"+with, every),
 		database.result("memory-idle.database", "PostgreSQL of a hub"+with, every),
-		agent.result("memory-idle.agent", fmt.Sprintf("agent for %s with %d running workloads, idle", lasts, manyAtOnce), every),
+		agent.result("memory-idle.agent", fmt.Sprintf("agent for %s with %d running workloads, idle", lasts, manyAtOnce),
+			every),
 	}, nil
 }
 

@@ -42,7 +42,8 @@ func TestGrowthLeavesTheBeginningOut(t *testing.T) {
 }
 
 func TestTheProportionalSetSizeIsRead(t *testing.T) {
-	bytes, err := parsePSS([]byte("55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss:   2000 kB\nPss:   1500 kB\nPss_Anon: 1 kB\n"))
+	bytes, err := parsePSS([]byte("55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss:   2000 kB\nPss:   1500 kB\n" +
+		"Pss_Anon: 1 kB\n"))
 	require.NoError(t, err)
 	require.EqualValues(t, 1500<<10, bytes)
 	_, err = parsePSS([]byte("Rss: 1 kB\n"))

@@ -127,8 +127,8 @@ func lifecycleResults(launch, removal Samples, baselines baselineSamples) []Resu
 			{"Start", baselines.start.P50()},
 			{"containerd and go-cni, one after the other", baselines.cniLaunch.P50()},
 		},
-		Note: fmt.Sprintf("image present, app ready at once; baseline n = %d, between the launches; its steps overlap as the "+
-			"product's do", len(baselines.launch)),
+		Note: fmt.Sprintf("image present, app ready at once; baseline n = %d, between the launches; its steps overlap as "+
+			"the product's do", len(baselines.launch)),
 	}).against(baselines.launch.P50())
 	up.Reached = up.P50 <= up.Baseline+60 && up.P50 <= 200 && up.P99 <= up.Baseline+250
 	down := removal.Into(Result{

@@ -54,7 +54,8 @@ func (c *LoadTest) connectLoaded(ctx context.Context, nodes, workloads int, rtt 
 }
 
 // copied are the rows that a running instance has, and what a copy has of its own. The hub numbers the copied events and
-// chains the audit rows as if they were new. The first instance's row is t, whose ids are m; x is a row of the table bench_new.
+// chains the audit rows as if they were new. The first instance's row is t, whose ids are m; x is a row of the table
+// bench_new.
 func copied() []string {
 	const ofAll, ofNodes = "bench_new x", "(SELECT * FROM bench_new WHERE first) x"
 	// OFFSET 0 keeps the record from being made once for each of its columns.
@@ -67,8 +68,8 @@ func copied() []string {
 		row("allocations", ofNodes, `'id', x.allocation, 'node_id', x.node`, `t.id = m.allocation`),
 		row("subjects", ofNodes, `'id', x.allocation, 'node_id', x.node, 'allocation_id', x.allocation`,
 			`t.id = m.allocation`),
-		row("subjects", ofAll, `'id', x.member, 'node_id', x.node, 'app_instance_id', x.instance, 'allocation_id', x.allocation`,
-			`t.id = m.member`),
+		row("subjects", ofAll, `'id', x.member, 'node_id', x.node, 'app_instance_id', x.instance,
+			'allocation_id', x.allocation`, `t.id = m.member`),
 		row("holds", ofAll, `'id', x.hold, 'node_id', x.node, 'subject_id', x.member`, `t.subject_id = m.member`),
 		row("leases", ofAll, `'hold_id', x.hold, 'node_id', x.node, 'subject_id', x.member`, `t.subject_id = m.member`),
 		row("reservations", ofAll, `'member_id', x.member, 'allocation_id', x.allocation`, `t.member_id = m.member`),
@@ -165,7 +166,8 @@ func copyRows(ctx context.Context, conn *pgx.Conn) error {
 		return err
 	}
 	_, err = conn.Exec(ctx, `DROP TABLE bench_new; ANALYZE allocations, subjects, holds, leases, reservations,
-		app_instances, instance_revisions, instance_operations, instance_members, member_revisions, node_intents, events, audit_rows`)
+		app_instances, instance_revisions, instance_operations, instance_members, member_revisions, node_intents, events,
+		audit_rows`)
 	return err
 }
 

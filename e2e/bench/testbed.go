@@ -236,7 +236,7 @@ func (s *Testbed) DecommissionAll(ctx context.Context, ids []string) error {
 
 // Baseline launches an instance and prepares the measurement of containerd and CNI alone for its container. end removes
 // both.
-func (s *Testbed) Baseline(ctx context.Context, e *Env) (bench *baseline.Bench, end func() error, err error) {
+func (s *Testbed) Baseline(ctx context.Context) (bench *baseline.Bench, end func() error, err error) {
 	model, _, err := s.Launch(ctx, "model")
 	if err != nil {
 		return nil, nil, err
@@ -245,13 +245,13 @@ func (s *Testbed) Baseline(ctx context.Context, e *Env) (bench *baseline.Bench, 
 		_, err := s.Decommission(ctx, model.ID)
 		return err
 	}
-	if bench, err = s.baselineOf(ctx, e, model.ID); err != nil {
+	if bench, err = s.baselineOf(ctx, model.ID); err != nil {
 		return nil, nil, errors.Join(err, gone())
 	}
 	return bench, func() error { return errors.Join(bench.Close(ctx), gone()) }, nil
 }
 
-func (s *Testbed) baselineOf(ctx context.Context, e *Env, instanceID string) (*baseline.Bench, error) {
+func (s *Testbed) baselineOf(ctx context.Context, instanceID string) (*baseline.Bench, error) {
 	c := s.Agent.Config
 	container, err := baseline.Find(ctx, c.ContainerdAddress, c.ContainerdNamespace, instanceID)
 	if err != nil {
@@ -285,7 +285,7 @@ const referenceBridge, referenceCIDR = "gpbench1", "10.220.0.0/24"
 
 // references launches an instance whose container they launch, too.
 func (s *Testbed) references(ctx context.Context, e *Env) (*references, error) {
-	bench, end, err := s.Baseline(ctx, e)
+	bench, end, err := s.Baseline(ctx)
 	if err != nil {
 		return nil, err
 	}

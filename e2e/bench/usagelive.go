@@ -146,8 +146,8 @@ func measureLiveUsage(ctx context.Context, e *Env) (_ []Result, err error) {
 	if err := errors.Join(err, b.checkBooks(ctx, records)); err != nil {
 		return nil, err
 	}
-	note := fmt.Sprintf("%d rows of usage before; %d nodes with %d workloads and %d meters cut a segment every %s, one after "+
-		"the other, for %s; %d callers; the books are checked afterwards", rows, nodes, b.workloads, len(usageMeters()),
+	note := fmt.Sprintf("%d rows of usage before; %d nodes with %d workloads and %d meters cut a segment every %s, one "+
+		"after the other, for %s; %d callers; the books are checked afterwards", rows, nodes, b.workloads, len(usageMeters()),
 		min(usageCadence, b.each), b.each, len(b.tokens))
 	if missed := t.missed(); len(missed) > 0 {
 		note += fmt.Sprintf("; missed: %q; limited by %s", missed, t.Use.limit().What)

@@ -41,7 +41,7 @@ func main() {
 	flag.UintVar(&uidSize, "uid-size", 0, "number of ids of the user namespaces; 0: none are made")
 	flag.Parse()
 	c.UIDMapBase, c.UIDMapSize = uint32(uidBase), uint32(uidSize)
-	if err := run(context.Background(), c, os.Stdin, os.Stdout); err != nil {
+	if err := run(context.Background(), c, os.Stdin, os.Stdout); err != nil { //nolint:forbidigo // main has no caller
 		fmt.Fprintln(os.Stderr, "attach:", err)
 		os.Exit(1)
 	}
