@@ -24,25 +24,35 @@ func TestASearchFindsTheKnee(t *testing.T) {
 		tried               []float64
 	}{
 		{
-			"doubles, then bisects", Search{Start: 100, Max: 10_000, Resolution: 1.2, Whole: true}, 500, 476, 566,
+			"doubles, then bisects",
+			Search{Start: 100, Max: 10_000, Resolution: 1.2, Whole: true},
+			500, 476, 566,
 			[]float64{100, 200, 400, 800, 566, 476},
 		},
 		{"never fails", Search{Start: 100, Max: 300, Resolution: 1.2}, 1000, 300, 0, []float64{100, 200, 300}},
 		{"fails at once, holds below", Search{Start: 100, Max: 300, Resolution: 2}, 60, 50, 100, []float64{100, 50}},
 		{
-			"never holds", Search{Start: 100, Max: 300, Resolution: 2}, 1, 0, 6.25,
+			"never holds",
+			Search{Start: 100, Max: 300, Resolution: 2},
+			1, 0, 6.25,
 			[]float64{100, 50, 25, 12.5, 6.25},
 		},
 		{
-			"only up", Search{Start: 100, Max: 1000, Resolution: 2, OnlyUp: true}, 300, 200, 400,
+			"only up",
+			Search{Start: 100, Max: 1000, Resolution: 2, OnlyUp: true},
+			300, 200, 400,
 			[]float64{100, 200, 400},
 		},
 		{
-			"only up, never fails", Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true}, 1000, 300, 0,
+			"only up, never fails",
+			Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true},
+			1000, 300, 0,
 			[]float64{100, 200, 300},
 		},
 		{
-			"only up, fails at once", Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true}, 1, 0, 100,
+			"only up, fails at once",
+			Search{Start: 100, Max: 300, Resolution: 2, OnlyUp: true},
+			1, 0, 100,
 			[]float64{100},
 		},
 	} {

@@ -53,9 +53,9 @@ func (c *LoadTest) connectLoaded(ctx context.Context, nodes, workloads int, rtt 
 	return c.Swarm.Do(ctx, swarm.Command{Connect: &swarm.Connect{Nodes: nodes, Workloads: workloads, RTT: rtt}})
 }
 
-// copied are the rows that a running instance has, and what a copy has of its own. The hub numbers the copied events and
-// chains the audit rows as if they were new. The first instance's row is t, whose ids are m; x is a row of the table
-// bench_new.
+// copied are the rows that a running instance has, and what a copy has of its own. The hub numbers the copied events
+// and chains the audit rows as if they were new. The first instance's row is t, whose ids are m; x is a row of the
+// table bench_new.
 func copied() []string {
 	const ofAll, ofNodes = "bench_new x", "(SELECT * FROM bench_new WHERE first) x"
 	// OFFSET 0 keeps the record from being made once for each of its columns.
@@ -81,7 +81,8 @@ func copied() []string {
 			'node_id', x.node`, `t.id = m.member`),
 		row("member_revisions", ofAll, `'member_id', x.member`, `t.member_id = m.member`),
 		row("events", ofAll, `'id', gen_random_uuid(), 'pos', NULL,
-			'subject', replace((model.t).subject, m.instance::text, x.instance::text)`, `t.subject LIKE '%' || m.instance::text`),
+			'subject', replace((model.t).subject, m.instance::text, x.instance::text)`,
+			`t.subject LIKE '%' || m.instance::text`),
 		row("audit_rows", ofAll, `'id', gen_random_uuid(), 'chain', NULL, 'number', NULL, 'previous_hash', NULL, 'hash', NULL,
 			'resource_id', x.instance`, `t.resource_id = m.instance::text`),
 	}

@@ -272,7 +272,8 @@ func (s *Testbed) baselineOf(ctx context.Context, instanceID string) (*baseline.
 	return bench, nil
 }
 
-// references are what a launch through the product is compared with; docker is nil on a machine without a Docker daemon.
+// references are what a launch through the product is compared with; docker is nil on a machine without a Docker
+// daemon.
 type references struct {
 	bench    *baseline.Bench
 	attacher *baseline.Attacher

@@ -41,13 +41,14 @@ func (c *LoadTest) fill(ctx context.Context, rows int) error {
 		}
 		table := fmt.Sprintf("usage_records_%d", slot)
 		if _, err := conn.Exec(ctx, `CREATE TEMP TABLE bench_subjects AS SELECT id, row_number() OVER (ORDER BY id) - 1 AS n
-			FROM subjects WHERE kind = 'member'; CREATE UNIQUE INDEX ON bench_subjects (n); ANALYZE bench_subjects`); err != nil {
+			FROM subjects WHERE kind = 'member'; CREATE UNIQUE INDEX ON bench_subjects (n);
+			ANALYZE bench_subjects`); err != nil {
 			return err
 		}
 		if _, err := conn.Exec(ctx, `INSERT INTO `+table+` (id, subject_id, meter, quantity, started_at, ended_at, run_id,
 				lease_no, posting_id)
-			SELECT (lpad(to_hex((extract(epoch FROM ended) * 1000)::int8), 12, '0') || '7' || substr(md5(i::text), 1, 3) || '8' ||
-				substr(md5(i::text), 4, 15))::uuid, s.id, (ARRAY['session_seconds', 'cpu_seconds',
+			SELECT (lpad(to_hex((extract(epoch FROM ended) * 1000)::int8), 12, '0') || '7' || substr(md5(i::text), 1, 3) ||
+				'8' || substr(md5(i::text), 4, 15))::uuid, s.id, (ARRAY['session_seconds', 'cpu_seconds',
 				'memory_byte_seconds'])[i % 3 + 1], 30000000, ended - interval '30 seconds', ended, '`+filledRun+`', 1,
 				gen_random_uuid()
 			FROM (SELECT i, now() - interval '12 hours' + interval '6 hours' * (i::float8 / $1) AS ended
@@ -153,8 +154,8 @@ func measureLiveUsage(ctx context.Context, e *Env) (_ []Result, err error) {
 		note += fmt.Sprintf("; missed: %q; limited by %s", missed, t.Use.limit().What)
 	}
 	ack := acks.Into(Result{
-		Name: "usage-live.ack", What: fmt.Sprintf("usage of %d nodes as it arises: cut of a segment → acknowledged, which is "+
-			"rated and posted", nodes),
+		Name: "usage-live.ack", What: fmt.Sprintf("usage of %d nodes as it arises: cut of a segment → acknowledged, "+
+			"which is rated and posted", nodes),
 		Unit: "ms", Target: fmt.Sprintf("p99 ≤ %d", maxAckSeconds*1000), Parts: parts, Note: note,
 	})
 	ack.Reached = len(t.missed()) == 0

@@ -78,8 +78,8 @@ func (u Use) limit() Limit {
 func (u Use) processorLimit() Limit {
 	// The kernel's own threads are among the others.
 	others := max(0, u.Busy-u.Hub-u.Database-u.Nodes-u.Client)
-	l := Limit{What: fmt.Sprintf("the processors: %.2f of %.0f cores busy, hub %.2f, PostgreSQL %.2f, simulated nodes %.2f, "+
-		"measuring client %.2f, others %.2f", u.Busy, u.Cores, u.Hub, u.Database, u.Nodes, u.Client, others)}
+	l := Limit{What: fmt.Sprintf("the processors: %.2f of %.0f cores busy, hub %.2f, PostgreSQL %.2f, simulated nodes "+
+		"%.2f, measuring client %.2f, others %.2f", u.Busy, u.Cores, u.Hub, u.Database, u.Nodes, u.Client, others)}
 	switch most := max(u.Hub, u.Database, u.Nodes+u.Client, others); most {
 	case others:
 		l.Next = "take the row again on a quiet machine: other programs take the most"

@@ -1,7 +1,7 @@
 // Package swarm is thousands of simulated nodes in one process, and how a benchmark commands that process. A node of it
-// enrolls, dials, says hello, verifies and accepts its desired state, reports its workloads as ready at once, and uploads
-// usage that it sealed and signed, as an agent does (agent/hubsession); it has no containers, no disk and no clock of its
-// own.
+// enrolls, dials, says hello, verifies and accepts its desired state, reports its workloads as ready at once, and
+// uploads usage that it sealed and signed, as an agent does (agent/hubsession); it has no containers, no disk and no
+// clock of its own.
 package swarm
 
 import (
@@ -33,8 +33,8 @@ type Enroll struct {
 	Tokens          []string `json:"tokens"`
 }
 
-// Connect has the first nodes, and no others, open sessions and keep them; it is done when each has accepted a state with
-// Workloads, or more. Sessions that are opened from then on have this round-trip time; 0: that of loopback.
+// Connect has the first nodes, and no others, open sessions and keep them; it is done when each has accepted a state
+// with Workloads, or more. Sessions that are opened from then on have this round-trip time; 0: that of loopback.
 type Connect struct {
 	Nodes     int           `json:"nodes"`
 	Workloads int           `json:"workloads,omitempty"`
@@ -79,8 +79,8 @@ type Reply struct {
 	Error string `json:"error,omitempty"`
 	// NodeIDs are all nodes, in order.
 	NodeIDs []string `json:"node_ids,omitempty"`
-	// Millis are, of Back, the times since Back.Since at which the nodes were back, in the order of the nodes; of Live, the
-	// times from a segment's cut to its acknowledgement.
+	// Millis are, of Back, the times since Back.Since at which the nodes were back, in the order of the nodes; of Live,
+	// the times from a segment's cut to its acknowledgement.
 	Millis []float64 `json:"millis,omitempty"`
 	// Dials is how many dials that took, Failures why sessions did not come about or ended, and how often.
 	Dials    int64            `json:"dials,omitempty"`

@@ -52,8 +52,8 @@ func workloadsOf(state *protocol.DesiredState, parts [][]byte) ([]workload, erro
 	return all, nil
 }
 
-// succeed replaces the workloads by those of a new state. What stays keeps its start, what leaves is reported as removed
-// until the state after that.
+// succeed replaces the workloads by those of a new state. What stays keeps its start, what leaves is reported as
+// removed until the state after that.
 func succeed(old, next []workload, now time.Time) []workload {
 	at := make(map[string]int, len(next))
 	for i := range next {
