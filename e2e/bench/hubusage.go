@@ -72,15 +72,7 @@ func measureUploads(ctx context.Context, e *Env, name string, nodes, filled int)
 	if err != nil {
 		return nil, err
 	}
-	w, err := c.watchWrites(ctx)
-	if err != nil {
-		return nil, err
-	}
-	sent, err := c.Swarm.Do(ctx, swarm.Command{Upload: &swarm.Upload{RepeatEvery: repeatEvery}})
-	if err != nil {
-		return nil, err
-	}
-	parts, err := w.parts(ctx, c, sent.Records)
+	sent, parts, err := c.uploadAll(ctx)
 	if err != nil {
 		return nil, err
 	}
@@ -114,6 +106,19 @@ func measureUploads(ctx context.Context, e *Env, name string, nodes, filled int)
 			"%d at once, on one connection", membersPerNode*len(usageMeters()), membersPerNode, batchRows),
 	}
 	return []Result{r.single(rate).against(plain)}, nil
+}
+
+// uploadAll has the nodes send what they have sealed; parts say what that has written.
+func (c *LoadTest) uploadAll(ctx context.Context) (sent swarm.Reply, parts []Part, err error) {
+	w, err := c.watchWrites(ctx)
+	if err != nil {
+		return sent, nil, err
+	}
+	if sent, err = c.Swarm.Do(ctx, swarm.Command{Upload: &swarm.Upload{RepeatEvery: repeatEvery}}); err != nil {
+		return sent, nil, err
+	}
+	parts, err = w.parts(ctx, c, sent.Records)
+	return sent, parts, err
 }
 
 // cpu is the CPU time of hub, database and simulated nodes so far.

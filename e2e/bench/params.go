@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Params change the size of a row, for a smaller machine or a quick look. A run with any of them writes nothing.
+// Params change the size of a row, for a smaller machine or a trial. A run with any of them writes nothing.
 type Params struct {
 	// Nodes is how many nodes a row has, or up to how many it goes.
 	Nodes int
