@@ -79,18 +79,27 @@ func measureAPI(ctx context.Context, e *Env) (results []Result, err error) {
 	if _, err := l.connect(ctx, apiNodes); err != nil {
 		return nil, err
 	}
-	c := &APITest{LoadTest: l, web: apiClient()}
-	defer c.web.CloseIdleConnections()
-	for k := range apiTenants {
-		if err := c.addTenant(ctx, k); err != nil {
-			return nil, fmt.Errorf("tenant %d: %w", k, err)
-		}
+	c, err := newAPITest(ctx, l)
+	if err != nil {
+		return nil, err
 	}
+	defer c.web.CloseIdleConnections()
 	if results, err = c.measureCreates(ctx, e); err != nil {
 		return nil, err
 	}
 	gets, err := c.measureGets(ctx, e)
 	return append(results, gets...), err
+}
+
+// newAPITest makes the tenants.
+func newAPITest(ctx context.Context, l *LoadTest) (*APITest, error) {
+	c := &APITest{LoadTest: l, web: apiClient()}
+	for k := range apiTenants {
+		if err := c.addTenant(ctx, k); err != nil {
+			return nil, fmt.Errorf("tenant %d: %w", k, err)
+		}
+	}
+	return c, nil
 }
 
 // apiClient uses HTTP/1.1, which costs the measuring client least.

@@ -89,32 +89,16 @@ func measureEventsBreak(ctx context.Context, e *Env) (_ []Result, err error) {
 
 // seatFollowers makes the users and opens their streams.
 func (c *LoadTest) seatFollowers(ctx context.Context, f *followers, clients int) error {
-	var orgID string
-	for n := 0; n < clients; n += clientsOfOne {
-		if n%(10*clientsOfOne) == 0 {
-			org, err := client.Read[client.Org](c.Tenant.Admin.CreateOrg(ctx, client.OrgCreate{
-				Slug: fmt.Sprint("org-", n), DisplayName: "Org",
-			}))
-			if err != nil {
-				return err
-			}
-			orgID = org.ID
-		}
-		token, err := c.token(ctx, client.UserCreate{
-			OrgID: orgID, Email: fmt.Sprintf("follower%d@bench.example", n), DisplayName: "F",
-			Roles: []client.UserRole{"org_member"},
-		})
-		if err != nil {
-			return err
-		}
+	err := c.eachFollower(ctx, clients, func(n int, token string) error {
 		for range min(clientsOfOne, clients-n) {
 			f.open.Add(1)
 			go func() { f.note(ctx, f.follow(ctx, token)) }()
 		}
 		// The hub bounds handshakes of clients that it does not know yet.
 		f.open.Wait()
-	}
-	return errors.Join(f.failed()...)
+		return nil
+	})
+	return errors.Join(append(f.failed(), err)...)
 }
 
 // failed returns why streams have ended since the last call.

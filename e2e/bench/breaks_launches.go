@@ -47,13 +47,11 @@ func measureLaunchesBreak(ctx context.Context, e *Env) (_ []Result, err error) {
 	if _, err := l.connect(ctx, nodes); err != nil {
 		return nil, err
 	}
-	c := &APITest{LoadTest: l, web: apiClient()}
-	defer c.web.CloseIdleConnections()
-	for k := range apiTenants {
-		if err := c.addTenant(ctx, k); err != nil {
-			return nil, fmt.Errorf("tenant %d: %w", k, err)
-		}
+	c, err := newAPITest(ctx, l)
+	if err != nil {
+		return nil, err
 	}
+	defer c.web.CloseIdleConnections()
 	if b.tokens, err = l.addCallers(ctx, or(e.Params.Callers, manyCallers)); err != nil {
 		return nil, err
 	}

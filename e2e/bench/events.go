@@ -120,24 +120,7 @@ func oneConnectionEach(caFile string) (*http.Client, error) {
 
 // seat makes the users and opens their streams and watches.
 func (c *LoadTest) seat(ctx context.Context, a *audience) error {
-	var orgID string
-	for n := 0; n < eventClients; n += clientsOfOne {
-		if n%(10*clientsOfOne) == 0 {
-			org, err := client.Read[client.Org](c.Tenant.Admin.CreateOrg(ctx, client.OrgCreate{
-				Slug: fmt.Sprint("org-", n), DisplayName: "Org",
-			}))
-			if err != nil {
-				return err
-			}
-			orgID = org.ID
-		}
-		follower, err := c.token(ctx, client.UserCreate{
-			OrgID: orgID, Email: fmt.Sprintf("u%d@bench.example", n), DisplayName: "U",
-			Roles: []client.UserRole{"org_member"},
-		})
-		if err != nil {
-			return err
-		}
+	err := c.eachFollower(ctx, eventClients, func(n int, follower string) error {
 		watcher, err := c.token(ctx, client.UserCreate{
 			Email: fmt.Sprintf("w%d@bench.example", n), DisplayName: "W", PlatformAdmin: true,
 		})
@@ -151,8 +134,37 @@ func (c *LoadTest) seat(ctx context.Context, a *audience) error {
 		}
 		// The hub bounds handshakes of clients that it does not know yet.
 		a.open.Wait()
+		return nil
+	})
+	return errors.Join(append(a.errs, err)...)
+}
+
+// eachFollower makes a user for every clientsOfOne clients, an org for every ten users, and calls seat with the number
+// of the user's first client and the user's token.
+func (c *LoadTest) eachFollower(ctx context.Context, clients int, seat func(n int, token string) error) error {
+	var orgID string
+	for n := 0; n < clients; n += clientsOfOne {
+		if n%(10*clientsOfOne) == 0 {
+			org, err := client.Read[client.Org](c.Tenant.Admin.CreateOrg(ctx, client.OrgCreate{
+				Slug: fmt.Sprint("org-", n), DisplayName: "Org",
+			}))
+			if err != nil {
+				return err
+			}
+			orgID = org.ID
+		}
+		token, err := c.token(ctx, client.UserCreate{
+			OrgID: orgID, Email: fmt.Sprintf("follower%d@bench.example", n), DisplayName: "F",
+			Roles: []client.UserRole{"org_member"},
+		})
+		if err != nil {
+			return err
+		}
+		if err := seat(n, token); err != nil {
+			return err
+		}
 	}
-	return errors.Join(a.errs...)
+	return nil
 }
 
 // token makes a user with a token.

@@ -93,8 +93,11 @@ func (c *LoadTest) watchWrites(ctx context.Context) (w written, err error) {
 func (w written) parts(ctx context.Context, c *LoadTest, records int64) ([]Part, error) {
 	use, err1 := w.use()
 	tables, indexes, err2 := c.bytesOf(ctx)
-	if err := errors.Join(err1, err2); err != nil || records == 0 {
-		return nil, errors.Join(err, fmt.Errorf("%d records", records))
+	if err := errors.Join(err1, err2); err != nil {
+		return nil, err
+	}
+	if records == 0 {
+		return nil, errors.New("no record was sent")
 	}
 	return writeParts(use, records, w.tables, tables, w.indexes, indexes), nil
 }

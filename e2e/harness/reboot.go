@@ -77,7 +77,7 @@ func (w *Testbed) PowerOff(a *devcluster.Agent) (off time.Time) {
 		_ = unix.Kill(pid, unix.SIGKILL)
 	}
 	for _, dir := range cgroupsOf(a.Config.CgroupParent) {
-		w.Eventually("the containers of "+dir+" are dead", func() error { return emptyCgroup(dir) })
+		w.Eventually("the containers of "+dir+" are dead", func() error { return EmptyCgroup(dir) })
 	}
 	off = time.Now()
 	w.unmountBelow(w.Containerd.Dir, a.Config.RunDir, a.Config.DataDir())
@@ -139,8 +139,8 @@ func processesOf(dir string) (pids []int) {
 	return pids
 }
 
-// emptyCgroup kills what is in a cgroup, and removes it once that is gone.
-func emptyCgroup(dir string) error {
+// EmptyCgroup kills what is in a cgroup and in those below it, and removes them once that is gone; until then it fails.
+func EmptyCgroup(dir string) error {
 	var dirs []string
 	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err == nil && d.IsDir() {

@@ -3,14 +3,11 @@ package power_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -169,24 +166,6 @@ func (m *machine) makeCgroups() []string {
 	return m.cgroups()
 }
 
-// removeCgroup removes a cgroup and those below it, whose processes end.
-func removeCgroup(dir string) error {
-	var dirs []string
-	err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
-		if err == nil && d.IsDir() {
-			dirs = append(dirs, path)
-		}
-		return err
-	})
-	for _, path := range slices.Backward(dirs) {
-		err = errors.Join(err, unix.Rmdir(path))
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
-}
-
 // childNamed is the child of a process that runs the program, 0 if there is none.
 func childNamed(parent int, program string) int {
 	lists, _ := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", parent))
@@ -214,7 +193,7 @@ func (m *machine) powerOff() {
 	_ = m.nspawn.Wait()
 	m.nspawn, m.pid = nil, 0
 	for _, dir := range m.cgroups() {
-		m.w.Eventually("the cgroups of the machine are gone", func() error { return removeCgroup(dir) })
+		m.w.Eventually("the cgroups of the machine are gone", func() error { return harness.EmptyCgroup(dir) })
 	}
 	// nspawn, which was killed, leaves its directory, and those above it where they are its own.
 	const own = "/run/systemd/nspawn/propagate"

@@ -247,16 +247,17 @@ func (u *unpacking) record(ctx context.Context, l *imageLayer, key, dir string) 
 	return u.snapshots().Commit(ctx, l.name, key, l.labels())
 }
 
+// syncFiles writes everything that is dirty on the directory's file system to the disk (syncfs(2)).
 func syncFiles(dir string) error {
 	f, err := os.Open(dir)
 	if err != nil {
 		return err
 	}
-	if err := unix.Syncfs(int(f.Fd())); err != nil {
+	err = unix.Syncfs(int(f.Fd()))
+	if err != nil {
 		err = &os.PathError{Op: "syncfs", Path: dir, Err: err}
-		return errors.Join(err, f.Close())
 	}
-	return f.Close()
+	return errors.Join(err, f.Close())
 }
 
 // commit makes a checked layer a snapshot on its parent.

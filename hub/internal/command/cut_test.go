@@ -16,13 +16,7 @@ import (
 // behind makes a world whose hub reaches PostgreSQL through a proxy.
 func behind(t *testing.T, options ...wire.Option) (*world, *wire.Proxy) {
 	t.Helper()
-	direct := dbtest.PrivateURL(t)
-	p := wire.New(t, direct, options...)
-	url, err := p.URL(direct)
-	require.NoError(t, err)
-	d, err := db.Open(t.Context(), url)
-	require.NoError(t, err)
-	t.Cleanup(d.Close)
+	d, p := wire.Open(t, dbtest.PrivateURL(t), options...)
 	return &world{commandtest.In(t, d)}, p
 }
 

@@ -16,14 +16,7 @@ import (
 // through opens a database of the test's own through a proxy.
 func through(t *testing.T, options ...wire.Option) (*db.DB, *wire.Proxy) {
 	t.Helper()
-	direct := dbtest.PrivateURL(t)
-	p := wire.New(t, direct, options...)
-	url, err := p.URL(direct)
-	require.NoError(t, err)
-	d, err := db.Open(t.Context(), url)
-	require.NoError(t, err)
-	t.Cleanup(d.Close)
-	return d, p
+	return wire.Open(t, dbtest.PrivateURL(t), options...)
 }
 
 // write is RunTx or LockTx.

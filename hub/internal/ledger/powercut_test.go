@@ -20,6 +20,7 @@ import (
 	"github.com/gpuaas/gpuaas/e2e/powerloss"
 	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db/managed"
 )
 
@@ -103,7 +104,7 @@ func (d cutDisk) cut(t *testing.T, random *rand.Rand, early bool) string {
 	var servers []int
 	lost, err := d.Cut(random, func() error {
 		err := cmd.Process.Kill()
-		servers = processesBelow(d.Point)
+		servers = dbtest.ProcessesIn(d.Point)
 		for _, pid := range servers {
 			_ = unix.Kill(pid, unix.SIGKILL)
 		}
@@ -114,7 +115,7 @@ func (d cutDisk) cut(t *testing.T, random *rand.Rand, early bool) string {
 		said.WriteString(lines.Text() + "\n")
 	}
 	require.Error(t, cmd.Wait(), "killed")
-	removeMemory(t, servers)
+	dbtest.RemoveMemory(t, servers)
 	t.Logf("%d pages lost, %d bytes said", lost, said.Len())
 	return said.String()
 }
@@ -150,46 +151,6 @@ func (d cutDisk) examine(t *testing.T, check func(w *world)) {
 		require.NoError(t, db.Migrate(t.Context(), opened)) // the cut may have been before the first hub had done it
 		check(cutWorld(t, opened, 0))
 	}))
-}
-
-// processesBelow are the processes that work in a directory below dir.
-func processesBelow(dir string) (pids []int) {
-	links, _ := filepath.Glob("/proc/[0-9]*/cwd")
-	for _, link := range links {
-		var pid int
-		if at, err := os.Readlink(link); err != nil || !strings.HasPrefix(at, dir+"/") {
-			continue
-		}
-		if _, err := fmt.Sscanf(link, "/proc/%d/cwd", &pid); err == nil {
-			pids = append(pids, pid)
-		}
-	}
-	return pids
-}
-
-// removeMemory waits for the end of killed servers and removes the shared memory that they made: no power cut leaves
-// any.
-func removeMemory(t *testing.T, servers []int) {
-	t.Helper()
-	for _, pid := range servers {
-		require.Eventually(t, func() bool { return unix.Kill(pid, 0) != nil || isZombie(pid) }, time.Minute,
-			time.Millisecond, "server %d ends", pid)
-	}
-	table, err := os.ReadFile("/proc/sysvipc/shm")
-	require.NoError(t, err)
-	for line := range strings.Lines(string(table)) {
-		var key, id, perms, size, maker int
-		n, _ := fmt.Sscan(line, &key, &id, &perms, &size, &maker)
-		if n == 5 && slices.Contains(servers, maker) {
-			_, err := unix.SysvShmCtl(id, unix.IPC_RMID, nil)
-			require.NoError(t, err)
-		}
-	}
-}
-
-func isZombie(pid int) bool {
-	stat, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	return err != nil || strings.Contains(string(stat), ") Z ")
 }
 
 // cutSettings lets checkpoints happen during the test, and keeps all memory that outlives a kill on the disk.

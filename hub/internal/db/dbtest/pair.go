@@ -7,7 +7,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -15,7 +14,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"golang.org/x/sys/unix"
 )
 
 // Pair is a primary and a standby that follows it synchronously: what the primary confirms is on the standby's disk.
@@ -62,31 +60,18 @@ func (p *Pair) KillPrimary(t testing.TB) {
 	if err := os.Rename(filepath.Join(p.primary.dir, "data"), gone); err != nil {
 		t.Fatal(err)
 	}
-	if err := killAll(gone); err != nil {
-		t.Fatalf("kill the primary: %v", err)
-	}
-	if err := removeInterlock(gone); err != nil {
-		t.Errorf("remove the killed primary's shared memory: %v", err)
-	}
-}
-
-// removeInterlock removes the segment by which PostgreSQL knows whether a server works in a directory: its id is the
-// second number of the seventh line of postmaster.pid.
-func removeInterlock(data string) error {
-	raw, err := os.ReadFile(filepath.Join(data, "postmaster.pid"))
+	gone, err := filepath.EvalSymlinks(gone)
 	if err != nil {
-		return err
+		t.Fatal(err)
 	}
-	lines := strings.Split(string(raw), "\n")
-	if len(lines) < 7 {
-		return errors.New("postmaster.pid names no shared memory")
+	servers := ProcessesIn(gone)
+	if len(servers) == 0 {
+		t.Fatalf("no process works in %s", gone)
 	}
-	var key, id int
-	if _, err := fmt.Sscan(lines[6], &key, &id); err != nil {
-		return err
+	for _, pid := range servers {
+		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	_, err = unix.SysvShmCtl(id, unix.IPC_RMID, nil)
-	return err
+	RemoveMemory(t, servers)
 }
 
 // PromoteStandby makes the standby the primary.
@@ -197,31 +182,4 @@ func (s *server) follow(ctx context.Context) error {
 		err := conn.QueryRow(ctx, `SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'`).Scan(&n)
 		return n == 1, err
 	})
-}
-
-// killAll kills every process that works in a directory: the server's own all do.
-func killAll(dir string) error {
-	dir, err := filepath.EvalSymlinks(dir)
-	if err != nil {
-		return err
-	}
-	entries, err := os.ReadDir("/proc")
-	if err != nil {
-		return err
-	}
-	killed := 0
-	for _, e := range entries {
-		pid, err := strconv.Atoi(e.Name())
-		if err != nil {
-			continue
-		}
-		if cwd, err := os.Readlink(filepath.Join("/proc", e.Name(), "cwd")); err == nil && cwd == dir {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			killed++
-		}
-	}
-	if killed == 0 {
-		return errors.New("no process works in " + dir)
-	}
-	return nil
 }

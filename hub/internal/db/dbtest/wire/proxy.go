@@ -16,6 +16,8 @@ import (
 
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgproto3"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 )
 
 // Proxy passes connections on to one PostgreSQL.
@@ -43,19 +45,34 @@ type Option func(*Proxy)
 // Rewrite has the proxy change the text of each statement.
 func Rewrite(change func(sql string) string) Option { return func(p *Proxy) { p.rewrite = change } }
 
+// Open opens the database of a URL through a proxy.
+func Open(t testing.TB, direct string, options ...Option) (*db.DB, *Proxy) {
+	t.Helper()
+	p := New(t, direct, options...)
+	through, err := p.URL(direct)
+	if err != nil {
+		t.Fatalf("%s: %v", direct, err)
+	}
+	d, err := db.Open(t.Context(), through)
+	if err != nil {
+		t.Fatalf("open the database through the proxy: %v", err)
+	}
+	t.Cleanup(d.Close)
+	return d, p
+}
+
 // New starts a proxy before the PostgreSQL that a URL with a socket's directory names. It ends with the test.
 func New(t testing.TB, upstream string, options ...Option) *Proxy {
 	t.Helper()
-	p, err := Start(upstream, options...)
+	p, err := start(upstream, options...)
 	if err != nil {
 		t.Fatalf("start a proxy before PostgreSQL: %v", err)
 	}
-	t.Cleanup(p.Close)
+	t.Cleanup(p.close)
 	return p
 }
 
-// Start is New for a proxy that outlives a test; the caller closes it.
-func Start(upstream string, options ...Option) (*Proxy, error) {
+func start(upstream string, options ...Option) (*Proxy, error) {
 	conf, err := pgconn.ParseConfig(upstream)
 	if err != nil {
 		return nil, err
@@ -79,8 +96,8 @@ func Start(upstream string, options ...Option) (*Proxy, error) {
 	return p, nil
 }
 
-// Close ends the proxy and all of its connections.
-func (p *Proxy) Close() {
+// close ends the proxy and all of its connections.
+func (p *Proxy) close() {
 	_ = p.listener.Close()
 	p.mu.Lock()
 	for l := range p.open {
