@@ -5,10 +5,8 @@ package gpu_test
 import (
 	"bytes"
 	"math/big"
-	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -28,15 +26,14 @@ import (
 const (
 	// gpuPrice is the price of an hour of a GPU: a second costs a tenth of a cent.
 	gpuPrice = "3.60"
-	version  = "2.0.0"
+	// version is that of the app which needs a GPU.
+	version = "2.0.0"
 )
 
 // onRealGPUs is a platform whose node has the GPUs of this machine, and an NVIDIA GPU that works.
 func onRealGPUs(t *testing.T) (*harness.Testbed, client.NodeAccelerator) {
 	t.Helper()
-	if os.Getenv("GPUAAS_TEST_GPU") == "" {
-		skip.Except(t, skip.NoGPU, "")
-	}
+	nvmltest.RequireRealGPUs(t)
 	w := harness.New(t)
 	w.StartContainerd()
 	w.StartHub(w.HubConfig())
@@ -56,24 +53,14 @@ func onRealGPUs(t *testing.T) (*harness.Testbed, client.NodeAccelerator) {
 // and CUDA's library need.
 func computerImage(t *testing.T) v1.Image {
 	t.Helper()
-	program := nvmltest.Computer(t)
-	needs := nvmltest.Needs(t, program)
-	for _, pattern := range []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib*"} {
-		found, err := filepath.Glob(filepath.Join(pattern, "libcuda.so.1"))
+	var libraries []string
+	for _, dir := range []string{"/usr/lib/x86_64-linux-gnu", "/usr/lib64", "/usr/local/nvidia/lib*"} {
+		found, err := filepath.Glob(filepath.Join(dir, "libcuda.so.1"))
 		require.NoError(t, err)
-		for _, library := range found {
-			needs = append(needs, nvmltest.Needs(t, library)...)
-		}
+		libraries = append(libraries, found...)
 	}
-	slices.Sort(needs)
-	files := []appkit.File{
-		{Path: "/app", Source: harness.DemoBinary(t), Mode: 0o755}, {Path: "/compute", Source: program, Mode: 0o755},
-	}
-	for _, path := range slices.Compact(needs) {
-		source, err := filepath.EvalSymlinks(path)
-		require.NoError(t, err)
-		files = append(files, appkit.File{Path: path, Source: source, Mode: 0o755})
-	}
+	files := append(nvmltest.ComputerFiles(t, libraries...),
+		appkit.File{Path: "/app", Source: harness.DemoBinary(t), Mode: 0o755})
 	image, err := appkit.ImageFromFiles(files, appkit.ImageConfig{Entrypoint: []string{"/app"}, User: "1000:1000"})
 	require.NoError(t, err)
 	return image
@@ -97,8 +84,6 @@ func ship(w *harness.Testbed) {
 	require.NoError(w.T, err)
 }
 
-var computed = regexp.MustCompile(`computed on 1 GPUs: (\S+) (\d+) (.*)\n`)
-
 // compute runs the program in the app by the command line of a user, as soon as the node is connected.
 func compute(w *harness.Testbed, s *harness.Shell, gpu client.NodeAccelerator) {
 	w.T.Helper()
@@ -112,10 +97,7 @@ func compute(w *harness.Testbed, s *harness.Shell, gpu client.NodeAccelerator) {
 		_ = cmd.Run()
 		return harness.Pending(nil, !strings.Contains(stderr.String(), "node_unreachable"))
 	})
-	m := computed.FindStringSubmatch(out.String())
-	require.NotNil(w.T, m, "%s%s", out.String(), stderr.String())
-	require.Equal(w.T, strings.TrimPrefix(gpu.ID, "GPU-"), m[1])
-	w.T.Logf("computed on %s of %s bytes, CUDA says %s", gpu.Model, m[2], m[3])
+	nvmltest.RequireComputed(w.T, out.String()+stderr.String(), gpu.ID, uint64(gpu.MemoryMib)<<20)
 }
 
 // A tenant's app is created on a GPU, computes, survives its agent, is billed for the GPU's time and leaves the GPU to

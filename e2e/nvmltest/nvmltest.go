@@ -1,5 +1,5 @@
 // Package nvmltest gives tests a machine with NVIDIA GPUs that are not there: a libnvidia-ml.so.1 compiled from C,
-// which a program loads as it would load NVIDIA's.
+// which a program loads as it would load NVIDIA's. For GPUs that are there it has a program that computes on them.
 package nvmltest
 
 import (
@@ -25,9 +25,6 @@ var cuda []byte
 
 //go:embed testdata/count.c
 var count []byte
-
-//go:embed testdata/compute.c
-var compute []byte
 
 //go:embed testdata/keepmode.c
 var keepMode []byte
@@ -91,14 +88,6 @@ func Counter(t testing.TB) (program string, needs []string) {
 	program = filepath.Join(t.TempDir(), "count")
 	compile(t, count, program, "-ldl")
 	return program, Needs(t, program)
-}
-
-// Computer compiles a program that uses a real GPU; testdata/compute.c says what for.
-func Computer(t testing.TB) string {
-	t.Helper()
-	program := filepath.Join(t.TempDir(), "compute")
-	compile(t, compute, program, "-ldl")
-	return program
 }
 
 // Needs returns the system's libraries that a program or library needs, by their paths.

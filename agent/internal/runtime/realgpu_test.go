@@ -5,8 +5,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -28,18 +26,9 @@ type realGPUs struct {
 	keepMode bool
 }
 
-const (
-	testGPU = "GPUAAS_TEST_GPU"
-	// keepMode is the value of the variable for a machine whose settings must not change.
-	keepMode = "keep-mode"
-)
-
 func onRealGPUs(t *testing.T) realGPUs {
 	t.Helper()
-	if os.Getenv(testGPU) == "" {
-		skip.Except(t, skip.NoGPU, "")
-	}
-	return realGPUs{keepMode: os.Getenv(testGPU) == keepMode, cfg: accelerator.Config{
+	return realGPUs{keepMode: nvmltest.RequireRealGPUs(t), cfg: accelerator.Config{
 		Timeout: time.Minute, Interval: time.Second,
 		ResetProgram: "/bin/false", // a test resets no real GPU
 	}}
@@ -69,28 +58,16 @@ func (g realGPUs) scan(t *testing.T, vendor string) (*accelerator.Inventory, []*
 // computerImage has a program that computes on a GPU, and the system's libraries that it and the driver need.
 func (f *fixture) computerImage(i *accelerator.Inventory, id string) string {
 	f.t.Helper()
-	program := nvmltest.Computer(f.t)
-	files := []appkit.File{{Path: "/compute", Source: program, Mode: 0o755}}
 	edits, err := i.Edits(f.t.Context(), []string{id}, "org")
 	require.NoError(f.t, err)
-	inImage := map[string]bool{}
-	add := func(needs []string) {
-		for _, path := range needs {
-			real, err := filepath.EvalSymlinks(path)
-			require.NoError(f.t, err)
-			if !inImage[path] && !strings.Contains(path, "nvidia") && !strings.Contains(path, "libcuda") {
-				files = append(files, appkit.File{Path: path, Source: real, Mode: 0o755})
-			}
-			inImage[path] = true
-		}
-	}
-	add(nvmltest.Needs(f.t, program))
+	var libraries []string
 	for _, m := range edits.Mounts {
 		if name := filepath.Base(m.Source); strings.HasPrefix(name, "libcuda.so") ||
 			strings.HasPrefix(name, "libnvidia-ptxjitcompiler.so") {
-			add(nvmltest.Needs(f.t, m.Source))
+			libraries = append(libraries, m.Source)
 		}
 	}
+	files := nvmltest.ComputerFiles(f.t, libraries...)
 	img, err := appkit.ImageFromFiles(files, appkit.ImageConfig{Entrypoint: []string{"/compute"}})
 	require.NoError(f.t, err)
 	ref := f.registry.push("org/acme/"+f.word, img)
@@ -136,20 +113,6 @@ func (f *fixture) remove(specs ...runtime.Spec) {
 	for _, spec := range specs {
 		require.NoError(f.t, f.rt.Remove(f.t.Context(), spec.ID))
 	}
-}
-
-var computed = regexp.MustCompile(`computed on 1 GPUs: (\S+) (\d+) (.*)\n`)
-
-// requireComputed: the container computed on the one GPU that it was given.
-func requireComputed(t *testing.T, out string, a *protocol.Accelerator, id string) {
-	t.Helper()
-	m := computed.FindStringSubmatch(out)
-	require.NotNil(t, m, out)
-	require.Equal(t, strings.TrimPrefix(strings.TrimPrefix(id, "GPU-"), "MIG-"), m[1])
-	memory, err := strconv.ParseUint(m[2], 10, 64)
-	require.NoError(t, err)
-	require.InEpsilon(t, a.GetMemoryBytes(), memory, 0.05, "the driver keeps a part for itself")
-	t.Logf("computed on %s: %s of memory, CUDA says %s", a.GetModel(), m[2], m[3])
 }
 
 // requireOwnNodes: the container opens all nodes that it is given, with the real driver behind them, and finds no
@@ -203,7 +166,7 @@ func TestContainersOnRealGPUsUseThoseTheyWereGiven(t *testing.T) {
 			image := f.computerImage(i, id)
 			spec := f.computer(image, i, "check", "", id)
 			f.start(spec)
-			requireComputed(t, f.output(spec), a, id)
+			nvmltest.RequireComputed(t, f.output(spec), id, a.GetMemoryBytes())
 			f.remove(spec)
 			none := f.computer(image, i, "check", "")
 			f.start(none)
@@ -238,7 +201,7 @@ func TestContainersOnRealGPUsShareOneByTimeSlices(t *testing.T) {
 	f.waitForLog(held.ID, "computed on 1 GPUs")
 	other := f.computer(image, i, "check", protocol.SharingTimeSlices, slices[1])
 	f.start(other)
-	requireComputed(t, f.output(other), gpu, gpu.GetId())
+	nvmltest.RequireComputed(t, f.output(other), gpu.GetId(), gpu.GetMemoryBytes())
 	c, err := f.rt.Get(t.Context(), held.ID)
 	require.NoError(t, err)
 	require.Equal(t, runtime.StateRunning, c.State, "the first one computes on")
@@ -270,7 +233,7 @@ func TestContainersOnRealGPUsShareOneByMPS(t *testing.T) {
 	limited := f.computer(image, i, "limit", protocol.SharingMPS, slices[2])
 	f.start(limited)
 	out := f.output(limited)
-	requireComputed(t, out, gpu, gpu.GetId())
+	nvmltest.RequireComputed(t, out, gpu.GetId(), gpu.GetMemoryBytes())
 	require.Contains(t, out, "code 2 after", "CUDA_ERROR_OUT_OF_MEMORY")
 	var gib uint64
 	_, err = fmt.Sscanf(out[strings.Index(out, "code 2"):], "code 2 after %d GiB", &gib)
