@@ -78,6 +78,17 @@ check: tools generate-check ## format, linters, generated files, rules of the tr
 	@for p in e2e/mutants/*.patch; do git apply --check $$p || { echo "$$p does not fit any more"; exit 1; }; done
 	@$(GO) run ./deploy/treecheck # large files, keys, words, long files and functions
 
+# The Git tool's callers are found by what they call, so that a new one is tested too.
+.PHONY: shallow
+shallow: ## what asks git works in a clone of HEAD without history
+	@dir=$$(mktemp -d); trap 'rm -rf "$$dir"' EXIT; \
+	git clone -q --depth 1 "file://$(CURDIR)" "$$dir/tree"; cd "$$dir/tree"; \
+	test "$$(git rev-list --count HEAD)" = 1; \
+	for p in e2e/mutants/*.patch; do git apply --check "$$p"; done; \
+	$(GO) run ./deploy/treecheck; \
+	$(GO) build -buildvcs=true -ldflags '$(LDFLAGS)' -o "$$dir/" ./pkg/cmd/gpuaas; \
+	$(GO) test -vet=off $$(git grep -lE 'Command(Context)?\((ctx, )?"git"' -- '*.go' | xargs -n 1 dirname | sort -u | sed 's,^,./,')
+
 .PHONY: generate
 generate: tools ## write the generated files anew
 	@deploy/deps.sh generate
@@ -93,7 +104,7 @@ generate-check: ## fail if generated files are not what make generate writes
 
 .PHONY: test
 test: export GPUAAS_REQUIRE_ALL := 1
-test: deps check unit mutants e2e ## every check: linters, unit, property, integration, mutants, end to end; no skips
+test: deps check shallow unit mutants e2e ## every check: linters, unit, property, integration, mutants, end to end; no skips
 
 .PHONY: unit
 unit: ## unit, property and integration tests
