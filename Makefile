@@ -104,7 +104,7 @@ generate-check: ## fail if generated files are not what make generate writes
 
 .PHONY: test
 test: export GPUAAS_REQUIRE_ALL := 1
-test: deps check shallow unit mutants e2e ## every check: linters, unit, property, integration, mutants, end to end; no skips
+test: deps check shallow unit race-short mutants e2e ## every check: linters, unit, property, integration, mutants, end to end; no skips
 
 .PHONY: unit
 unit: ## unit, property and integration tests
@@ -123,6 +123,12 @@ e2e: build build-failpoint demo-app ## end to end, with the real binaries; each 
 	@out=$$($(GO) test -vet=off -count=1 -p 1 -run '^$$' ./e2e/guide ./e2e/notebook ./e2e/upgrade) || { echo "$$out"; exit 1; }
 	@$(GO) test -vet=off -p 3 -parallel 1 -timeout 20m $(E2E)
 
+# The record is a commit's: the next call with the same commit goes on where this one ends.
+.PHONY: soak
+soak: build build-failpoint demo-app ## find flaky tests: each end-to-end test N (20) times; PKG=<package> RUN=<regexp> SEED=
+	@$(GO) run ./e2e/soak -n $(or $(N),20) -run '$(RUN)' -seed $(or $(SEED),1) \
+		-dir "$(CURDIR)/.cache/soak/$$(git rev-parse HEAD)-$$(git diff HEAD | sha256sum | cut -c 1-8)" $(or $(PKG),$(E2E))
+
 .PHONY: release-fixture
 release-fixture: deps build demo-app ## record a version's data for the upgrade tests (VERSION=, else the newest tag)
 	@$(GO) run ./e2e/release/record -version '$(VERSION)'
@@ -130,6 +136,12 @@ release-fixture: deps build demo-app ## record a version's data for the upgrade 
 .PHONY: bench
 bench: build ## measure what is promised in numbers; ROW=<regexp> for some rows, N=<samples>, ARGS=<sizes> for a quick look
 	@$(GO) run ./e2e/bench -row '$(ROW)' -n $(or $(N),0) $(ARGS)
+
+# A commit is a name of git's; the row is a whole name, as the list of bench/README.md has it.
+.PHONY: bench-compare
+bench-compare: ## tell a regression from noise: A=<commit> B=<commit> ROW=<name>, PAIRS=<pairs> (10), N=<samples>
+	@mkdir -p .cache
+	@$(GO) run ./e2e/bench/compare -a '$(A)' -b '$(or $(B),HEAD)' -row '$(ROW)' -pairs $(or $(PAIRS),10) -n $(or $(N),0)
 
 .PHONY: near-miss
 near-miss: ## send N (100000) requests that almost follow the contract to a hub process: no 5xx, no panic, no growth
@@ -141,9 +153,34 @@ kill-points: build build-failpoint demo-app ## kill hub and agent at each of the
 	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v \
 		-run TestEverythingResumesAfterAKillAtAnyPoint ./e2e/chaos
 
+# The packages that start a goroutine, in their code or in their tests; the end-to-end packages are race-e2e's. CI runs
+# RACE_SHORT: building everything a second time, with the detector, takes longer than all of CI may.
+RACE       = $(shell grep -rlP '^\s*go (func|[A-Za-z_.]+\x28)|\.Go\x28' --include='*.go' agent deploy hub pkg protocol | \
+	xargs -n 1 dirname | sort -u | sed 's,^,./,')
+RACE_SHORT := ./pkg/duplex ./pkg/groupcommit ./pkg/keylock ./pkg/loop ./pkg/worker ./protocol/link ./hub/internal/periodic
+
+.PHONY: cover
+cover: ## coverage of each package by the unit tests of all; fails below LEAST (70) percent of hand-written code (long)
+	@mkdir -p .cache/cover
+	@$(GO) test -vet=off -coverpkg=./agent/...,./hub/...,./pkg/...,./protocol/... -coverprofile=.cache/cover/unit \
+		$$($(GO) list ./agent/... ./hub/... ./pkg/... ./protocol/...) >/dev/null
+	@$(GO) run ./e2e/cover -module "$$($(GO) list -m)" -least $(or $(LEAST),70) .cache/cover/unit
+
 .PHONY: race
-race: ## the unit tests under the race detector
-	@CGO_ENABLED=1 $(GO) test -race $$($(GO) list ./... | grep -v '/e2e')
+race: race-e2e ## every package that starts a goroutine under the race detector, and the end-to-end tests (gcc; long)
+	@CGO_ENABLED=1 $(GO) test -vet=off -race $(RACE)
+
+.PHONY: race-short
+race-short: ## the same for a few packages that build quickly
+	@CGO_ENABLED=1 $(GO) test -vet=off -race $(RACE_SHORT)
+
+.PHONY: race-e2e
+race-e2e: build demo-app ## end to end with programs that have the race detector; PKG=<package> RUN=<regexp>
+	@mkdir -p $(BIN)/race/failpoint
+	@CGO_ENABLED=1 $(GO) build -race -o $(BIN)/race/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas
+	@CGO_ENABLED=1 $(GO) build -race -tags failpoint -o $(BIN)/race/failpoint/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent
+	@GORACE=halt_on_error=1 GPUAAS_E2E_BIN=$(BIN)/race $(GO) test -vet=off -p 1 -parallel 1 -timeout 60m -run '$(RUN)' \
+		$(or $(PKG),$(E2E))
 
 .PHONY: mutants
 mutants: ## break each law on purpose, and make a short sample of small changes: tests must notice

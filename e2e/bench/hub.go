@@ -255,7 +255,7 @@ func measureReconnect(ctx context.Context, e *Env) (results []Result, err error)
 		Target: fmt.Sprintf("≤ %d", maxSeconds), Reached: all <= maxSeconds,
 		Parts: []Part{
 			{Name: "half back after", Value: times.P50()},
-			{Name: "99 % back after", Value: times.P99()},
+			{Name: "99 % back after", Value: times.P(99)},
 			{Name: "hub was away", Value: serving.Sub(stopped).Seconds()},
 			{Name: "first connection of all took", Value: first.Seconds},
 			{Name: "dials per node", Value: float64(back.Dials) / float64(nodes)},

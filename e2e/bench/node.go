@@ -130,7 +130,7 @@ func lifecycleResults(launch, removal Samples, baselines baselineSamples) []Resu
 		Note: fmt.Sprintf("image present, app ready at once; baseline n = %d, between the launches; its steps overlap as "+
 			"the product's do", len(baselines.launch)),
 	}).against(baselines.launch.P50())
-	up.Reached = up.P50 <= up.Baseline+60 && up.P50 <= 200 && up.P99 <= up.Baseline+250
+	up.Reached = up.N >= minForP99 && up.P50 <= up.Baseline+60 && up.P50 <= 200 && up.P99 <= up.Baseline+250
 	down := removal.Into(Result{
 		Name: "lifecycle.decommission", What: "decommission → gone by the node's proof, seen by a watching client",
 		Unit: "ms", Target: "p50 ≤ 1.3 × baseline",

@@ -19,7 +19,9 @@ import (
 
 // report is bench/results.json.
 type report struct {
-	Machine machine  `json:"machine"`
+	Machine machine `json:"machine"`
+	// Commit is that of the last run; lines of others are marked.
+	Commit  string   `json:"commit,omitempty"`
 	Results []Result `json:"results"`
 }
 
@@ -47,17 +49,24 @@ func thisMachine() machine {
 func printTable(out io.Writer, results []Result) error {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	say := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) }
-	say("WHAT", "N", "P50", "P99", "BASELINE", "RATIO", "UNIT", "TARGET", "REACHED")
+	say("", "WHAT", "N", "P50", "P99", "BASELINE", "RATIO", "UNIT", "TARGET", "REACHED")
 	for _, r := range results {
 		reached := "no"
 		if r.Reached {
 			reached = "yes"
 		}
-		say(r.What, strconv.Itoa(r.N), number(r.P50), number(r.P99), orDash(r.Baseline), orDash(r.Ratio), r.Unit, r.Target,
-			reached)
+		mark := ""
+		if r.OtherCommit {
+			mark = "*"
+		}
+		say(mark, r.What, strconv.Itoa(r.N), number(r.P50), orDash(r.P99), orDash(r.Baseline), orDash(r.Ratio), r.Unit,
+			r.Target, reached)
 	}
 	if err := w.Flush(); err != nil {
 		return err
+	}
+	if slices.ContainsFunc(results, func(r Result) bool { return r.OtherCommit }) {
+		_, _ = fmt.Fprintln(out, "* measured at another commit, or with changes that are in none")
 	}
 	for _, r := range results {
 		var parts []string
@@ -94,7 +103,7 @@ func number(v float64) string {
 }
 
 // keep writes the results into the file; lines of rows that were not measured now stay as they were.
-func keep(path string, results []Result, known []string) error {
+func keep(path, commit string, results []Result, known []string) error {
 	var old report
 	data, err := os.ReadFile(path)
 	if err == nil {
@@ -103,7 +112,9 @@ func keep(path string, results []Result, known []string) error {
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	data, err = json.MarshalIndent(report{Machine: thisMachine(), Results: merge(old.Results, results, known)}, "", "  ")
+	all := merge(old.Results, results, known)
+	markOthers(all, commit)
+	data, err = json.MarshalIndent(report{Machine: thisMachine(), Commit: commit, Results: all}, "", "  ")
 	if err != nil {
 		return err
 	}
@@ -122,7 +133,7 @@ func merge(old, now []Result, known []string) []Result {
 	all := slices.Clone(now)
 	for _, o := range old {
 		if at(o) >= 0 && !slices.ContainsFunc(now, func(n Result) bool { return n.Name == o.Name }) {
-			all = append(all, o)
+			all = append(all, o.honest())
 		}
 	}
 	slices.SortStableFunc(all, func(a, b Result) int {

@@ -31,10 +31,11 @@ type Result struct {
 	What string `json:"what"`
 	// Unit of P50, P99, Baseline and Parts.
 	Unit string `json:"unit"`
-	// N is how many samples there are; 1 where P50 and P99 are the same single value.
+	// N is how many samples there are; 1 where P50 is a single value.
 	N   int     `json:"n"`
 	P50 float64 `json:"p50"`
-	P99 float64 `json:"p99"`
+	// P99 is zero where N is less than minForP99.
+	P99 float64 `json:"p99,omitzero"`
 	// Baseline is the median of the least that the same work can cost; zero where none is measured.
 	Baseline float64 `json:"baseline,omitzero"`
 	// Ratio is P50 to Baseline, both with all their digits.
@@ -47,6 +48,12 @@ type Result struct {
 	// Note says how the line was measured.
 	Note       string    `json:"note,omitempty"`
 	MeasuredAt time.Time `json:"measured_at"`
+	// Conditions is nil in lines that were measured before they were recorded.
+	Conditions *Conditions `json:"conditions,omitempty"`
+	// OtherCommit marks a line that is not of the commit of the last run, or of changes that are in no commit.
+	OtherCommit bool `json:"other_commit,omitzero"`
+
+	raw Samples
 }
 
 // Part is the duration of one step.

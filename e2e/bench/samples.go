@@ -25,13 +25,18 @@ func (s Samples) P(percent float64) float64 {
 // P50 is the median.
 func (s Samples) P50() float64 { return s.P(50) }
 
-// P99 is what one sample in a hundred exceeds.
-func (s Samples) P99() float64 { return s.P(99) }
+// P99 is what one sample in a hundred exceeds. Of too few samples it is infinite, so that it reaches no target.
+func (s Samples) P99() float64 {
+	if len(s) < minForP99 {
+		return math.Inf(1)
+	}
+	return s.P(99)
+}
 
 // Into fills in what the samples say.
 func (s Samples) Into(r Result) Result {
-	r.N, r.P50, r.P99 = len(s), s.P50(), s.P99()
-	return r
+	r.N, r.P50, r.P99, r.raw = len(s), s.P50(), s.P99(), s
+	return r.honest()
 }
 
 // against holds the median against a baseline.
@@ -45,7 +50,7 @@ func (r Result) against(baseline float64) Result {
 
 // single is a result of one value.
 func (r Result) single(value float64) Result {
-	r.N, r.P50, r.P99 = 1, value, value
+	r.N, r.P50, r.P99, r.raw = 1, value, 0, Samples{value}
 	return r
 }
 

@@ -68,7 +68,7 @@ func measureUpgrade(ctx context.Context, e *Env) (_ []Result, err error) {
 		Parts: []Part{
 			{"upgrade → running, ms", took.P50()},
 			{"answer, p50 in ms", answers.P50()},
-			{"answer, p99 in ms", answers.P99()},
+			{"answer, p99 in ms", answers.P(99)},
 			{"answer, longest in ms", answers.P(100)},
 		},
 		Note: fmt.Sprintf("%d upgrades, %d requests, every other on a connection of its own; image present", rounds,
