@@ -100,7 +100,7 @@ func (s *setup) addr() string { return s.listener.Addr().String() }
 
 func deadline(t testing.TB) context.Context {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
