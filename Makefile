@@ -157,7 +157,7 @@ kill-points: build build-failpoint demo-app ## kill hub and agent at each of the
 # RACE_SHORT: building everything a second time, with the detector, takes longer than all of CI may.
 RACE       = $(shell grep -rlP '^\s*go (func|[A-Za-z_.]+\x28)|\.Go\x28' --include='*.go' agent deploy hub pkg protocol | \
 	xargs -n 1 dirname | sort -u | sed 's,^,./,')
-RACE_SHORT := ./pkg/duplex ./pkg/groupcommit ./pkg/keylock ./pkg/loop ./pkg/worker ./protocol/link ./hub/internal/periodic
+RACE_SHORT := ./pkg/duplex ./pkg/groupcommit ./pkg/keylock ./pkg/loop ./pkg/worker ./protocol/link
 
 .PHONY: cover
 cover: ## coverage of each package by the unit tests of all; fails below LEAST (70) percent of hand-written code (long)
