@@ -34,7 +34,9 @@ func TestSamplesAreKeptInTheOrderInWhichTheyWereTaken(t *testing.T) {
 
 func TestALineOfAnotherCommitIsMarked(t *testing.T) {
 	results := []Result{
-		{Conditions: &Conditions{Commit: "a"}}, {Conditions: &Conditions{Commit: "b"}}, {},
+		{Conditions: &Conditions{Commit: "a"}},
+		{Conditions: &Conditions{Commit: "b"}},
+		{},
 		{Conditions: &Conditions{Commit: "a", Dirty: true}},
 	}
 	markOthers(results, "a")

@@ -73,8 +73,6 @@ func goTest(ctx context.Context, t test) (output string, err error) {
 }
 
 // testFunction is the head of a test; TestMain is none.
-//
-//nolint:gochecknoglobals // a constant
 var testFunction = regexp.MustCompile(`(?m)^func (Test[A-Za-z0-9_]*)\(t \*testing\.T\)`)
 
 // testsIn lists the tests of a package without running it.
