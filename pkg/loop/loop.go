@@ -37,6 +37,8 @@ type Loop struct {
 	// random gives a number in [0,1).
 	random func() float64
 	wake   notify.Signal
+	// leastCooldown is the shortest pause after a pass.
+	leastCooldown time.Duration
 }
 
 // New makes a loop whose pass runs at the latest every so often (± 20 %). log may be nil.
@@ -48,6 +50,13 @@ func New(name string, every time.Duration, pass Pass, log *slog.Logger) *Loop {
 		log = slog.New(slog.DiscardHandler)
 	}
 	return &Loop{name: name, every: every, pass: pass, log: log, random: rand.Float64, wake: notify.NewSignal()}
+}
+
+// Gathering makes the loop pause for at least d after each pass, so that under frequent wake-ups one pass does the work
+// of several. The first wake-up after a pause is answered at once. Call it before Run.
+func (l *Loop) Gathering(d time.Duration) *Loop {
+	l.leastCooldown = d
+	return l
 }
 
 // Wake asks for a pass soon. It carries no data and never blocks: wake-ups that come while a pass runs become one pass
@@ -72,7 +81,7 @@ func (l *Loop) Run(ctx context.Context) error {
 			l.log.ErrorContext(ctx, "pass failed", slog.String("loop", l.name), slog.Any("error", err),
 				slog.Int("failures", failures))
 		}
-		if !Pause(ctx, min(took, maxCooldown)) || !l.wait(ctx, failures) {
+		if !Pause(ctx, max(min(took, maxCooldown), l.leastCooldown)) || !l.wait(ctx, failures) {
 			return nil
 		}
 	}

@@ -89,6 +89,29 @@ func TestLoopRestsAsLongAsItsPassHasTaken(t *testing.T) {
 	}
 }
 
+func TestAGatheringLoopDoesOnePassForTheWakeUpsOfItsPause(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const took, pause = time.Millisecond, 30 * time.Millisecond
+		var passes atomic.Int64
+		l := loop.New("x", time.Hour, func(context.Context) error { passes.Add(1); time.Sleep(took); return nil }, nil)
+		stop := start(t, l.Gathering(pause))
+		time.Sleep(took)
+		for range 9 {
+			l.Wake()
+			time.Sleep(pause / 10)
+			require.EqualValues(t, 1, passes.Load())
+		}
+		time.Sleep(pause / 10)
+		synctest.Wait()
+		require.EqualValues(t, 2, passes.Load(), "one for all, and not later")
+		time.Sleep(took + 2*pause)
+		l.Wake()
+		synctest.Wait()
+		require.EqualValues(t, 3, passes.Load(), "at once after the pause")
+		stop()
+	})
+}
+
 func TestFailingPassBacksOffWhateverWakesIt(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var log strings.Builder

@@ -142,7 +142,8 @@ func (d *Dispatcher) lowestGeneration(n fleet.Node, h stateHeader, held plan.Sta
 
 func (d *Dispatcher) pushState(ctx context.Context, nodeID string) error {
 	var m *protocol.PushState
-	doc, err := db.ReadTx(ctx, d.DB, func(tx db.Tx) (document, error) {
+	// No transaction: a part that has been pruned between the statements is fetched by the node.
+	doc, err := db.Query(ctx, d.DB, func(tx db.Tx) (document, error) {
 		doc, err := selectNewest(ctx, tx, nodeID)
 		if err != nil {
 			return document{}, err

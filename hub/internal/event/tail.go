@@ -61,11 +61,16 @@ func (t *Tail) Pass(ctx context.Context) error {
 	}
 	for {
 		more, err := After(ctx, t.db, after, "", "")
-		if err != nil || len(more) == 0 {
+		if err != nil {
 			return err
 		}
-		t.add(more)
-		after = more[len(more)-1].Pos
+		if len(more) > 0 {
+			t.add(more)
+			after = more[len(more)-1].Pos
+		}
+		if len(more) < MaxPage {
+			return nil
+		}
 	}
 }
 
@@ -149,7 +154,7 @@ func After(ctx context.Context, d *db.DB, pos int64, orgID, projectID string) ([
 	w.Compare("project_id =", projectID)
 	w.And("pos > " + w.Arg(pos))
 	inOrder := " ORDER BY pos LIMIT " + w.Arg(MaxPage)
-	events, err := db.ReadTx(ctx, d, func(tx db.Tx) ([]Event, error) {
+	events, err := db.Query(ctx, d, func(tx db.Tx) ([]Event, error) {
 		return db.Select(ctx, tx, scanEvent, `SELECT `+eventColumns+` FROM events `+w.SQL()+inOrder, w.Args...)
 	})
 	if err != nil {
