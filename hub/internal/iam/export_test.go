@@ -11,3 +11,9 @@ func PrincipalTables() []string { return principalTables() }
 
 // StatementsOfAuthenticate are those by which Authenticate reads.
 func StatementsOfAuthenticate() []string { return []string{selectAccountByToken, selectByToken} }
+
+// WithoutMemo is the principal as it was read.
+func WithoutMemo(p Principal) Principal {
+	p.memo = nil
+	return p
+}

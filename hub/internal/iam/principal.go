@@ -30,6 +30,8 @@ type Principal struct {
 	SessionID string
 	// Bindings are the roles held in OrgID, sorted by role and then by project, the org-wide one first.
 	Bindings []Binding
+	// memo is of a principal that a PrincipalCache has returned.
+	memo *memo
 }
 
 // Binding is a role held in the whole org, or in one project of it.
@@ -61,15 +63,15 @@ func AuthorizeOn(p Principal, permission Permission, orgID, projectID, instanceI
 	if p.ID == "" || principalType(p.Type) == "" {
 		return ErrUnauthenticated()
 	}
-	decision, err := policies().decide(p, permission, orgID, projectID, OnInstance{ID: instanceID})
-	if err != nil || decision.Allowed {
+	allowed, err := p.allowed(permission, orgID, projectID, OnInstance{ID: instanceID})
+	if err != nil || allowed {
 		return err
 	}
-	known, err := Decide(p, Know, orgID, projectID)
+	known, err := p.allowed(Know, orgID, projectID, OnInstance{})
 	switch {
 	case err != nil:
 		return err
-	case known.Allowed:
+	case known:
 		return forbidden(permission)
 	default:
 		return ErrNotFound()
@@ -79,8 +81,8 @@ func AuthorizeOn(p Principal, permission Permission, orgID, projectID, instanceI
 // AuthorizeOperation reports as Forbidden that p may do something to app instances of a project, but not to this one.
 // It comes after Authorize.
 func AuthorizeOperation(p Principal, permission Permission, orgID, projectID string, on OnInstance) error {
-	decision, err := policies().decide(p, permission, orgID, projectID, on)
-	if err != nil || decision.Allowed {
+	allowed, err := p.allowed(permission, orgID, projectID, on)
+	if err != nil || allowed {
 		return err
 	}
 	because := "the platform manages the app instance."

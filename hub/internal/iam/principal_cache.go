@@ -78,6 +78,7 @@ func (c *PrincipalCache) principal(token string, now time.Time,
 	if err != nil {
 		return Principal{}, err
 	}
+	p = p.remembering()
 	if end := now.Add(PrincipalCacheAge); end.Before(until) {
 		until = end
 	}
