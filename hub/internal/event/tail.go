@@ -3,6 +3,7 @@ package event
 import (
 	"context"
 	"encoding/json"
+	"fmt"
 	"slices"
 	"sort"
 	"sync"
@@ -19,12 +20,12 @@ const (
 	tailEvents = 1024
 )
 
-// Numbered is an event that has its position, with its form on the wire.
+// Numbered is an event that has its position, with its form on the wire. All readers share it.
 type Numbered struct {
 	Event
 
-	// JSON is the CloudEvent.
-	JSON []byte
+	// JSON is the CloudEvent. It is a part of Stream, the CloudEvent in a text/event-stream.
+	JSON, Stream []byte
 }
 
 // Tail holds the newest numbered events for any number of readers, so that one read of the database serves them all.
@@ -188,7 +189,11 @@ func onWire(events []Event) ([]Numbered, error) {
 		if err != nil {
 			return nil, err
 		}
-		out = append(out, Numbered{e, text})
+		stream := fmt.Appendf(nil, "id: %d\nevent: %s\ndata: ", e.Pos, e.Type)
+		begin := len(stream)
+		stream = append(append(stream, text...), "\n\n"...)
+		end := begin + len(text)
+		out = append(out, Numbered{Event: e, JSON: stream[begin:end:end], Stream: stream})
 	}
 	return out, nil
 }

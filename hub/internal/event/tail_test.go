@@ -43,6 +43,7 @@ func TestTheTailHasWhatIsNumberedAfterItBegan(t *testing.T) {
 	require.Len(t, v.Events, 1)
 	require.Equal(t, "b", v.Events[0].Subject)
 	require.Contains(t, string(v.Events[0].JSON), `"pos":3`)
+	require.Equal(t, "id: 3\nevent: iam.org.created\ndata: "+string(v.Events[0].JSON)+"\n\n", string(v.Events[0].Stream))
 	require.Empty(t, tail.After(3).Events)
 	tail.Close()
 	<-v.Changed

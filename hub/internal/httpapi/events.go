@@ -3,8 +3,8 @@ package httpapi
 import (
 	"cmp"
 	"context"
-	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"time"
 
@@ -102,7 +102,7 @@ func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
 				return nil
 			}
 		case <-silent.C:
-			if err := sendNow(out, []byte(":\n\n")); err != nil {
+			if err := out.Send([]byte(":\n\n")); err != nil {
 				return err
 			}
 		}
@@ -115,17 +115,14 @@ func (e eventStream) send(ctx context.Context, out transferWriter) (changed <-ch
 	if err != nil || len(events) == 0 {
 		return changed, ended, err
 	}
-	var text []byte
-	for _, event := range events {
-		text = fmt.Appendf(text, "id: %d\nevent: %s\ndata: %s\n\n", event.Pos, event.Type, event.JSON)
+	text := events[0].Stream
+	if len(events) > 1 {
+		text = slices.Clone(text) // it is shared with the other readers
+		for _, e := range events[1:] {
+			text = append(text, e.Stream...)
+		}
 	}
-	return changed, ended, sendNow(out, text)
-}
-
-func sendNow(out transferWriter, text []byte) error {
-	_, err := out.Write(text)
-	out.Flush()
-	return err
+	return changed, ended, out.Send(text)
 }
 
 // lostCaller reads the caller's rights anew, and reports whether it has lost its credential. A database that does not

@@ -114,8 +114,9 @@ func follow(r *told, again func() error) (text string, lasted time.Duration) {
 func TestFollowedEventsComeAndEndWithTheCredential(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := &told{changed: make(chan struct{})}
+		shared := []byte("event 7\n\nof other readers")
 		time.AfterFunc(time.Second, func() {
-			r.next = []event.Numbered{{Event: event.Event{Pos: 7, Type: "iam.org.created"}, JSON: []byte(`{"pos":7}`)}}
+			r.next = []event.Numbered{{Stream: shared[:len("event 7\n\n")]}, {Stream: []byte("event 8\n\n")}}
 			before := r.changed
 			r.changed = make(chan struct{})
 			close(before)
@@ -132,7 +133,8 @@ func TestFollowedEventsComeAndEndWithTheCredential(t *testing.T) {
 		})
 		require.Equal(t, 4*rightCheckEvery, lasted)
 		require.Equal(t, 2, r.replaced, "the rights are read anew")
-		require.Equal(t, "id: 7\nevent: iam.org.created\ndata: {\"pos\":7}\n\n:\n\n:\n\n", text)
+		require.Equal(t, "event 7\n\nevent 8\n\n:\n\n:\n\n", text)
+		require.Equal(t, "event 7\n\nof other readers", string(shared))
 		_, lasted = follow(&told{changed: make(chan struct{})}, func() error { return nil })
 		require.Equal(t, eventStreamTime, lasted, "it ends in any case")
 		_, lasted = follow(&told{changed: make(chan struct{}), ended: true}, func() error { return nil })

@@ -53,6 +53,17 @@ func (w transferWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
+// Send writes and flushes a piece.
+func (w transferWriter) Send(p []byte) error {
+	_ = w.deadlines.SetWriteDeadline(time.Now().Add(w.piece))
+	_, err := w.ResponseWriter.Write(p)
+	if err == nil {
+		err = w.deadlines.Flush()
+	}
+	_ = w.deadlines.SetWriteDeadline(time.Time{})
+	return err
+}
+
 // Flush implements http.Flusher.
 func (w transferWriter) Flush() {
 	_ = w.deadlines.SetWriteDeadline(time.Now().Add(w.piece))
