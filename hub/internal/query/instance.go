@@ -97,15 +97,9 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 			nodes = append(nodes, m.NodeID)
 		}
 	}
-	err = db.Together(ctx, tx, func(tx db.Tx) (err error) {
-		out.Services, err = instance.Topology(ctx, tx, i)
-		return err
-	}, func(tx db.Tx) (err error) {
-		if len(nodes) > 0 {
-			out.Hostnames, err = fleet.Hostnames(ctx, tx, nodes)
-		}
-		return err
-	})
+	if out.Services, err = instance.Topology(ctx, tx, i); err == nil && len(nodes) > 0 {
+		out.Hostnames, err = fleet.Hostnames(ctx, tx, nodes)
+	}
 	return out, err
 }
 
