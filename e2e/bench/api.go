@@ -273,15 +273,24 @@ func (c *APITest) measureGets(ctx context.Context, e *Env) (_ []Result, err erro
 	if err != nil {
 		return nil, err
 	}
-	var hub, baseline Samples
+	var (
+		hub, baseline Samples
+		spent         [3]time.Duration
+	)
+	n := e.Samples(getBlock)
 	for range getRounds {
 		if err := pause(ctx, burstRefill); err != nil {
 			return nil, err
 		}
-		got, err1 := rate(ctx, e.Samples(getBlock), c.get)
-		least, err2 := rate(ctx, e.Samples(getBlock), bare)
-		if err := errors.Join(err1, err2); err != nil {
+		before, err1 := c.cpu()
+		got, err2 := rate(ctx, n, c.get)
+		after, err3 := c.cpu()
+		least, err4 := rate(ctx, n, bare)
+		if err := errors.Join(err1, err2, err3, err4); err != nil {
 			return nil, err
+		}
+		for k := range spent {
+			spent[k] += after[k] - before[k]
 		}
 		hub, baseline = append(hub, got), append(baseline, least)
 	}
@@ -292,8 +301,12 @@ func (c *APITest) measureGets(ctx context.Context, e *Env) (_ []Result, err erro
 	r := Result{
 		Name: "api.get.rate", What: "GET of an instance", Unit: "requests/s",
 		Target: fmt.Sprintf("≥ %v × baseline", minRatio),
-		Parts:  []Part{{Name: "the slowest block", Value: hub.P(0)}},
-		Note:   fmt.Sprintf("blocks of %d requests, %d under way, in turn with the baseline's", getBlock, apiAtOnce),
+		Parts: []Part{
+			{Name: "the slowest block", Value: hub.P(0)},
+			{Name: "hub core-ms a request", Value: 1000 * spent[0].Seconds() / float64(n*getRounds)},
+			{Name: "PostgreSQL core-ms a request", Value: 1000 * spent[1].Seconds() / float64(n*getRounds)},
+		},
+		Note: fmt.Sprintf("blocks of %d requests, %d under way, in turn with the baseline's", getBlock, apiAtOnce),
 	}
 	r = hub.Into(r).against(baseline.P50())
 	r.Reached = r.Ratio >= minRatio

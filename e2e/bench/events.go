@@ -24,6 +24,8 @@ const (
 	eventClients = 1000
 	// clientsOfOne is how many of them one user has; the hub permits 50, and 500 of one org.
 	clientsOfOne = 40
+	// openedAtOnce streams and as many watches begin together.
+	openedAtOnce = 10
 	// sampledEvents are made one each eventPause.
 	sampledEvents = 200
 	eventPause    = 250 * time.Millisecond
@@ -131,9 +133,11 @@ func (c *LoadTest) seat(ctx context.Context, a *audience) error {
 			a.open.Add(1)
 			a.all.Go(func() { a.note(ctx, a.follow(ctx, follower)) })
 			go a.watch(ctx, watcher, c.Nodes[(n+k)%len(c.Nodes)])
+			// The hub bounds the requests under way of clients that it does not know yet.
+			if k%openedAtOnce == openedAtOnce-1 {
+				a.open.Wait()
+			}
 		}
-		// The hub bounds handshakes of clients that it does not know yet.
-		a.open.Wait()
 		return nil
 	})
 	return errors.Join(append(a.errs, err)...)
