@@ -37,6 +37,7 @@ func (s *Service) Instances(ctx context.Context, p iam.Principal, f instance.Fil
 // Instance reads one app instance. A waiting read also ends when a pull goes on.
 func (s *Service) Instance(ctx context.Context, p iam.Principal, projectID, id string, w Watch) (Instance, error) {
 	var before *Instance
+	w.unsignalled = true // pulls
 	return await(ctx, s, id, w, func() (Instance, int64, error) {
 		i, err := db.Query(ctx, s.DB, func(tx db.Tx) (Instance, error) { return readInstance(ctx, tx, p, projectID, id) })
 		i.Pulls = s.pulls(i.Members)

@@ -6,8 +6,12 @@ import (
 	"time"
 )
 
-// pollInterval is how soon a waiting read polls again without a signal: another process may have made the change.
-const pollInterval = time.Second
+const (
+	// pollInterval is how soon a waiting read polls for the first time without a signal. Each pause is twice as long as the
+	// last one, up to pollBackoff times the first: only what another process changes comes without a signal.
+	pollInterval = time.Second
+	pollBackoff  = 8
+)
 
 // Watch says how long a read waits for a change.
 type Watch struct {
@@ -15,6 +19,8 @@ type Watch struct {
 	After int64
 	// Wait is the longest time to wait; 0 answers at once.
 	Wait time.Duration
+	// unsignalled says that the read has parts that change without a signal: it polls every pollInterval.
+	unsignalled bool
 }
 
 // await reads until the resource has another version than the caller's, or the wait is over. Each read checks access
@@ -32,6 +38,8 @@ func await[T any](ctx context.Context, s *Service, id string, w Watch,
 	defer cancel()
 	limit := time.NewTimer(w.Wait)
 	defer limit.Stop()
+	poll := cmp.Or(s.pollInterval, pollInterval)
+	longest := poll * pollBackoff
 	for last := changed == nil; ; last = last || changes.Closed() {
 		value, version, err := read()
 		if err != nil || last || version != w.After {
@@ -41,7 +49,10 @@ func await[T any](ctx context.Context, s *Service, id string, w Watch,
 		case <-ctx.Done():
 			return value, ctx.Err()
 		case <-changed:
-		case <-time.After(cmp.Or(s.pollInterval, pollInterval)):
+		case <-time.After(poll):
+			if !w.unsignalled {
+				poll = min(2*poll, longest)
+			}
 		case <-limit.C:
 			last = true
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/require"
@@ -45,6 +46,26 @@ func TestAReadIsWokenByAChangeThatItHasNotSeen(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.EqualValues(t, 4, got)
+}
+
+// Watchers of what does not change cost little: they rely on the signal, which comes at once however long they wait.
+func TestAReadThatWaitsLongPollsSeldom(t *testing.T) {
+	for _, c := range []struct {
+		unsignalled bool
+		reads       int
+	}{{false, 1 + 5 + 1}, {true, 1 + 29 + 1}} { // after 1, 3, 7, 15 and 23 s, or every second; and at the end
+		synctest.Test(t, func(t *testing.T) {
+			s := &Service{DB: new(db.DB)}
+			reads := 0
+			_, err := await(t.Context(), s, "a", Watch{After: 3, Wait: 29500 * time.Millisecond, unsignalled: c.unsignalled},
+				func() (string, int64, error) {
+					reads++
+					return "same", 3, nil
+				})
+			require.NoError(t, err)
+			require.Equal(t, c.reads, reads)
+		})
+	}
 }
 
 func TestAWaitEnds(t *testing.T) {
