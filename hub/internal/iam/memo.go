@@ -1,9 +1,6 @@
 package iam
 
-import (
-	"sync"
-	"unsafe"
-)
+import "sync"
 
 // maxMemo bounds the answers that are remembered for one principal: a caller that polls asks the same again and again.
 const maxMemo = 16
@@ -69,5 +66,5 @@ func (m *memo) isAbout(p Principal) bool {
 	o := m.of
 	return p.Type == o.Type && p.ID == o.ID && p.OrgID == o.OrgID && p.ProjectID == o.ProjectID &&
 		p.AppInstanceID == o.AppInstanceID && p.PlatformAdmin == o.PlatformAdmin && p.Disabled == o.Disabled &&
-		len(p.Bindings) == len(o.Bindings) && unsafe.SliceData(p.Bindings) == unsafe.SliceData(o.Bindings)
+		len(p.Bindings) == len(o.Bindings) && (len(p.Bindings) == 0 || &p.Bindings[0] == &o.Bindings[0])
 }

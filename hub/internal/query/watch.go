@@ -7,8 +7,8 @@ import (
 )
 
 const (
-	// pollInterval is how soon a waiting read polls for the first time without a signal. Each pause is twice as long as the
-	// last one, up to pollBackoff times the first: only what another process changes comes without a signal.
+	// pollInterval is how soon a waiting read polls for the first time without a signal. Each pause is twice as long as
+	// the last one, up to pollBackoff times the first: only what another process changes comes without a signal.
 	pollInterval = time.Second
 	pollBackoff  = 8
 )
