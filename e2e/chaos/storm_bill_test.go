@@ -87,9 +87,9 @@ func (s *storm) recordsOf(member string) (lines string) {
 
 // undisturbed reports whether agent and containerd were up from the start of a run until the agent must have noted its
 // end.
-func undisturbed(unobserved []outage, l containerProcess) bool {
-	noted := l.endedAt.Add(reconnectDelay + harness.MeteringInterval + checkpointDelay)
-	return !slices.ContainsFunc(unobserved, func(o outage) bool { return o.from.Before(noted) && o.to.After(l.createdAt) })
+func undisturbed(unobserved []outage, l harness.ContainerProcess) bool {
+	noted := l.EndedAt.Add(reconnectDelay + harness.MeteringInterval + checkpointDelay)
+	return !slices.ContainsFunc(unobserved, func(o outage) bool { return o.from.Before(noted) && o.to.After(l.CreatedAt) })
 }
 
 // requireBills compares posted usage with the oracles. No run is billed for longer than it existed or for less than
@@ -106,7 +106,7 @@ func (s *storm) requireBills() {
 		return b, err
 	})
 	require.NoError(s.T, err)
-	all, processes := s.kernelOracle.processes(), map[string]containerProcess{}
+	all, processes := s.kernelOracle.Processes(), map[string]harness.ContainerProcess{}
 	projects := s.projects()
 	for run, l := range all {
 		if !projects[harness.MemberOf(run)] {
@@ -127,12 +127,12 @@ func (s *storm) requireBills() {
 		if !known {
 			continue // before the storm
 		}
-		require.False(s.T, l.endedAt.IsZero(), "run %s has not ended", b.run)
+		require.False(s.T, l.EndedAt.IsZero(), "run %s has not ended", b.run)
 		most, least := s.observedBounds(b.run, l)
 		if b.to.Sub(b.from)-most > resolution {
 			s.T.Logf("run %s is billed from %s to %s; it was created at %s, started at %s, ended at %s", b.run,
-				b.from.Format(clockFormat), b.to.Format(clockFormat), l.createdAt.Format(clockFormat),
-				l.startedAt.Format(clockFormat), l.endedAt.Format(clockFormat))
+				b.from.Format(clockFormat), b.to.Format(clockFormat), l.CreatedAt.Format(clockFormat),
+				l.StartedAt.Format(clockFormat), l.EndedAt.Format(clockFormat))
 		}
 		over, under = max(over, b.to.Sub(b.from)-most), max(under, least-b.to.Sub(b.from))
 	}
@@ -149,16 +149,16 @@ func (s *storm) requireBills() {
 
 // observedBounds returns the longest and the shortest time that a run may be billed for. Kernel and containerd may note
 // different ends: a bill may reach to the later one and must reach to the last checkpoint before the earlier one.
-func (s *storm) observedBounds(run string, l containerProcess) (most, least time.Duration) {
+func (s *storm) observedBounds(run string, l harness.ContainerProcess) (most, least time.Duration) {
 	start, reported := s.containerdOracle.Lifetime(run)
-	first, last := l.endedAt, l.endedAt
+	first, last := l.EndedAt, l.EndedAt
 	if start.IsZero() {
-		start = l.startedAt
+		start = l.StartedAt
 	}
 	if !reported.IsZero() {
-		if apart := reported.Sub(l.endedAt).Abs(); apart > resolution {
+		if apart := reported.Sub(l.EndedAt).Abs(); apart > resolution {
 			s.T.Logf("the end of %s: %s by containerd, %s by the kernel", run, reported.Format(clockFormat),
-				l.endedAt.Format(clockFormat))
+				l.EndedAt.Format(clockFormat))
 		}
 		if reported.Before(first) {
 			first = reported
@@ -168,50 +168,50 @@ func (s *storm) observedBounds(run string, l containerProcess) (most, least time
 		}
 	}
 	if start.IsZero() {
-		return last.Sub(l.createdAt), 0 // removed before its process was started
+		return last.Sub(l.CreatedAt), 0 // removed before its process was started
 	}
 	if undisturbed(s.unobserved, l) {
-		return last.Sub(l.createdAt), first.Sub(start)
+		return last.Sub(l.CreatedAt), first.Sub(start)
 	}
-	return last.Sub(l.createdAt), lastCheckpoint(s.unobserved, first).Sub(start)
+	return last.Sub(l.CreatedAt), lastCheckpoint(s.unobserved, first).Sub(start)
 }
 
 // unbilled counts the runs without a bill; missed is the longest time that such a run must have been observed.
-func (s *storm) unbilled(processes map[string]containerProcess, billed map[string]bill) (n int, missed time.Duration) {
+func (s *storm) unbilled(processes map[string]harness.ContainerProcess, billed map[string]bill) (n int, missed time.Duration) {
 	for run, l := range processes {
 		if _, has := billed[run]; !has {
 			_, least := s.observedBounds(run, l)
 			n, missed = n+1, max(missed, least)
-			require.True(s.T, l.startedAt.IsZero() || !undisturbed(s.unobserved, l), "run %s has no bill, and there was no "+
+			require.True(s.T, l.StartedAt.IsZero() || !undisturbed(s.unobserved, l), "run %s has no bill, and there was no "+
 				"outage",
 				run)
-			s.T.Logf("run %s has no bill: created at %s, started at %s, ended at %s", run, l.createdAt.Format(clockFormat),
-				l.startedAt.Format(clockFormat), l.endedAt.Format(clockFormat))
+			s.T.Logf("run %s has no bill: created at %s, started at %s, ended at %s", run, l.CreatedAt.Format(clockFormat),
+				l.StartedAt.Format(clockFormat), l.EndedAt.Format(clockFormat))
 		}
 	}
 	return n, missed
 }
 
 // requireOneCopy asserts law 14: the containers of a member's service never overlap.
-func (s *storm) requireOneCopy(processes map[string]containerProcess) {
+func (s *storm) requireOneCopy(processes map[string]harness.ContainerProcess) {
 	s.T.Helper()
-	byService := map[string][]containerProcess{}
+	byService := map[string][]harness.ContainerProcess{}
 	for run, l := range processes {
-		service := harness.MemberOf(run) + " " + l.hostname
+		service := harness.MemberOf(run) + " " + l.Hostname
 		byService[service] = append(byService[service], l)
 	}
 	for service, list := range byService {
-		slices.SortFunc(list, func(a, b containerProcess) int { return a.createdAt.Compare(b.createdAt) })
+		slices.SortFunc(list, func(a, b harness.ContainerProcess) int { return a.CreatedAt.Compare(b.CreatedAt) })
 		for n := 1; n < len(list); n++ {
 			// The kernel counts starts in hundredths of a second.
-			require.False(s.T, list[n].createdAt.Before(list[n-1].endedAt.Add(-time.Second/clockTicksPerSecond)),
+			require.False(s.T, list[n].CreatedAt.Before(list[n-1].EndedAt.Add(-time.Second/harness.ClockTicksPerSecond)),
 				"two containers of %s at once", service)
 		}
 	}
 }
 
 // requireRuns asserts that each member ran at least as often as its client asked for, and logs the other starts.
-func (s *storm) requireRuns(processes map[string]containerProcess) {
+func (s *storm) requireRuns(processes map[string]harness.ContainerProcess) {
 	s.T.Helper()
 	seen := map[string]int{}
 	for run := range processes {

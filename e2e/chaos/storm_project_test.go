@@ -32,7 +32,7 @@ type memberRecord struct {
 // containers ran: its records do not overlap, and their sum is the time in which at least one of them ran.
 func (s *storm) requireProjectBills() {
 	s.T.Helper()
-	db, processes := s.Database(), s.kernelOracle.processes()
+	db, processes := s.Database(), s.kernelOracle.Processes()
 	var over, under time.Duration
 	runs, projects := 0, slices.Sorted(maps.Keys(s.projects()))
 	require.NotEmpty(s.T, projects)
@@ -40,10 +40,10 @@ func (s *storm) requireProjectBills() {
 		var existed, observed []harness.Stretch
 		for run, l := range processes {
 			if harness.MemberOf(run) == member {
-				require.False(s.T, l.endedAt.IsZero(), "run %s has not ended", run)
+				require.False(s.T, l.EndedAt.IsZero(), "run %s has not ended", run)
 				longest, sure := s.observedBounds(run, l)
 				// Bounds are lengths from the run's creation and from its start; a member's start lies between them.
-				existed = append(existed, harness.Stretch{From: l.createdAt, To: l.createdAt.Add(longest)})
+				existed = append(existed, harness.Stretch{From: l.CreatedAt, To: l.CreatedAt.Add(longest)})
 				observed = append(observed, harness.Stretch{From: s.startOf(run, l), To: s.startOf(run, l).Add(sure)})
 			}
 		}
@@ -61,11 +61,11 @@ func (s *storm) requireProjectBills() {
 }
 
 // startOf is when a run started: by containerd, or by the kernel where containerd did not report it.
-func (s *storm) startOf(run string, l containerProcess) time.Time {
+func (s *storm) startOf(run string, l harness.ContainerProcess) time.Time {
 	if start, _ := s.containerdOracle.Lifetime(run); !start.IsZero() {
 		return start
 	}
-	return l.startedAt
+	return l.StartedAt
 }
 
 // billedTo sums a member's records of running time, which may not overlap.

@@ -84,7 +84,7 @@ type storm struct {
 	targets          []*target
 	workers          []*client.Hub
 	containerdOracle *harness.ContainerdOracle
-	kernelOracle     *kernelOracle
+	kernelOracle     *harness.KernelOracle
 	lastKill         time.Time
 	supervise        sync.WaitGroup
 	// supervision ends the supervisors.
@@ -136,7 +136,7 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 	w.ShipProject(map[string][]string{"1.0.0": nil, "2.0.0": {harness.FirstGreeting, harness.SecondGreeting}})
 	w.Decommission(w.LaunchProject("first of several services"))
 	s.containerdOracle, s.kernelOracle = w.WatchContainerd(conf.ContainerdNamespace),
-		watchKernel(w, conf.ContainerdNamespace)
+		w.WatchKernel(conf.ContainerdNamespace)
 	t.Cleanup(func() {
 		// The supervisors end before the programs are stopped.
 		stopSupervision()

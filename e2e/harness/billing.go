@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"math/big"
 	"slices"
 	"testing"
@@ -20,6 +21,26 @@ const MeteringInterval = time.Second
 func RequireBilledTime(t *testing.T, ran time.Duration, seconds *big.Rat) {
 	t.Helper()
 	RequireBilledRuns(t, ran, 1, seconds)
+}
+
+// billResolution is what a bill may exceed the kernel's times of a run by: two of the kernel's clock ticks.
+const billResolution = 20 * time.Millisecond
+
+// RequireBill compares the billed seconds of a member with the times that the kernel started and ended its processes.
+// The empty id stands for all members.
+func (tr *ContainerdOracle) RequireBill(t *testing.T, memberID string, seconds *big.Rat) {
+	t.Helper()
+	sure, possible, runs := tr.Kernel.RunningTimeOf(t, memberID)
+	requireKernelBill(t, seconds, sure, possible, runs)
+}
+
+func requireKernelBill(t *testing.T, seconds *big.Rat, sure, possible time.Duration, runs int) {
+	t.Helper()
+	billed, _ := seconds.Float64()
+	t.Logf("billed %s s in %d runs: %.1f ms over the longest, %.1f ms under the shortest time by the kernel",
+		seconds.FloatString(3), runs, (billed-possible.Seconds())*1e3, (sure.Seconds()-billed)*1e3)
+	n := time.Duration(runs)
+	RequireBilledBetween(t, seconds, sure-n*MeteringInterval, possible+n*billResolution)
 }
 
 // eventDelay bounds how late containerd writes the event of a container's start.
@@ -74,7 +95,9 @@ func (w *Testbed) GrantCredit() {
 // Decommission ends an instance and waits until its node has proved it.
 func (w *Testbed) Decommission(i api.AppInstance) api.AppInstance {
 	w.T.Helper()
-	ended, err := w.Tenant.Decommission(w.Ctx, w.Operator, i.ID)
+	ctx, cancel := context.WithTimeout(w.Ctx, ConvergenceBound)
+	defer cancel()
+	ended, err := w.Tenant.Decommission(ctx, w.Operator, i.ID)
 	require.NoError(w.T, err)
 	return ended
 }

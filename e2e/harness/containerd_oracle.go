@@ -23,6 +23,8 @@ type ContainerdOracle struct {
 	mu      sync.Mutex
 	started map[string]time.Time
 	exited  map[string]time.Time
+	// Kernel watches the processes of the same containers.
+	Kernel *KernelOracle
 }
 
 // WatchContainerd records the events of a containerd namespace until the test ends.
@@ -31,7 +33,9 @@ func (w *Testbed) WatchContainerd(namespace string) *ContainerdOracle {
 	cl, err := client.New(w.Containerd.Address, client.WithDefaultNamespace(namespace))
 	require.NoError(w.T, err)
 	ctx, cancel := context.WithCancel(w.Ctx)
-	tr := &ContainerdOracle{started: map[string]time.Time{}, exited: map[string]time.Time{}}
+	tr := &ContainerdOracle{
+		started: map[string]time.Time{}, exited: map[string]time.Time{}, Kernel: w.WatchKernel(namespace),
+	}
 	done := make(chan struct{})
 	messages, broken := cl.EventService().Subscribe(ctx, `namespace==`+namespace)
 	go func() {

@@ -66,7 +66,9 @@ func (n *MonitoredNode) Request(name string) (id string) {
 // AwaitRunning waits until the instance runs and answers on its node.
 func (n *MonitoredNode) AwaitRunning(id string) api.AppInstance {
 	n.Testbed.T.Helper()
-	i, err := n.Testbed.Operator.WaitInstance(n.Testbed.Ctx, n.Testbed.Tenant.Project.ID, id, api.AppInstanceStatusRunning,
+	ctx, cancel := context.WithTimeout(n.Testbed.Ctx, ConvergenceBound)
+	defer cancel()
+	i, err := n.Testbed.Operator.WaitInstance(ctx, n.Testbed.Tenant.Project.ID, id, api.AppInstanceStatusRunning,
 		nil)
 	require.NoError(n.Testbed.T, err)
 	require.NoError(n.Testbed.T, n.Get(n.Testbed.Ctx, i))

@@ -26,7 +26,7 @@ import (
 const (
 	// TrustDomain is that of every testbed's hub.
 	TrustDomain = "e2e.gpuaas.internal"
-	// testLimit bounds one test; it is never reached by one that passes.
+	// testLimit bounds one test; it is never reached by one that passes. ConvergenceBound bounds each of its waits.
 	testLimit = 5 * time.Minute
 	// PricePerHour makes a second cost a tenth of a cent.
 	PricePerHour = "3.60"
@@ -359,7 +359,9 @@ func (w *Testbed) Allocate(a *devcluster.Agent) {
 // Launch runs the app and waits until it is running.
 func (w *Testbed) Launch(name string) client.AppInstance {
 	w.T.Helper()
-	i, _, err := w.Tenant.Launch(w.Ctx, w.Operator, client.AppInstanceCreate{
+	ctx, cancel := context.WithTimeout(w.Ctx, ConvergenceBound)
+	defer cancel()
+	i, _, err := w.Tenant.Launch(ctx, w.Operator, client.AppInstanceCreate{
 		AppSlug: AppSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
 			AllocationIds: []string{w.Allocation.ID},
 		},
@@ -376,20 +378,8 @@ func (w *Testbed) RequireAnswer(i client.AppInstance) {
 	require.NoError(w.T, err)
 }
 
-// Eventually waits until the condition returns no error; the limit of the test bounds it.
+// Eventually waits until the condition returns no error, for no longer than law 13 allows.
 func (w *Testbed) Eventually(what string, condition func() error) {
 	w.T.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		select {
-		case <-w.Ctx.Done():
-			w.T.Fatalf("%s: %v", what, err)
-		case <-tick.C:
-		}
-	}
+	require.NoError(w.T, Await(w.Ctx, ConvergenceBound, condition), what)
 }

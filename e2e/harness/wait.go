@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -12,6 +13,34 @@ import (
 
 // ErrPending is returned by a condition that does not hold yet.
 var ErrPending = errors.New("not there yet")
+
+// resync is the longest resync period in these tests: that of a hub without settings. The agents' is shorter.
+const resync = 30 * time.Second
+
+// ConvergenceBound is law 13's: two resync periods and a minute after a fault.
+const ConvergenceBound = 2*resync + time.Minute
+
+// pollInterval is the pause between two looks at a condition.
+const pollInterval = 50 * time.Millisecond
+
+// Await waits until the condition returns no error, and returns its last error where it does not within the bound.
+func Await(ctx context.Context, bound time.Duration, condition func() error) error {
+	ctx, cancel := context.WithTimeout(ctx, bound)
+	defer cancel()
+	tick := time.NewTicker(pollInterval)
+	defer tick.Stop()
+	for {
+		err := condition()
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("not within %s: %w", bound, err)
+		case <-tick.C:
+		}
+	}
+}
 
 // Pending turns a condition into an error that Eventually waits for to disappear.
 func Pending(err error, there bool) error {

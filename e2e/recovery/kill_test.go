@@ -38,7 +38,7 @@ func TestLaw04AKilledAgentLeavesTheAppServingAndTheUsageWhole(t *testing.T) {
 	w.FinalPostings(i)
 	usage, err := w.Tenant.Usage(w.Ctx, i.ID)
 	require.NoError(t, err)
-	harness.RequireBilledTime(t, containers.RunningTime(t), harness.RequireContiguous(t, usage))
+	containers.RequireBill(t, "", harness.RequireContiguous(t, usage))
 }
 
 // Law 4: containerd's daemon is killed while the app serves.

@@ -1,0 +1,199 @@
+package harness
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
+)
+
+const (
+	// ClockTicksPerSecond is USER_HZ, the unit of times in /proc: 100 on every Linux that Go runs on.
+	ClockTicksPerSecond = 100
+	kernelPollInterval  = 10 * time.Millisecond
+)
+
+// ContainerProcess is a container's first process by the kernel: when runc created it, when it executed the image's
+// program, and when it ended.
+type ContainerProcess struct {
+	CreatedAt, StartedAt, EndedAt time.Time
+	// notStartedAt is the last moment at which it was seen to await its start.
+	notStartedAt time.Time
+	pid          int
+	// Hostname begins with the name of its service.
+	Hostname string
+}
+
+// KernelOracle observes the containers of one containerd namespace while containerd, agent and hub are down: process
+// ids are in runc's bundles, starts in /proc, and a pidfd reports the end.
+type KernelOracle struct {
+	bundles string
+	booted  time.Time
+
+	mu          sync.Mutex
+	byContainer map[string]*ContainerProcess
+	ends        sync.WaitGroup
+}
+
+// WatchKernel starts an oracle that runs until the end of the test.
+func (w *Testbed) WatchKernel(namespace string) *KernelOracle {
+	w.T.Helper()
+	var up unix.Timespec
+	require.NoError(w.T, unix.ClockGettime(unix.CLOCK_BOOTTIME, &up))
+	o := &KernelOracle{
+		bundles: filepath.Join(w.Containerd.Dir, "state", "io.containerd.runtime.v2.task", namespace),
+		booted:  time.Now().Add(-time.Duration(up.Nano())), byContainer: map[string]*ContainerProcess{},
+	}
+	ctx, cancel := context.WithCancel(w.Ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		tick := time.NewTicker(kernelPollInterval)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			o.poll(ctx)
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+			}
+		}
+	}()
+	w.T.Cleanup(func() {
+		cancel()
+		<-done
+		o.ends.Wait()
+	})
+	return o
+}
+
+func (o *KernelOracle) poll(ctx context.Context) {
+	bundles, err := os.ReadDir(o.bundles)
+	if err != nil {
+		return
+	}
+	for _, b := range bundles {
+		o.mu.Lock()
+		l := o.byContainer[b.Name()]
+		o.mu.Unlock()
+		if l == nil {
+			o.watchProcess(ctx, b.Name())
+		} else {
+			o.noteStart(l)
+		}
+	}
+}
+
+// notStarted begins the name of a process that runc has created and not started yet.
+const notStarted = "runc:["
+
+func (o *KernelOracle) noteStart(l *ContainerProcess) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !l.StartedAt.IsZero() || !l.EndedAt.IsZero() {
+		return
+	}
+	asked := time.Now()
+	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", l.pid))
+	switch {
+	case err != nil:
+	case bytes.HasPrefix(name, []byte(notStarted)):
+		l.notStartedAt = asked
+	default:
+		l.StartedAt = time.Now()
+	}
+}
+
+// watchProcess records a container that has a process, and waits for its end.
+func (o *KernelOracle) watchProcess(ctx context.Context, id string) {
+	text, err := os.ReadFile(filepath.Join(o.bundles, id, "init.pid"))
+	if err != nil {
+		return
+	}
+	var pid int
+	if _, err := fmt.Sscanf(string(text), "%d", &pid); err != nil || pid <= 1 {
+		return
+	}
+	fd, err := unix.PidfdOpen(pid, 0)
+	if err != nil {
+		return
+	}
+	ticks, err := devcluster.StartTicks(pid)
+	// The id may be another process's. What is read after the pidfd was opened belongs to the pidfd's process.
+	cgroup, cgroupErr := os.ReadFile(fmt.Sprintf("/proc/%d/cgroup", pid))
+	if err != nil || cgroupErr != nil || !bytes.Contains(cgroup, []byte(id)) {
+		_ = unix.Close(fd)
+		return
+	}
+	var spec struct{ Hostname string }
+	text, err = os.ReadFile(filepath.Join(o.bundles, id, "config.json"))
+	if err != nil || json.Unmarshal(text, &spec) != nil {
+		_ = unix.Close(fd)
+		return
+	}
+	created := o.booted.Add(time.Duration(ticks) * time.Second / ClockTicksPerSecond)
+	l := &ContainerProcess{pid: pid, CreatedAt: created, notStartedAt: created, Hostname: spec.Hostname}
+	o.mu.Lock()
+	o.byContainer[id] = l
+	o.mu.Unlock()
+	o.ends.Go(func() {
+		defer func() { _ = unix.Close(fd) }()
+		o.awaitEnd(ctx, fd, l)
+	})
+}
+
+func (o *KernelOracle) awaitEnd(ctx context.Context, fd int, l *ContainerProcess) {
+	for ctx.Err() == nil {
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}, 200)
+		if err != nil || n == 0 {
+			continue
+		}
+		o.mu.Lock()
+		l.EndedAt = time.Now()
+		o.mu.Unlock()
+		return
+	}
+}
+
+// Processes returns the processes so far, by container.
+func (o *KernelOracle) Processes() map[string]ContainerProcess {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	out := make(map[string]ContainerProcess, len(o.byContainer))
+	for id, l := range o.byContainer {
+		out[id] = *l
+	}
+	return out
+}
+
+// RunningTimeOf is how long a member ran: for at least sure and at most possible, since a start is known to a poll, and
+// in how many stretches. The empty id stands for all members. Each container must have ended.
+func (o *KernelOracle) RunningTimeOf(t *testing.T, memberID string) (sure, possible time.Duration, stretches int) {
+	t.Helper()
+	surely, possibly := map[string][]Stretch{}, map[string][]Stretch{}
+	for id, l := range o.Processes() {
+		m := MemberOf(id)
+		if memberID != "" && m != memberID || l.StartedAt.IsZero() {
+			continue
+		}
+		require.False(t, l.EndedAt.IsZero(), "container %s has not ended", id)
+		surely[m] = append(surely[m], Stretch{l.StartedAt, l.EndedAt})
+		possibly[m] = append(possibly[m], Stretch{l.notStartedAt, l.EndedAt})
+	}
+	require.NotEmpty(t, possibly, "no container of %q ran", memberID)
+	for m := range possibly {
+		least, _ := Together(surely[m])
+		most, n := Together(possibly[m])
+		sure, possible, stretches = sure+least, possible+most, stretches+n
+	}
+	return sure, possible, stretches
+}
