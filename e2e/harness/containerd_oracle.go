@@ -25,6 +25,7 @@ type ContainerdOracle struct {
 	exited  map[string]time.Time
 	// Kernel watches the processes of the same containers.
 	Kernel *KernelOracle
+	began  time.Time
 }
 
 // WatchContainerd records the events of a containerd namespace until the test ends.
@@ -35,6 +36,7 @@ func (w *Testbed) WatchContainerd(namespace string) *ContainerdOracle {
 	ctx, cancel := context.WithCancel(w.Ctx)
 	tr := &ContainerdOracle{
 		started: map[string]time.Time{}, exited: map[string]time.Time{}, Kernel: w.WatchKernel(namespace),
+		began: time.Now(),
 	}
 	done := make(chan struct{})
 	messages, broken := cl.EventService().Subscribe(ctx, `namespace==`+namespace)
