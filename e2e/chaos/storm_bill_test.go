@@ -177,7 +177,9 @@ func (s *storm) observedBounds(run string, l harness.ContainerProcess) (most, le
 }
 
 // unbilled counts the runs without a bill; missed is the longest time that such a run must have been observed.
-func (s *storm) unbilled(processes map[string]harness.ContainerProcess, billed map[string]bill) (n int, missed time.Duration) {
+func (s *storm) unbilled(processes map[string]harness.ContainerProcess, billed map[string]bill) (
+	n int, missed time.Duration,
+) {
 	for run, l := range processes {
 		if _, has := billed[run]; !has {
 			_, least := s.observedBounds(run, l)
