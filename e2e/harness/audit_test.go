@@ -17,7 +17,8 @@ func TestAnAuditFindsPhantomBillsNeedlessRestartsAndSuspense(t *testing.T) {
 	}{
 		"all explained": {
 			harness.Observed{Billed: []string{"m.1", "m.2"}, Processes: ran, Suspense: []string{"late"}},
-			harness.Faults{Restarts: 1, Suspense: true}, "",
+			harness.Faults{Restarts: 1, Suspense: true},
+			"",
 		},
 		"phantom": {
 			harness.Observed{Billed: []string{"m.4"}, Processes: ran}, harness.Faults{Restarts: 1}, "phantom bill",
