@@ -20,7 +20,7 @@ const resync = 30 * time.Second
 // ConvergenceBound is law 13's: two resync periods and a minute after a fault.
 const ConvergenceBound = 2*resync + time.Minute
 
-// pollInterval is the pause between two looks at a condition.
+// pollInterval is the pause between two checks of a condition.
 const pollInterval = 50 * time.Millisecond
 
 // Await waits until the condition returns no error, and returns its last error where it does not within the bound.
