@@ -144,6 +144,7 @@ func saveHello(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
 	if err != nil {
 		return err
 	}
+	tx.Changed(n.ID)
 	_, err = tx.Exec(ctx,
 		`UPDATE nodes SET hostname = $2, incarnation = $3, accepted_epoch = $4, accepted_generation = $5, bundle_version = $6,
 			agent_version = $7, protocol_version = $8, features = $9, facts = $10, conditions = $11, resource_version =

@@ -356,7 +356,7 @@ func TestConditionsAreAsManyAsTheyAreAndBounded(t *testing.T) {
 	}
 }
 
-// A hello that changes one stored field is stored.
+// A hello that changes one stored field is stored, and those who wait for the node get a signal.
 func TestEveryChangedFieldOfAHelloIsStored(t *testing.T) {
 	d := dbtest.New(t)
 	n := node(t, d)
@@ -373,8 +373,11 @@ func TestEveryChangedFieldOfAHelloIsStored(t *testing.T) {
 		"incarnation": func() { hello.Incarnation = "i2" },
 	} {
 		change()
+		changed, cancel := d.Changes().Subscribe(n.ID)
 		c, err := connect(t, d, n.ID, hello, 0, now)
 		require.NoError(t, err, name)
+		require.Len(t, changed, 1, name)
+		cancel()
 		stored := must(t, d, func(ctx context.Context, tx db.Tx) (fleet.Node, error) { return fleet.Get(ctx, tx, n.ID) })
 		for _, field := range []func(fleet.Node) any{
 			func(n fleet.Node) any { return n.Hostname }, func(n fleet.Node) any { return n.Incarnation },
