@@ -245,7 +245,7 @@ func (c *connection) nack(ctx context.Context, r *protocol.Nack) error {
 		c.acked.LeasesSHA256 = nil
 		c.mu.Unlock()
 	}
-	return c.handler.Nack(ctx, c.peer.NodeID, r)
+	return c.handler.Nack(ctx, c.peer, r)
 }
 
 // accept serves the streams that the node opens. Each kind has its own limit.

@@ -83,7 +83,7 @@ type Handler interface {
 	OnConnect(nodeID string)
 	Report(ctx context.Context, peer Peer, sessionNo uint64, report *protocol.Report) error
 	Ack(ctx context.Context, nodeID string, ack *protocol.Ack) error
-	Nack(ctx context.Context, nodeID string, nack *protocol.Nack) error
+	Nack(ctx context.Context, peer Peer, nack *protocol.Nack) error
 	// PullPhases records pulls of images that have entered a phase.
 	PullPhases(ctx context.Context, peer Peer, pulls []*protocol.ImagePull) error
 	// ServeUsage posts and acknowledges the segments of one usage stream, from the store that the session was opened with.

@@ -138,6 +138,10 @@ func TestLaw05AbusedSegmentsChangeNothing(t *testing.T) {
 		require.Equal(t, c.reason.Text(), last[0].Reason, c.name)
 		require.NotEmpty(t, last[0].Detail, c.name)
 	}
+	require.Zero(t, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1
+		AND action = 'fleet.node.document' AND source_address NOT LIKE '127.%'`, n.ID), "the node's address is in each row")
+	require.NotZero(t, hubtest.Count(h, `SELECT count(*) FROM audit_rows WHERE resource_id = $1
+		AND action = 'fleet.node.document'`, n.ID))
 
 	// Cut off in the middle of a message: that stream ends, and another takes its place.
 	before := books(h)

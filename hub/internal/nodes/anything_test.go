@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -207,13 +208,13 @@ func TestTenThousandRefusalsLeaveFewRows(t *testing.T) {
 			protocol.Nack_GENERATION_OLDER, protocol.Nack_GENERATION_CONFLICT,
 			protocol.Nack_TOO_LARGE,
 		}[k%3]
-		require.NoError(t, h.Nodes.Nack(t.Context(), n.ID, &protocol.Nack{
+		require.NoError(t, h.Nodes.Nack(t.Context(), nodelink.Peer{NodeID: n.ID}, &protocol.Nack{
 			Document:   protocol.Envelope_STATE,
 			Generation: state.GetGeneration() + 1000 + uint64(k), Reason: reason,
 		}))
 	}
 	for k := range 200 {
-		require.NoError(t, h.Nodes.Nack(t.Context(), n.ID, &protocol.Nack{
+		require.NoError(t, h.Nodes.Nack(t.Context(), nodelink.Peer{NodeID: n.ID}, &protocol.Nack{
 			Document: protocol.Envelope_Kind(100 + k),
 			Reason:   4711,
 		}))

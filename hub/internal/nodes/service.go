@@ -290,7 +290,8 @@ func (svc *Service) Ack(ctx context.Context, nodeID string, a *protocol.Ack) err
 }
 
 // Nack records that a node refused a document: an event and the node itself show it to admins.
-func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) error {
+func (svc *Service) Nack(ctx context.Context, peer nodelink.Peer, r *protocol.Nack) error {
+	nodeID := peer.NodeID
 	switch r.GetDocument() {
 	case protocol.Envelope_STATE, protocol.Envelope_LEASES, protocol.Envelope_BUNDLE:
 	case protocol.Envelope_KIND_UNSPECIFIED, protocol.Envelope_USAGE:
@@ -298,7 +299,7 @@ func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) e
 	default:
 		return nil // the hub sends no such document
 	}
-	if err := svc.recordRefusal(ctx, nodeID, fleet.Refusal{
+	if err := svc.recordRefusal(ctx, originOf(peer), fleet.Refusal{
 		Document: r.GetDocument().Text(), Epoch: r.GetEpoch(), Generation: r.GetGeneration(),
 		Reason: r.GetReason().Text(), Detail: r.GetDetail(),
 	}); err != nil {
@@ -320,24 +321,24 @@ func (svc *Service) Nack(ctx context.Context, nodeID string, r *protocol.Nack) e
 	return nil
 }
 
-func (svc *Service) recordRefusal(ctx context.Context, nodeID string, r fleet.Refusal) error {
+func (svc *Service) recordRefusal(ctx context.Context, from origin, r fleet.Refusal) error {
 	now := svc.Now().Truncate(time.Microsecond)
-	if !svc.budgets.mayRecordRefusal(nodeID, now) {
+	if !svc.budgets.mayRecordRefusal(from.nodeID, now) {
 		return nil
 	}
 	r.At = now
 	id := db.NewID()
 	err := writeTx(ctx, svc, func(tx db.Tx) error {
-		news, err := fleet.RecordRefusal(ctx, tx, nodeID, id, r)
+		news, err := fleet.RecordRefusal(ctx, tx, from.nodeID, id, r)
 		if err != nil || !news {
 			return err
 		}
-		return nodeEvent(ctx, tx, origin{nodeID: nodeID}, "fleet.node.document_refused", actionDocument, map[string]any{
+		return nodeEvent(ctx, tx, from, "fleet.node.document_refused", actionDocument, map[string]any{
 			"document": r.Document, "epoch": r.Epoch, "generation": r.Generation, "reason": r.Reason, "detail": r.Detail,
 		}, now)
 	})
 	if err == nil {
-		svc.Log.WarnContext(ctx, "document refused", slog.String("node_id", nodeID), slog.String("document", r.Document),
+		svc.Log.WarnContext(ctx, "document refused", slog.String("node_id", from.nodeID), slog.String("document", r.Document),
 			slog.Uint64("generation", r.Generation), slog.String("reason", r.Reason))
 	}
 	return err

@@ -56,7 +56,7 @@ func (svc *Service) ServeUsage(ctx context.Context, peer nodelink.Peer, incarnat
 func (svc *Service) enqueue(ctx context.Context, upload *protocol.UsageUpload, peer nodelink.Peer, incarnation string,
 ) *queuedSegment {
 	verified, err := protocol.VerifySegment(upload.GetSegment(), peer.Key)
-	d := &queuedSegment{done: make(chan struct{})}
+	d := &queuedSegment{from: originOf(peer), done: make(chan struct{})}
 	d.Store = billing.Store{NodeID: peer.NodeID, Incarnation: incarnation}
 	if err == nil {
 		err = d.parse(verified)
@@ -93,7 +93,7 @@ func (svc *Service) ack(ctx context.Context, d *queuedSegment) *protocol.UsageAc
 		svc.Log.WarnContext(ctx, "usage not posted", slog.String("node_id", d.Store.NodeID), slog.Any("error", err))
 		return ack
 	}
-	if err := svc.recordRefusal(ctx, d.Store.NodeID, fleet.Refusal{
+	if err := svc.recordRefusal(ctx, d.from, fleet.Refusal{
 		Document: protocol.Envelope_USAGE.Text(), Generation: d.Link.Number, Reason: ack.GetNackReason().Text(),
 		Detail: protocol.RefusalDetail(err),
 	}); err != nil {
