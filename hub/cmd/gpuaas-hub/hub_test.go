@@ -403,12 +403,41 @@ func replaceAdminToken(t *testing.T, h home, hub *running, token string) {
 
 	_, err = cli(t, "admin-token", "--data-dir", h.data)
 	require.NoError(t, err)
+	setAdminPassword(t, h, "while the hub does not run")
 	hub = start(t, h)
+	logInAsAdmin(t, hub, "while the hub does not run", http.StatusOK)
+	setAdminPassword(t, h, "while the hub runs")
+	logInAsAdmin(t, hub, "while the hub does not run", http.StatusUnauthorized)
+	logInAsAdmin(t, hub, "while the hub runs", http.StatusOK)
 	status, _ = hub.api(t, http.MethodGet, "/admin/nodes", token, "")
 	require.Equal(t, http.StatusUnauthorized, status, "the lost one no longer counts")
 	status, _ = hub.api(t, http.MethodGet, "/admin/nodes", readToken(t, hub), "")
 	require.Equal(t, http.StatusOK, status)
 	hub.end(t)
+}
+
+func setAdminPassword(t *testing.T, h home, password string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "password")
+	require.NoError(t, os.WriteFile(file, []byte("short\n"), 0o600))
+	_, err := cli(t, "admin-password", "--data-dir", h.data, "--password-file", file)
+	require.ErrorContains(t, err, "12 to 256 characters")
+	require.NoError(t, os.WriteFile(file, []byte(password+"\n"), 0o600))
+	shown, err := cli(t, "admin-password", "--data-dir", h.data, "--password-file", file)
+	require.NoError(t, err)
+	require.NotContains(t, shown, password)
+}
+
+func logInAsAdmin(t *testing.T, hub *running, password string, status int) {
+	t.Helper()
+	got, session := hub.api(t, http.MethodPost, "/auth/login", "", marshal(t, map[string]any{
+		"email": "admin@localhost", "password": password,
+	}))
+	require.Equal(t, status, got, "%v", session)
+	if status == http.StatusOK {
+		got, _ = hub.api(t, http.MethodGet, "/admin/nodes", session["access_token"].(string), "")
+		require.Equal(t, http.StatusOK, got)
+	}
 }
 
 // The flag of the command line is what a token's life follows, as the token's answer says it.

@@ -30,6 +30,30 @@ func (s *Service) Bootstrap(ctx context.Context, text string, now time.Time) (ma
 	})
 }
 
+// SetAdminPassword sets the password by which the first platform admin logs in, and returns that admin. It is for the
+// operator, on the hub's own machine.
+func (s *Service) SetAdminPassword(ctx context.Context, password string, now time.Time) (iam.User, error) {
+	if err := iam.CheckPassword(password); err != nil {
+		return iam.User{}, err
+	}
+	var hash string
+	if err := s.hash(ctx, func() { hash = iam.HashPassword(password) }); err != nil {
+		return iam.User{}, err
+	}
+	eventID := db.NewID()
+	return run(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) (iam.User, error) {
+		admin, err := iam.SetFirstAdminPassword(ctx, tx, hash, now)
+		if err != nil {
+			return iam.User{}, err
+		}
+		return admin, change.Record(ctx, tx, change.BySystem(eventID, now), change.Entry{
+			Event: "iam.user.password_changed", Action: "iam.recover_admin", ResourceType: resourceUser, ResourceID: admin.ID,
+			Version: admin.ResourceVersion,
+			After:   map[string]any{"email": admin.Email, "password": true, "one_time_codes": "removed"},
+		})
+	})
+}
+
 // RecoverAdmin makes text the only token that counts for the first platform admin. It is for the operator, on the hub's
 // own machine.
 func (s *Service) RecoverAdmin(ctx context.Context, text string, now time.Time) error {

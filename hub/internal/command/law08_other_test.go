@@ -92,6 +92,13 @@ func orgSteps() []atomicStep {
 				return s.RecoverAdmin(ctx, iam.NewUserToken(), p.Now)
 			}
 		}),
+		prepared("set admin password", "user_passwords", func(p *person, s *command.Service) run {
+			_, err := s.Bootstrap(p.T.Context(), iam.NewUserToken(), p.Now)
+			require.NoError(p.T, err)
+			return func(ctx context.Context, s *command.Service) error {
+				return second(s.SetAdminPassword(ctx, "a password of the admin", p.Now))
+			}
+		}),
 		prepared("create org", "orgs", func(p *person, _ *command.Service) run {
 			m := p.Admin("k")
 			return func(ctx context.Context, s *command.Service) error {

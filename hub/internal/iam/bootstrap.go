@@ -34,16 +34,29 @@ func Bootstrap(ctx context.Context, tx db.Tx, userID, tokenID, text string, now 
 	return admin, true, err
 }
 
-// RecoverAdmin gives the first platform admin a new token and revokes the older ones, which may have been stolen. It is
-// reachable only for programs that run as the hub's user on its machine.
-func RecoverAdmin(ctx context.Context, tx db.Tx, tokenID, text string, now time.Time) (User, error) {
-	admin, found, err := selectFirstAdmin(ctx, tx)
+// SetFirstAdminPassword gives the first platform admin a password, of which hash is the hash, and no one-time codes, and
+// ends the admin's other logins; tokens stay. It is reachable only for programs that run as the hub's user on its
+// machine.
+func SetFirstAdminPassword(ctx context.Context, tx db.Tx, hash string, now time.Time) (User, error) {
+	admin, err := firstAdmin(ctx, tx)
 	if err != nil {
 		return User{}, err
 	}
-	if !found {
-		return User{}, fault.New(fault.NotFound, codeNoPlatformAdmin, "There is no platform admin yet; the hub's first "+
-			"start makes one.", nil)
+	if err := setPassword(ctx, tx, nil, admin.ID, hash, nil, now); err != nil {
+		return User{}, err
+	}
+	if err := endOtherSessions(ctx, tx, admin.ID, "", now); err != nil {
+		return User{}, err
+	}
+	return updateUser(ctx, tx, admin, now)
+}
+
+// RecoverAdmin gives the first platform admin a new token and revokes the older ones, which may have been stolen. It is
+// reachable only for programs that run as the hub's user on its machine.
+func RecoverAdmin(ctx context.Context, tx db.Tx, tokenID, text string, now time.Time) (User, error) {
+	admin, err := firstAdmin(ctx, tx)
+	if err != nil {
+		return User{}, err
 	}
 	if _, err := revokeTokens(ctx, tx, admin.ID, now); err != nil {
 		return User{}, err
@@ -52,6 +65,15 @@ func RecoverAdmin(ctx context.Context, tx db.Tx, tokenID, text string, now time.
 		ID: tokenID, UserID: admin.ID, Description: "made by gpuaas-hub admin-token",
 		CreatedAt: now, ExpiresAt: now.Add(BootstrapTokenLifetime),
 	}, text)
+	return admin, err
+}
+
+func firstAdmin(ctx context.Context, tx db.Tx) (User, error) {
+	admin, found, err := selectFirstAdmin(ctx, tx)
+	if err == nil && !found {
+		err = fault.New(fault.NotFound, codeNoPlatformAdmin, "There is no platform admin yet; the hub's first start makes "+
+			"one.", nil)
+	}
 	return admin, err
 }
 
