@@ -342,9 +342,9 @@ func TestListenerCloseEndsAccept(t *testing.T) {
 	require.ErrorIs(t, <-errs, link.ErrClosed)
 }
 
-// A fleet dials at once: quic-go's own queue is shorter, and a listener has fewer slots. Most of them are taken, so that
-// no handshake takes longer than it may keep its slot, also under the race detector. A dial that found none in time
-// dials again, as agents do; none is refused.
+// A fleet dials at once: quic-go's own queue is shorter, and a listener has fewer slots. Most of them are taken: so no
+// handshake takes longer than it may keep its slot, also under the race detector. A dial that found none in time dials
+// again, as agents do; none is refused.
 func TestDialsBeyondTheListenersSlotsWaitInTheQueueAndAreAllAdmitted(t *testing.T) {
 	s := newSetup(t)
 	ctx := deadline(t)

@@ -20,6 +20,7 @@ func program() daemon.Program {
 
 func newRoot() *cobra.Command {
 	root := &cobra.Command{Use: "gpuaas-hub", Short: "The hub of a GPUaaS mesh: it decides, signs and bills"}
-	root.AddCommand(newServe(), newInit(), newTrust(), newAdminToken(), newAdminPassword(), newBackup(), newRestore(), newUsage())
+	root.AddCommand(newServe(), newInit(), newTrust(), newAdminToken(), newAdminPassword(), newBackup(), newRestore(),
+		newUsage())
 	return root
 }

@@ -34,9 +34,8 @@ func Bootstrap(ctx context.Context, tx db.Tx, userID, tokenID, text string, now 
 	return admin, true, err
 }
 
-// SetFirstAdminPassword gives the first platform admin a password, of which hash is the hash, and no one-time codes, and
-// ends the admin's other logins; tokens stay. It is reachable only for programs that run as the hub's user on its
-// machine.
+// SetFirstAdminPassword gives the first platform admin the password with that hash and no one-time codes, and ends the
+// admin's logins; tokens stay. It is reachable only for programs that run as the hub's user on its machine.
 func SetFirstAdminPassword(ctx context.Context, tx db.Tx, hash string, now time.Time) (User, error) {
 	admin, err := firstAdmin(ctx, tx)
 	if err != nil {
