@@ -20,6 +20,7 @@ case "${1:-run}" in
     for b in "${!run[@]}"; do command -v "$b" >/dev/null || missing+=("${run[$b]}"); done
     compgen -G '/usr/lib/postgresql/*/bin/postgres' >/dev/null || command -v postgres >/dev/null ||
       missing+=(postgresql)
+    python3 -c 'import cryptography' 2>/dev/null || missing+=(python3-cryptography)
     [ -x /usr/lib/cni/bridge ] || [ -x /opt/cni/bin/bridge ] || missing+=(containernetworking-plugins)
     ;;
   generate)

@@ -62,6 +62,7 @@ func Wheel(dir string) (name string, wheel []byte, err error) {
 	})
 	metadata := "Metadata-Version: 2.1\nName: gpuaas\nVersion: " + string(found[1]) +
 		"\nSummary: Client of the GPUaaS hub\nLicense: Apache-2.0\nRequires-Python: >=3.11\n" +
+		"Provides-Extra: assertion\nRequires-Dist: cryptography>=38; extra == \"assertion\"\n" +
 		"Description-Content-Type: text/markdown\n\n" + string(readme)
 	err = errors.Join(err, add(info+"METADATA", []byte(metadata)),
 		add(info+"WHEEL", []byte("Wheel-Version: 1.0\nGenerator: gpuaas\nRoot-Is-Purelib: true\nTag: py3-none-any\n")))

@@ -12,9 +12,11 @@ import urllib.error
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator, Mapping
+from email.message import Message
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlencode, urlsplit
 
+from . import assertion
 from .api_gen import AppInstance, AppInstanceStatus, Event, Operations, Problem, ServiceAccountTokenRequest, Token
 from .codec import decode, encode
 
@@ -29,13 +31,14 @@ STREAM_AGAIN_SECONDS = 1.0
 
 
 class ProblemError(Exception):
-    """The hub refused a request; problem says why."""
+    """The hub refused a request; problem says why, and headers are those of the answer."""
 
-    def __init__(self, problem: Problem, retry_after: float | None = None) -> None:
+    def __init__(self, problem: Problem, retry_after: float | None = None, headers: Message | None = None) -> None:
         places = "".join(f"; {e.pointer}: {e.reason}" for e in problem.errors or [])
         super().__init__(f"{problem.detail}{places} ({problem.code}, correlation id {problem.correlation_id})")
         self.problem = problem
         self.retry_after = retry_after
+        self.headers = headers or Message()
 
 
 class UnreachableError(ConnectionError):
@@ -73,9 +76,14 @@ class _Token:
 
 
 class ServiceAccountCredential:
-    """Mints short-lived tokens with the key of a service account, and renews them before they end."""
+    """Mints short-lived tokens with the key of a service account, and renews them before they end.
+
+    With the package cryptography (pip install gpuaas[assertion]) it proves the key by a signed assertion (RFC 7523),
+    and the key stays here. Without it, the key itself is sent to the hub over TLS.
+    """
 
     def __init__(self, account_id: str, key_id: str, private_key_pem: str) -> None:
+        self._sign = assertion.signer(account_id, key_id, private_key_pem)
         self._request = ServiceAccountTokenRequest(
             service_account_id=account_id, key_id=key_id, private_key_pem=private_key_pem
         )
@@ -88,7 +96,10 @@ class ServiceAccountCredential:
         with self._lock:
             if self._token is None or time.monotonic() >= self._renew_at:
                 began = time.monotonic()
-                self._token = hub.without_credential().mint_service_account_token(self._request)
+                request = self._request
+                if self._sign is not None:
+                    request = ServiceAccountTokenRequest(grant_type=assertion.GRANT_TYPE, assertion=self._sign())
+                self._token = hub.without_credential().mint_service_account_token(request)
                 self._renew_at = began + 0.8 * self._token.expires_in
             return self._token.access_token
 
@@ -125,11 +136,26 @@ class Client(Operations):
         self._context = ssl.create_default_context(cafile=ca_file) if parts.scheme == "https" else None
         self._timeout = timeout
         self._sleep = sleep
+        self._recorded: Message | None = None
 
     def without_credential(self) -> Client:
         """Return a client of the same hub for operations that need no token."""
+        return self._copy(_credential=None, _recorded=None)
+
+    def recording(self) -> Client:
+        """Return a client of the same hub whose headers are those of its last answer; it is for one thread."""
+        return self._copy(_recorded=Message())
+
+    @property
+    def headers(self) -> Message:
+        """The headers of the last answer to this client, which recording() made: ETag, X-Request-ID and others."""
+        if self._recorded is None:
+            raise ValueError("only a client that recording() made keeps headers")
+        return self._recorded
+
+    def _copy(self, **changed: Any) -> Client:
         other = Client.__new__(Client)
-        other.__dict__.update(self.__dict__, _credential=None)
+        other.__dict__.update(self.__dict__, **changed)
         return other
 
     def wait_app_instance(
@@ -254,10 +280,12 @@ class Client(Operations):
                 response: http.client.HTTPResponse = urllib.request.urlopen(
                     request, timeout=self._timeout, context=self._context
                 )
+                self._record(response.headers)
                 return response
             except urllib.error.HTTPError as refused:
                 with refused:
                     problem = _problem(refused)
+                self._record(refused.headers)
                 if refused.code == 401 and again and self._credential is not None and self._credential.forget():
                     continue
                 raise problem from None
@@ -266,6 +294,10 @@ class Client(Operations):
                     raise lost.reason from None
                 raise UnreachableError(str(lost.reason)) from lost
         raise AssertionError("the second attempt answers or raises")
+
+    def _record(self, headers: Message) -> None:
+        if self._recorded is not None:
+            self._recorded = headers
 
 
 def _text(value: Any) -> str:
@@ -290,4 +322,4 @@ def _problem(refused: urllib.error.HTTPError) -> ProblemError:
             type="about:blank", title=refused.reason, status=refused.code, code="", detail=str(refused.reason),
             correlation_id="",
         )
-    return ProblemError(problem, float(after) if after.isdigit() else None)
+    return ProblemError(problem, float(after) if after.isdigit() else None, refused.headers)

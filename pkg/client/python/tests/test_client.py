@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sys
 import threading
 import unittest
+import unittest.mock
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -108,6 +110,61 @@ class ClientTest(unittest.TestCase):
         self.assertEqual(["o-1", "o-1"], [org.id for org in self.hub.list_orgs()])
         self.assertEqual("/api/v1/orgs?cursor=c2&limit=200", self.server.seen[1][1])
 
+    def test_a_recording_client_has_the_headers_of_its_last_answer(self) -> None:
+        hub = self.hub.recording()
+        self.server.answers = [
+            (201, {"ETag": '"1"', "X-Request-ID": "r-1", "Idempotency-Replayed": "true"}, ORG),
+            (200, {"ETag": '"2"'}, ORG),
+            (412, {"ETag": '"3"', "X-Request-ID": "r-3"}, problem(412)[2]),
+        ]
+        hub.create_org(gpuaas.OrgCreate(slug="acme", display_name="Acme"))
+        names = ("etag", "X-Request-ID", "Idempotency-Replayed")
+        self.assertEqual(['"1"', "r-1", "true"], [hub.headers[name] for name in names])
+        hub.create_org(gpuaas.OrgCreate(slug="acme", display_name="Acme"))
+        self.assertEqual('"2"', hub.headers["ETag"])
+        self.assertIsNone(hub.headers["X-Request-ID"])
+        with self.assertRaises(gpuaas.ProblemError) as refused:
+            hub.create_org(gpuaas.OrgCreate(slug="acme", display_name="Acme"))
+        self.assertEqual("r-3", refused.exception.headers["X-Request-ID"])
+        self.assertEqual('"3"', hub.headers["ETag"])
+        with self.assertRaises(ValueError):
+            self.hub.headers
+
+    def test_a_service_account_proves_its_key_by_an_assertion_and_keeps_it(self) -> None:
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        key = Ed25519PrivateKey.generate()
+        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        token = {"access_token": "t", "token_type": "Bearer", "expires_in": 900, "expires_at": "2026-01-31T12:00:00Z"}
+        page: Answer = (200, {}, {"items": [ORG]})
+        self.server.answers = [(200, {}, token), page, problem(401), (200, {}, token), page]
+        hub = self.client(gpuaas.ServiceAccountCredential("sa", "key", pem))
+        list(hub.list_orgs())
+        list(hub.list_orgs())
+        used = set()
+        for _, _, _, body in (self.server.seen[0], self.server.seen[3]):
+            self.assertEqual({"grant_type", "assertion"}, set(body))
+            self.assertEqual("urn:ietf:params:oauth:grant-type:jwt-bearer", body["grant_type"])
+            parts = body["assertion"].split(".")
+            header, claims, signature = (base64.urlsafe_b64decode(part + "==") for part in parts)
+            key.public_key().verify(signature, body["assertion"].rsplit(".", 1)[0].encode())
+            self.assertEqual({"alg": "EdDSA", "kid": "key", "typ": "JWT"}, json.loads(header))
+            said = json.loads(claims)
+            self.assertEqual(("sa", "sa", "gpuaas"), (said["iss"], said["sub"], said["aud"]))
+            self.assertEqual(60, said["exp"] - said["iat"])
+            used.add(said["jti"])
+        self.assertEqual(2, len(used))
+
+    def test_a_text_that_is_no_key_of_ed25519_is_refused(self) -> None:
+        from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+        from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+
+        other = X25519PrivateKey.generate().private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+        for text in ("pem", other):
+            with self.assertRaises(ValueError):
+                gpuaas.ServiceAccountCredential("sa", "key", text)
+
     def test_a_service_account_mints_one_token_and_another_where_it_is_refused(self) -> None:
         def token(text: str) -> Answer:
             return 200, {}, {
@@ -116,7 +173,8 @@ class ClientTest(unittest.TestCase):
 
         page: Answer = (200, {}, {"items": [ORG]})
         self.server.answers = [token("one"), page, page, problem(401), token("two"), page]
-        hub = self.client(gpuaas.ServiceAccountCredential("sa", "key", "pem"))
+        with unittest.mock.patch.dict(sys.modules, {"cryptography.exceptions": None}):  # as if it were not installed
+            hub = self.client(gpuaas.ServiceAccountCredential("sa", "key", "pem"))
         for _ in range(3):
             list(hub.list_orgs())
         sent = [headers.get("Authorization") for _, _, headers, _ in self.server.seen]
