@@ -135,7 +135,7 @@ func (x Service_RestartPolicy) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Service_RestartPolicy.Descriptor instead.
 func (Service_RestartPolicy) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{13, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{14, 0}
 }
 
 // As in the Compose specification, depends_on.
@@ -188,7 +188,7 @@ func (x Dependency_Condition) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Dependency_Condition.Descriptor instead.
 func (Dependency_Condition) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{17, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{18, 0}
 }
 
 // What happens in a running container when the config changes.
@@ -244,7 +244,7 @@ func (x Config_OnChange) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Config_OnChange.Descriptor instead.
 func (Config_OnChange) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{19, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{20, 0}
 }
 
 type StreamHeader_Kind int32
@@ -299,7 +299,7 @@ func (x StreamHeader_Kind) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use StreamHeader_Kind.Descriptor instead.
 func (StreamHeader_Kind) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32, 0}
 }
 
 // Phase of a pull. A hub counts one that it does not know as fetching.
@@ -355,7 +355,7 @@ func (x ImagePull_Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ImagePull_Phase.Descriptor instead.
 func (ImagePull_Phase) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35, 0}
 }
 
 // Reason of a refusal. UsageAck and the answers to fetches and tunnels use it too. A receiver carries, stores and
@@ -477,7 +477,7 @@ func (x Nack_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Nack_Reason.Descriptor instead.
 func (Nack_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51, 0}
 }
 
 // Status of a volume or a snapshot. A hub counts one that it does not know as pending.
@@ -535,7 +535,7 @@ func (x VolumeStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use VolumeStatus_Status.Descriptor instead.
 func (VolumeStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55, 0}
 }
 
 // Status of a member. A hub counts one that it does not know as pending.
@@ -610,7 +610,7 @@ func (x WorkloadStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Status.Descriptor instead.
 func (WorkloadStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57, 0}
 }
 
 // Reason why a member or an app instance is where it is. A hub counts one that it does not know as internal.
@@ -714,7 +714,7 @@ func (x WorkloadStatus_Reason) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WorkloadStatus_Reason.Descriptor instead.
 func (WorkloadStatus_Reason) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56, 1}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57, 1}
 }
 
 type ServiceStatus_Status int32
@@ -782,7 +782,7 @@ func (x ServiceStatus_Status) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use ServiceStatus_Status.Descriptor instead.
 func (ServiceStatus_Status) EnumDescriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{57, 0}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{58, 0}
 }
 
 // Envelope is a DSSE envelope (secure-systems-lab/dsse, v1.0.2) in protobuf instead of JSON: signatures are Ed25519
@@ -1745,8 +1745,11 @@ type Workload struct {
 	OperatingMode     string `protobuf:"bytes,31,opt,name=operating_mode,json=operatingMode,proto3" json:"operating_mode,omitempty"`
 	ControlPlaneScope string `protobuf:"bytes,32,opt,name=control_plane_scope,json=controlPlaneScope,proto3" json:"control_plane_scope,omitempty"`
 	RuntimeBackend    string `protobuf:"bytes,33,opt,name=runtime_backend,json=runtimeBackend,proto3" json:"runtime_backend,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Which secrets of the project the sealed parameters hold, sorted by parameter. Nodes do not read it: a hub that was
+	// restored from a backup refers to the secrets again.
+	SecretReferences []*SecretReference `protobuf:"bytes,34,rep,name=secret_references,json=secretReferences,proto3" json:"secret_references,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *Workload) Reset() {
@@ -1947,6 +1950,75 @@ func (x *Workload) GetRuntimeBackend() string {
 	return ""
 }
 
+func (x *Workload) GetSecretReferences() []*SecretReference {
+	if x != nil {
+		return x.SecretReferences
+	}
+	return nil
+}
+
+// SecretReference says which secret of the project a sealed parameter holds.
+type SecretReference struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	Parameter string                 `protobuf:"bytes,1,opt,name=parameter,proto3" json:"parameter,omitempty"`
+	Name      string                 `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
+	// It grows with each value, and with a revocation.
+	Version       uint64 `protobuf:"varint,3,opt,name=version,proto3" json:"version,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SecretReference) Reset() {
+	*x = SecretReference{}
+	mi := &file_protocol_messages_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SecretReference) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SecretReference) ProtoMessage() {}
+
+func (x *SecretReference) ProtoReflect() protoreflect.Message {
+	mi := &file_protocol_messages_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SecretReference.ProtoReflect.Descriptor instead.
+func (*SecretReference) Descriptor() ([]byte, []int) {
+	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *SecretReference) GetParameter() string {
+	if x != nil {
+		return x.Parameter
+	}
+	return ""
+}
+
+func (x *SecretReference) GetName() string {
+	if x != nil {
+		return x.Name
+	}
+	return ""
+}
+
+func (x *SecretReference) GetVersion() uint64 {
+	if x != nil {
+		return x.Version
+	}
+	return 0
+}
+
 // Service is one container of a workload.
 type Service struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2001,7 +2073,7 @@ type Service struct {
 
 func (x *Service) Reset() {
 	*x = Service{}
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2013,7 +2085,7 @@ func (x *Service) String() string {
 func (*Service) ProtoMessage() {}
 
 func (x *Service) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[13]
+	mi := &file_protocol_messages_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2026,7 +2098,7 @@ func (x *Service) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Service.ProtoReflect.Descriptor instead.
 func (*Service) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{13}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Service) GetName() string {
@@ -2231,7 +2303,7 @@ type ImageMount struct {
 
 func (x *ImageMount) Reset() {
 	*x = ImageMount{}
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2243,7 +2315,7 @@ func (x *ImageMount) String() string {
 func (*ImageMount) ProtoMessage() {}
 
 func (x *ImageMount) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[14]
+	mi := &file_protocol_messages_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2256,7 +2328,7 @@ func (x *ImageMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImageMount.ProtoReflect.Descriptor instead.
 func (*ImageMount) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{14}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *ImageMount) GetImage() string {
@@ -2293,7 +2365,7 @@ type Environment struct {
 
 func (x *Environment) Reset() {
 	*x = Environment{}
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2377,7 @@ func (x *Environment) String() string {
 func (*Environment) ProtoMessage() {}
 
 func (x *Environment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[15]
+	mi := &file_protocol_messages_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2390,7 @@ func (x *Environment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Environment.ProtoReflect.Descriptor instead.
 func (*Environment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{15}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Environment) GetRequirements() []string {
@@ -2383,7 +2455,7 @@ type VolumeMount struct {
 
 func (x *VolumeMount) Reset() {
 	*x = VolumeMount{}
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2395,7 +2467,7 @@ func (x *VolumeMount) String() string {
 func (*VolumeMount) ProtoMessage() {}
 
 func (x *VolumeMount) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[16]
+	mi := &file_protocol_messages_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2408,7 +2480,7 @@ func (x *VolumeMount) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeMount.ProtoReflect.Descriptor instead.
 func (*VolumeMount) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{16}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *VolumeMount) GetName() string {
@@ -2464,7 +2536,7 @@ type Dependency struct {
 
 func (x *Dependency) Reset() {
 	*x = Dependency{}
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2476,7 +2548,7 @@ func (x *Dependency) String() string {
 func (*Dependency) ProtoMessage() {}
 
 func (x *Dependency) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[17]
+	mi := &file_protocol_messages_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2489,7 +2561,7 @@ func (x *Dependency) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Dependency.ProtoReflect.Descriptor instead.
 func (*Dependency) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{17}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Dependency) GetService() string {
@@ -2519,7 +2591,7 @@ type File struct {
 
 func (x *File) Reset() {
 	*x = File{}
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2531,7 +2603,7 @@ func (x *File) String() string {
 func (*File) ProtoMessage() {}
 
 func (x *File) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[18]
+	mi := &file_protocol_messages_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2544,7 +2616,7 @@ func (x *File) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use File.ProtoReflect.Descriptor instead.
 func (*File) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{18}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *File) GetPath() string {
@@ -2582,7 +2654,7 @@ type Config struct {
 
 func (x *Config) Reset() {
 	*x = Config{}
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2594,7 +2666,7 @@ func (x *Config) String() string {
 func (*Config) ProtoMessage() {}
 
 func (x *Config) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[19]
+	mi := &file_protocol_messages_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2607,7 +2679,7 @@ func (x *Config) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Config.ProtoReflect.Descriptor instead.
 func (*Config) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{19}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *Config) GetJson() string {
@@ -2643,7 +2715,7 @@ type Secrets struct {
 
 func (x *Secrets) Reset() {
 	*x = Secrets{}
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2655,7 +2727,7 @@ func (x *Secrets) String() string {
 func (*Secrets) ProtoMessage() {}
 
 func (x *Secrets) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[20]
+	mi := &file_protocol_messages_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2668,7 +2740,7 @@ func (x *Secrets) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Secrets.ProtoReflect.Descriptor instead.
 func (*Secrets) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{20}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *Secrets) GetOnChange() Config_OnChange {
@@ -2695,7 +2767,7 @@ type EnvVar struct {
 
 func (x *EnvVar) Reset() {
 	*x = EnvVar{}
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2707,7 +2779,7 @@ func (x *EnvVar) String() string {
 func (*EnvVar) ProtoMessage() {}
 
 func (x *EnvVar) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[21]
+	mi := &file_protocol_messages_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2720,7 +2792,7 @@ func (x *EnvVar) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnvVar.ProtoReflect.Descriptor instead.
 func (*EnvVar) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{21}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *EnvVar) GetName() string {
@@ -2753,7 +2825,7 @@ type Port struct {
 
 func (x *Port) Reset() {
 	*x = Port{}
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2837,7 @@ func (x *Port) String() string {
 func (*Port) ProtoMessage() {}
 
 func (x *Port) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[22]
+	mi := &file_protocol_messages_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2850,7 @@ func (x *Port) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Port.ProtoReflect.Descriptor instead.
 func (*Port) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{22}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Port) GetName() string {
@@ -2836,7 +2908,7 @@ type Resources struct {
 
 func (x *Resources) Reset() {
 	*x = Resources{}
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +2920,7 @@ func (x *Resources) String() string {
 func (*Resources) ProtoMessage() {}
 
 func (x *Resources) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[23]
+	mi := &file_protocol_messages_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +2933,7 @@ func (x *Resources) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resources.ProtoReflect.Descriptor instead.
 func (*Resources) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{23}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *Resources) GetCpuMillis() uint32 {
@@ -2932,7 +3004,7 @@ type Probe struct {
 
 func (x *Probe) Reset() {
 	*x = Probe{}
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3016,7 @@ func (x *Probe) String() string {
 func (*Probe) ProtoMessage() {}
 
 func (x *Probe) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[24]
+	mi := &file_protocol_messages_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3029,7 @@ func (x *Probe) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Probe.ProtoReflect.Descriptor instead.
 func (*Probe) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{24}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *Probe) GetKind() string {
@@ -3026,7 +3098,7 @@ type Scratch struct {
 
 func (x *Scratch) Reset() {
 	*x = Scratch{}
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3038,7 +3110,7 @@ func (x *Scratch) String() string {
 func (*Scratch) ProtoMessage() {}
 
 func (x *Scratch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[25]
+	mi := &file_protocol_messages_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3051,7 +3123,7 @@ func (x *Scratch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Scratch.ProtoReflect.Descriptor instead.
 func (*Scratch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{25}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Scratch) GetPath() string {
@@ -3082,7 +3154,7 @@ type LeaseBatch struct {
 
 func (x *LeaseBatch) Reset() {
 	*x = LeaseBatch{}
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3094,7 +3166,7 @@ func (x *LeaseBatch) String() string {
 func (*LeaseBatch) ProtoMessage() {}
 
 func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[26]
+	mi := &file_protocol_messages_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3107,7 +3179,7 @@ func (x *LeaseBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeaseBatch.ProtoReflect.Descriptor instead.
 func (*LeaseBatch) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{26}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LeaseBatch) GetNodeId() string {
@@ -3166,7 +3238,7 @@ type Lease struct {
 
 func (x *Lease) Reset() {
 	*x = Lease{}
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3178,7 +3250,7 @@ func (x *Lease) String() string {
 func (*Lease) ProtoMessage() {}
 
 func (x *Lease) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[27]
+	mi := &file_protocol_messages_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3191,7 +3263,7 @@ func (x *Lease) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Lease.ProtoReflect.Descriptor instead.
 func (*Lease) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{27}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Lease) GetMemberId() string {
@@ -3270,7 +3342,7 @@ type FrozenPrice struct {
 
 func (x *FrozenPrice) Reset() {
 	*x = FrozenPrice{}
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3282,7 +3354,7 @@ func (x *FrozenPrice) String() string {
 func (*FrozenPrice) ProtoMessage() {}
 
 func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[28]
+	mi := &file_protocol_messages_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3295,7 +3367,7 @@ func (x *FrozenPrice) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FrozenPrice.ProtoReflect.Descriptor instead.
 func (*FrozenPrice) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{28}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *FrozenPrice) GetMeter() string {
@@ -3343,7 +3415,7 @@ type UsageSegment struct {
 
 func (x *UsageSegment) Reset() {
 	*x = UsageSegment{}
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3355,7 +3427,7 @@ func (x *UsageSegment) String() string {
 func (*UsageSegment) ProtoMessage() {}
 
 func (x *UsageSegment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[29]
+	mi := &file_protocol_messages_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3368,7 +3440,7 @@ func (x *UsageSegment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageSegment.ProtoReflect.Descriptor instead.
 func (*UsageSegment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{29}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *UsageSegment) GetNodeId() string {
@@ -3436,7 +3508,7 @@ type UsageRecord struct {
 
 func (x *UsageRecord) Reset() {
 	*x = UsageRecord{}
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3448,7 +3520,7 @@ func (x *UsageRecord) String() string {
 func (*UsageRecord) ProtoMessage() {}
 
 func (x *UsageRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[30]
+	mi := &file_protocol_messages_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3461,7 +3533,7 @@ func (x *UsageRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageRecord.ProtoReflect.Descriptor instead.
 func (*UsageRecord) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{30}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *UsageRecord) GetSequence() uint64 {
@@ -3546,7 +3618,7 @@ type StreamHeader struct {
 
 func (x *StreamHeader) Reset() {
 	*x = StreamHeader{}
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3558,7 +3630,7 @@ func (x *StreamHeader) String() string {
 func (*StreamHeader) ProtoMessage() {}
 
 func (x *StreamHeader) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[31]
+	mi := &file_protocol_messages_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3571,7 +3643,7 @@ func (x *StreamHeader) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StreamHeader.ProtoReflect.Descriptor instead.
 func (*StreamHeader) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{31}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *StreamHeader) GetKind() StreamHeader_Kind {
@@ -3606,7 +3678,7 @@ type NodeMessage struct {
 
 func (x *NodeMessage) Reset() {
 	*x = NodeMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3618,7 +3690,7 @@ func (x *NodeMessage) String() string {
 func (*NodeMessage) ProtoMessage() {}
 
 func (x *NodeMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[32]
+	mi := &file_protocol_messages_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3631,7 +3703,7 @@ func (x *NodeMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeMessage.ProtoReflect.Descriptor instead.
 func (*NodeMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{32}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *NodeMessage) GetMessage() isNodeMessage_Message {
@@ -3746,7 +3818,7 @@ type PullProgress struct {
 
 func (x *PullProgress) Reset() {
 	*x = PullProgress{}
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3758,7 +3830,7 @@ func (x *PullProgress) String() string {
 func (*PullProgress) ProtoMessage() {}
 
 func (x *PullProgress) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[33]
+	mi := &file_protocol_messages_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3771,7 +3843,7 @@ func (x *PullProgress) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullProgress.ProtoReflect.Descriptor instead.
 func (*PullProgress) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{33}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PullProgress) GetPulls() []*ImagePull {
@@ -3794,7 +3866,7 @@ type ImagePull struct {
 
 func (x *ImagePull) Reset() {
 	*x = ImagePull{}
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3806,7 +3878,7 @@ func (x *ImagePull) String() string {
 func (*ImagePull) ProtoMessage() {}
 
 func (x *ImagePull) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[34]
+	mi := &file_protocol_messages_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3819,7 +3891,7 @@ func (x *ImagePull) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ImagePull.ProtoReflect.Descriptor instead.
 func (*ImagePull) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{34}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ImagePull) GetMemberId() string {
@@ -3868,7 +3940,7 @@ type HubMessage struct {
 
 func (x *HubMessage) Reset() {
 	*x = HubMessage{}
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3880,7 +3952,7 @@ func (x *HubMessage) String() string {
 func (*HubMessage) ProtoMessage() {}
 
 func (x *HubMessage) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[35]
+	mi := &file_protocol_messages_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3893,7 +3965,7 @@ func (x *HubMessage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HubMessage.ProtoReflect.Descriptor instead.
 func (*HubMessage) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{35}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *HubMessage) GetMessage() isHubMessage_Message {
@@ -4021,7 +4093,7 @@ type Hello struct {
 
 func (x *Hello) Reset() {
 	*x = Hello{}
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4033,7 +4105,7 @@ func (x *Hello) String() string {
 func (*Hello) ProtoMessage() {}
 
 func (x *Hello) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[36]
+	mi := &file_protocol_messages_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4046,7 +4118,7 @@ func (x *Hello) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Hello.ProtoReflect.Descriptor instead.
 func (*Hello) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{36}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Hello) GetProtocolVersion() uint32 {
@@ -4152,7 +4224,7 @@ type NodeFacts struct {
 
 func (x *NodeFacts) Reset() {
 	*x = NodeFacts{}
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4164,7 +4236,7 @@ func (x *NodeFacts) String() string {
 func (*NodeFacts) ProtoMessage() {}
 
 func (x *NodeFacts) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[37]
+	mi := &file_protocol_messages_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4177,7 +4249,7 @@ func (x *NodeFacts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeFacts.ProtoReflect.Descriptor instead.
 func (*NodeFacts) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{37}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *NodeFacts) GetHostname() string {
@@ -4290,7 +4362,7 @@ type SealingKey struct {
 
 func (x *SealingKey) Reset() {
 	*x = SealingKey{}
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4302,7 +4374,7 @@ func (x *SealingKey) String() string {
 func (*SealingKey) ProtoMessage() {}
 
 func (x *SealingKey) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[38]
+	mi := &file_protocol_messages_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4315,7 +4387,7 @@ func (x *SealingKey) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SealingKey.ProtoReflect.Descriptor instead.
 func (*SealingKey) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{38}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *SealingKey) GetNodeId() string {
@@ -4343,7 +4415,7 @@ type PortRange struct {
 
 func (x *PortRange) Reset() {
 	*x = PortRange{}
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4355,7 +4427,7 @@ func (x *PortRange) String() string {
 func (*PortRange) ProtoMessage() {}
 
 func (x *PortRange) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[39]
+	mi := &file_protocol_messages_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4368,7 +4440,7 @@ func (x *PortRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PortRange.ProtoReflect.Descriptor instead.
 func (*PortRange) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{39}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *PortRange) GetFirst() uint32 {
@@ -4416,7 +4488,7 @@ type Accelerator struct {
 
 func (x *Accelerator) Reset() {
 	*x = Accelerator{}
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4428,7 +4500,7 @@ func (x *Accelerator) String() string {
 func (*Accelerator) ProtoMessage() {}
 
 func (x *Accelerator) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[40]
+	mi := &file_protocol_messages_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4441,7 +4513,7 @@ func (x *Accelerator) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Accelerator.ProtoReflect.Descriptor instead.
 func (*Accelerator) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{40}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Accelerator) GetId() string {
@@ -4550,7 +4622,7 @@ type AcceleratorLink struct {
 
 func (x *AcceleratorLink) Reset() {
 	*x = AcceleratorLink{}
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4562,7 +4634,7 @@ func (x *AcceleratorLink) String() string {
 func (*AcceleratorLink) ProtoMessage() {}
 
 func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[41]
+	mi := &file_protocol_messages_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4575,7 +4647,7 @@ func (x *AcceleratorLink) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorLink.ProtoReflect.Descriptor instead.
 func (*AcceleratorLink) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{41}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *AcceleratorLink) GetPeerId() string {
@@ -4617,7 +4689,7 @@ type AcceleratorPartition struct {
 
 func (x *AcceleratorPartition) Reset() {
 	*x = AcceleratorPartition{}
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4629,7 +4701,7 @@ func (x *AcceleratorPartition) String() string {
 func (*AcceleratorPartition) ProtoMessage() {}
 
 func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[42]
+	mi := &file_protocol_messages_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4642,7 +4714,7 @@ func (x *AcceleratorPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AcceleratorPartition.ProtoReflect.Descriptor instead.
 func (*AcceleratorPartition) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{42}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *AcceleratorPartition) GetId() string {
@@ -4698,7 +4770,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4710,7 +4782,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[43]
+	mi := &file_protocol_messages_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4723,7 +4795,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{43}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Welcome) GetProtocolVersion() uint32 {
@@ -4802,7 +4874,7 @@ type PushState struct {
 
 func (x *PushState) Reset() {
 	*x = PushState{}
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4814,7 +4886,7 @@ func (x *PushState) String() string {
 func (*PushState) ProtoMessage() {}
 
 func (x *PushState) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[44]
+	mi := &file_protocol_messages_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4827,7 +4899,7 @@ func (x *PushState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushState.ProtoReflect.Descriptor instead.
 func (*PushState) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{44}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PushState) GetEnvelope() *Envelope {
@@ -4860,7 +4932,7 @@ type PushLeases struct {
 
 func (x *PushLeases) Reset() {
 	*x = PushLeases{}
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4872,7 +4944,7 @@ func (x *PushLeases) String() string {
 func (*PushLeases) ProtoMessage() {}
 
 func (x *PushLeases) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[45]
+	mi := &file_protocol_messages_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4885,7 +4957,7 @@ func (x *PushLeases) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushLeases.ProtoReflect.Descriptor instead.
 func (*PushLeases) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{45}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *PushLeases) GetEnvelope() *Envelope {
@@ -4904,7 +4976,7 @@ type PushBundle struct {
 
 func (x *PushBundle) Reset() {
 	*x = PushBundle{}
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4916,7 +4988,7 @@ func (x *PushBundle) String() string {
 func (*PushBundle) ProtoMessage() {}
 
 func (x *PushBundle) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[46]
+	mi := &file_protocol_messages_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4929,7 +5001,7 @@ func (x *PushBundle) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PushBundle.ProtoReflect.Descriptor instead.
 func (*PushBundle) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{46}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *PushBundle) GetEnvelope() *Envelope {
@@ -4948,7 +5020,7 @@ type ReportAck struct {
 
 func (x *ReportAck) Reset() {
 	*x = ReportAck{}
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4960,7 +5032,7 @@ func (x *ReportAck) String() string {
 func (*ReportAck) ProtoMessage() {}
 
 func (x *ReportAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[47]
+	mi := &file_protocol_messages_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4973,7 +5045,7 @@ func (x *ReportAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReportAck.ProtoReflect.Descriptor instead.
 func (*ReportAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{47}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReportAck) GetCounter() uint64 {
@@ -4993,7 +5065,7 @@ type GoAway struct {
 
 func (x *GoAway) Reset() {
 	*x = GoAway{}
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5005,7 +5077,7 @@ func (x *GoAway) String() string {
 func (*GoAway) ProtoMessage() {}
 
 func (x *GoAway) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[48]
+	mi := &file_protocol_messages_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5018,7 +5090,7 @@ func (x *GoAway) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GoAway.ProtoReflect.Descriptor instead.
 func (*GoAway) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{48}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GoAway) GetReason() string {
@@ -5040,7 +5112,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5052,7 +5124,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[49]
+	mi := &file_protocol_messages_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5065,7 +5137,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{49}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *Ack) GetDocument() Envelope_Kind {
@@ -5103,7 +5175,7 @@ type Nack struct {
 
 func (x *Nack) Reset() {
 	*x = Nack{}
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5115,7 +5187,7 @@ func (x *Nack) String() string {
 func (*Nack) ProtoMessage() {}
 
 func (x *Nack) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[50]
+	mi := &file_protocol_messages_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5128,7 +5200,7 @@ func (x *Nack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Nack.ProtoReflect.Descriptor instead.
 func (*Nack) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{50}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *Nack) GetDocument() Envelope_Kind {
@@ -5186,7 +5258,7 @@ type StateUpload struct {
 
 func (x *StateUpload) Reset() {
 	*x = StateUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5198,7 +5270,7 @@ func (x *StateUpload) String() string {
 func (*StateUpload) ProtoMessage() {}
 
 func (x *StateUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[51]
+	mi := &file_protocol_messages_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5211,7 +5283,7 @@ func (x *StateUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StateUpload.ProtoReflect.Descriptor instead.
 func (*StateUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{51}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *StateUpload) GetBundle() *Envelope {
@@ -5268,7 +5340,7 @@ type Report struct {
 
 func (x *Report) Reset() {
 	*x = Report{}
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5280,7 +5352,7 @@ func (x *Report) String() string {
 func (*Report) ProtoMessage() {}
 
 func (x *Report) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[52]
+	mi := &file_protocol_messages_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5293,7 +5365,7 @@ func (x *Report) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Report.ProtoReflect.Descriptor instead.
 func (*Report) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{52}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *Report) GetCounter() uint64 {
@@ -5379,7 +5451,7 @@ type InstalledEnvironment struct {
 
 func (x *InstalledEnvironment) Reset() {
 	*x = InstalledEnvironment{}
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5391,7 +5463,7 @@ func (x *InstalledEnvironment) String() string {
 func (*InstalledEnvironment) ProtoMessage() {}
 
 func (x *InstalledEnvironment) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[53]
+	mi := &file_protocol_messages_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5404,7 +5476,7 @@ func (x *InstalledEnvironment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstalledEnvironment.ProtoReflect.Descriptor instead.
 func (*InstalledEnvironment) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{53}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *InstalledEnvironment) GetProjectId() string {
@@ -5481,7 +5553,7 @@ type VolumeStatus struct {
 
 func (x *VolumeStatus) Reset() {
 	*x = VolumeStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5493,7 +5565,7 @@ func (x *VolumeStatus) String() string {
 func (*VolumeStatus) ProtoMessage() {}
 
 func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[54]
+	mi := &file_protocol_messages_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5506,7 +5578,7 @@ func (x *VolumeStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use VolumeStatus.ProtoReflect.Descriptor instead.
 func (*VolumeStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{54}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *VolumeStatus) GetId() string {
@@ -5571,7 +5643,7 @@ type SnapshotStatus struct {
 
 func (x *SnapshotStatus) Reset() {
 	*x = SnapshotStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5583,7 +5655,7 @@ func (x *SnapshotStatus) String() string {
 func (*SnapshotStatus) ProtoMessage() {}
 
 func (x *SnapshotStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[55]
+	mi := &file_protocol_messages_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5596,7 +5668,7 @@ func (x *SnapshotStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SnapshotStatus.ProtoReflect.Descriptor instead.
 func (*SnapshotStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{55}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *SnapshotStatus) GetId() string {
@@ -5655,7 +5727,7 @@ type WorkloadStatus struct {
 
 func (x *WorkloadStatus) Reset() {
 	*x = WorkloadStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5667,7 +5739,7 @@ func (x *WorkloadStatus) String() string {
 func (*WorkloadStatus) ProtoMessage() {}
 
 func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[56]
+	mi := &file_protocol_messages_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5680,7 +5752,7 @@ func (x *WorkloadStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkloadStatus.ProtoReflect.Descriptor instead.
 func (*WorkloadStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{56}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *WorkloadStatus) GetMemberId() string {
@@ -5834,7 +5906,7 @@ type ServiceStatus struct {
 
 func (x *ServiceStatus) Reset() {
 	*x = ServiceStatus{}
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5846,7 +5918,7 @@ func (x *ServiceStatus) String() string {
 func (*ServiceStatus) ProtoMessage() {}
 
 func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[57]
+	mi := &file_protocol_messages_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5859,7 +5931,7 @@ func (x *ServiceStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServiceStatus.ProtoReflect.Descriptor instead.
 func (*ServiceStatus) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{57}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *ServiceStatus) GetName() string {
@@ -5941,7 +6013,7 @@ type OwnerRefusal struct {
 
 func (x *OwnerRefusal) Reset() {
 	*x = OwnerRefusal{}
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5953,7 +6025,7 @@ func (x *OwnerRefusal) String() string {
 func (*OwnerRefusal) ProtoMessage() {}
 
 func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[58]
+	mi := &file_protocol_messages_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5966,7 +6038,7 @@ func (x *OwnerRefusal) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OwnerRefusal.ProtoReflect.Descriptor instead.
 func (*OwnerRefusal) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{58}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *OwnerRefusal) GetNodeId() string {
@@ -6016,7 +6088,7 @@ type PublishedEndpoint struct {
 
 func (x *PublishedEndpoint) Reset() {
 	*x = PublishedEndpoint{}
-	mi := &file_protocol_messages_proto_msgTypes[59]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6028,7 +6100,7 @@ func (x *PublishedEndpoint) String() string {
 func (*PublishedEndpoint) ProtoMessage() {}
 
 func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[59]
+	mi := &file_protocol_messages_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6041,7 +6113,7 @@ func (x *PublishedEndpoint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishedEndpoint.ProtoReflect.Descriptor instead.
 func (*PublishedEndpoint) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{59}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *PublishedEndpoint) GetName() string {
@@ -6085,7 +6157,7 @@ type RemovalProof struct {
 
 func (x *RemovalProof) Reset() {
 	*x = RemovalProof{}
-	mi := &file_protocol_messages_proto_msgTypes[60]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6097,7 +6169,7 @@ func (x *RemovalProof) String() string {
 func (*RemovalProof) ProtoMessage() {}
 
 func (x *RemovalProof) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[60]
+	mi := &file_protocol_messages_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6110,7 +6182,7 @@ func (x *RemovalProof) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemovalProof.ProtoReflect.Descriptor instead.
 func (*RemovalProof) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{60}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *RemovalProof) GetAt() *timestamppb.Timestamp {
@@ -6151,7 +6223,7 @@ type UsageUpload struct {
 
 func (x *UsageUpload) Reset() {
 	*x = UsageUpload{}
-	mi := &file_protocol_messages_proto_msgTypes[61]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6163,7 +6235,7 @@ func (x *UsageUpload) String() string {
 func (*UsageUpload) ProtoMessage() {}
 
 func (x *UsageUpload) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[61]
+	mi := &file_protocol_messages_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6176,7 +6248,7 @@ func (x *UsageUpload) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageUpload.ProtoReflect.Descriptor instead.
 func (*UsageUpload) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{61}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *UsageUpload) GetSegment() *Envelope {
@@ -6201,7 +6273,7 @@ type UsageAck struct {
 
 func (x *UsageAck) Reset() {
 	*x = UsageAck{}
-	mi := &file_protocol_messages_proto_msgTypes[62]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6213,7 +6285,7 @@ func (x *UsageAck) String() string {
 func (*UsageAck) ProtoMessage() {}
 
 func (x *UsageAck) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[62]
+	mi := &file_protocol_messages_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6226,7 +6298,7 @@ func (x *UsageAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UsageAck.ProtoReflect.Descriptor instead.
 func (*UsageAck) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{62}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *UsageAck) GetIncarnation() string {
@@ -6282,7 +6354,7 @@ type FetchRequest struct {
 
 func (x *FetchRequest) Reset() {
 	*x = FetchRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[63]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6294,7 +6366,7 @@ func (x *FetchRequest) String() string {
 func (*FetchRequest) ProtoMessage() {}
 
 func (x *FetchRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[63]
+	mi := &file_protocol_messages_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6307,7 +6379,7 @@ func (x *FetchRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchRequest.ProtoReflect.Descriptor instead.
 func (*FetchRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{63}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *FetchRequest) GetRequest() isFetchRequest_Request {
@@ -6388,7 +6460,7 @@ type FetchResponse struct {
 
 func (x *FetchResponse) Reset() {
 	*x = FetchResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[64]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6400,7 +6472,7 @@ func (x *FetchResponse) String() string {
 func (*FetchResponse) ProtoMessage() {}
 
 func (x *FetchResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[64]
+	mi := &file_protocol_messages_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6413,7 +6485,7 @@ func (x *FetchResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FetchResponse.ProtoReflect.Descriptor instead.
 func (*FetchResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{64}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *FetchResponse) GetErrorReason() Nack_Reason {
@@ -6453,7 +6525,7 @@ type PullCredentialRequest struct {
 
 func (x *PullCredentialRequest) Reset() {
 	*x = PullCredentialRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[65]
+	mi := &file_protocol_messages_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6465,7 +6537,7 @@ func (x *PullCredentialRequest) String() string {
 func (*PullCredentialRequest) ProtoMessage() {}
 
 func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[65]
+	mi := &file_protocol_messages_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6478,7 +6550,7 @@ func (x *PullCredentialRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredentialRequest.ProtoReflect.Descriptor instead.
 func (*PullCredentialRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{65}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *PullCredentialRequest) GetRepository() string {
@@ -6501,7 +6573,7 @@ type PullCredential struct {
 
 func (x *PullCredential) Reset() {
 	*x = PullCredential{}
-	mi := &file_protocol_messages_proto_msgTypes[66]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6513,7 +6585,7 @@ func (x *PullCredential) String() string {
 func (*PullCredential) ProtoMessage() {}
 
 func (x *PullCredential) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[66]
+	mi := &file_protocol_messages_proto_msgTypes[67]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6526,7 +6598,7 @@ func (x *PullCredential) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PullCredential.ProtoReflect.Descriptor instead.
 func (*PullCredential) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{66}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{67}
 }
 
 func (x *PullCredential) GetRegistryHost() string {
@@ -6574,7 +6646,7 @@ type TunnelRequest struct {
 
 func (x *TunnelRequest) Reset() {
 	*x = TunnelRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[67]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6586,7 +6658,7 @@ func (x *TunnelRequest) String() string {
 func (*TunnelRequest) ProtoMessage() {}
 
 func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[67]
+	mi := &file_protocol_messages_proto_msgTypes[68]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6599,7 +6671,7 @@ func (x *TunnelRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelRequest.ProtoReflect.Descriptor instead.
 func (*TunnelRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{67}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{68}
 }
 
 func (x *TunnelRequest) GetRequest() isTunnelRequest_Request {
@@ -6699,7 +6771,7 @@ type RemoveEnvironmentRequest struct {
 
 func (x *RemoveEnvironmentRequest) Reset() {
 	*x = RemoveEnvironmentRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[68]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6711,7 +6783,7 @@ func (x *RemoveEnvironmentRequest) String() string {
 func (*RemoveEnvironmentRequest) ProtoMessage() {}
 
 func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[68]
+	mi := &file_protocol_messages_proto_msgTypes[69]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6724,7 +6796,7 @@ func (x *RemoveEnvironmentRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveEnvironmentRequest.ProtoReflect.Descriptor instead.
 func (*RemoveEnvironmentRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{68}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{69}
 }
 
 func (x *RemoveEnvironmentRequest) GetProjectId() string {
@@ -6755,7 +6827,7 @@ type CopyRequest struct {
 
 func (x *CopyRequest) Reset() {
 	*x = CopyRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[69]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6767,7 +6839,7 @@ func (x *CopyRequest) String() string {
 func (*CopyRequest) ProtoMessage() {}
 
 func (x *CopyRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[69]
+	mi := &file_protocol_messages_proto_msgTypes[70]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6780,7 +6852,7 @@ func (x *CopyRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopyRequest.ProtoReflect.Descriptor instead.
 func (*CopyRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{69}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{70}
 }
 
 func (x *CopyRequest) GetMemberId() string {
@@ -6827,7 +6899,7 @@ type ExecRequest struct {
 
 func (x *ExecRequest) Reset() {
 	*x = ExecRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[70]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6839,7 +6911,7 @@ func (x *ExecRequest) String() string {
 func (*ExecRequest) ProtoMessage() {}
 
 func (x *ExecRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[70]
+	mi := &file_protocol_messages_proto_msgTypes[71]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6852,7 +6924,7 @@ func (x *ExecRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ExecRequest.ProtoReflect.Descriptor instead.
 func (*ExecRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{70}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{71}
 }
 
 func (x *ExecRequest) GetMemberId() string {
@@ -6910,7 +6982,7 @@ type ConnectRequest struct {
 
 func (x *ConnectRequest) Reset() {
 	*x = ConnectRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[71]
+	mi := &file_protocol_messages_proto_msgTypes[72]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6922,7 +6994,7 @@ func (x *ConnectRequest) String() string {
 func (*ConnectRequest) ProtoMessage() {}
 
 func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[71]
+	mi := &file_protocol_messages_proto_msgTypes[72]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6935,7 +7007,7 @@ func (x *ConnectRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConnectRequest.ProtoReflect.Descriptor instead.
 func (*ConnectRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{71}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{72}
 }
 
 func (x *ConnectRequest) GetMemberId() string {
@@ -6966,7 +7038,7 @@ type LogsRequest struct {
 
 func (x *LogsRequest) Reset() {
 	*x = LogsRequest{}
-	mi := &file_protocol_messages_proto_msgTypes[72]
+	mi := &file_protocol_messages_proto_msgTypes[73]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -6978,7 +7050,7 @@ func (x *LogsRequest) String() string {
 func (*LogsRequest) ProtoMessage() {}
 
 func (x *LogsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[72]
+	mi := &file_protocol_messages_proto_msgTypes[73]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -6991,7 +7063,7 @@ func (x *LogsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogsRequest.ProtoReflect.Descriptor instead.
 func (*LogsRequest) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{72}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{73}
 }
 
 func (x *LogsRequest) GetMemberId() string {
@@ -7039,7 +7111,7 @@ type TunnelResponse struct {
 
 func (x *TunnelResponse) Reset() {
 	*x = TunnelResponse{}
-	mi := &file_protocol_messages_proto_msgTypes[73]
+	mi := &file_protocol_messages_proto_msgTypes[74]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -7051,7 +7123,7 @@ func (x *TunnelResponse) String() string {
 func (*TunnelResponse) ProtoMessage() {}
 
 func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_protocol_messages_proto_msgTypes[73]
+	mi := &file_protocol_messages_proto_msgTypes[74]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -7064,7 +7136,7 @@ func (x *TunnelResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TunnelResponse.ProtoReflect.Descriptor instead.
 func (*TunnelResponse) Descriptor() ([]byte, []int) {
-	return file_protocol_messages_proto_rawDescGZIP(), []int{73}
+	return file_protocol_messages_proto_rawDescGZIP(), []int{74}
 }
 
 func (x *TunnelResponse) GetErrorReason() Nack_Reason {
@@ -7170,7 +7242,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x16\n" +
 	"\x06sha256\x18\x02 \x01(\fR\x06sha256\x12\x1d\n" +
 	"\n" +
-	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\x95\a\n" +
+	"size_bytes\x18\x03 \x01(\x04R\tsizeBytes\"\xde\a\n" +
 	"\bWorkload\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -7202,7 +7274,12 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\vtraceparent\x18\x1e \x01(\tR\vtraceparent\x12%\n" +
 	"\x0eoperating_mode\x18\x1f \x01(\tR\roperatingMode\x12.\n" +
 	"\x13control_plane_scope\x18  \x01(\tR\x11controlPlaneScope\x12'\n" +
-	"\x0fruntime_backend\x18! \x01(\tR\x0eruntimeBackend\"\x93\t\n" +
+	"\x0fruntime_backend\x18! \x01(\tR\x0eruntimeBackend\x12G\n" +
+	"\x11secret_references\x18\" \x03(\v2\x1a.gpuaas.v1.SecretReferenceR\x10secretReferences\"]\n" +
+	"\x0fSecretReference\x12\x1c\n" +
+	"\tparameter\x18\x01 \x01(\tR\tparameter\x12\x12\n" +
+	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
+	"\aversion\x18\x03 \x01(\x04R\aversion\"\x93\t\n" +
 	"\aService\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x14\n" +
 	"\x05image\x18\x02 \x01(\tR\x05image\x12#\n" +
@@ -7773,7 +7850,7 @@ func file_protocol_messages_proto_rawDescGZIP() []byte {
 }
 
 var file_protocol_messages_proto_enumTypes = make([]protoimpl.EnumInfo, 11)
-var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 74)
+var file_protocol_messages_proto_msgTypes = make([]protoimpl.MessageInfo, 75)
 var file_protocol_messages_proto_goTypes = []any{
 	(Envelope_Kind)(0),               // 0: gpuaas.v1.Envelope.Kind
 	(Service_RestartPolicy)(0),       // 1: gpuaas.v1.Service.RestartPolicy
@@ -7799,191 +7876,193 @@ var file_protocol_messages_proto_goTypes = []any{
 	(*VolumeSnapshot)(nil),           // 21: gpuaas.v1.VolumeSnapshot
 	(*PartRef)(nil),                  // 22: gpuaas.v1.PartRef
 	(*Workload)(nil),                 // 23: gpuaas.v1.Workload
-	(*Service)(nil),                  // 24: gpuaas.v1.Service
-	(*ImageMount)(nil),               // 25: gpuaas.v1.ImageMount
-	(*Environment)(nil),              // 26: gpuaas.v1.Environment
-	(*VolumeMount)(nil),              // 27: gpuaas.v1.VolumeMount
-	(*Dependency)(nil),               // 28: gpuaas.v1.Dependency
-	(*File)(nil),                     // 29: gpuaas.v1.File
-	(*Config)(nil),                   // 30: gpuaas.v1.Config
-	(*Secrets)(nil),                  // 31: gpuaas.v1.Secrets
-	(*EnvVar)(nil),                   // 32: gpuaas.v1.EnvVar
-	(*Port)(nil),                     // 33: gpuaas.v1.Port
-	(*Resources)(nil),                // 34: gpuaas.v1.Resources
-	(*Probe)(nil),                    // 35: gpuaas.v1.Probe
-	(*Scratch)(nil),                  // 36: gpuaas.v1.Scratch
-	(*LeaseBatch)(nil),               // 37: gpuaas.v1.LeaseBatch
-	(*Lease)(nil),                    // 38: gpuaas.v1.Lease
-	(*FrozenPrice)(nil),              // 39: gpuaas.v1.FrozenPrice
-	(*UsageSegment)(nil),             // 40: gpuaas.v1.UsageSegment
-	(*UsageRecord)(nil),              // 41: gpuaas.v1.UsageRecord
-	(*StreamHeader)(nil),             // 42: gpuaas.v1.StreamHeader
-	(*NodeMessage)(nil),              // 43: gpuaas.v1.NodeMessage
-	(*PullProgress)(nil),             // 44: gpuaas.v1.PullProgress
-	(*ImagePull)(nil),                // 45: gpuaas.v1.ImagePull
-	(*HubMessage)(nil),               // 46: gpuaas.v1.HubMessage
-	(*Hello)(nil),                    // 47: gpuaas.v1.Hello
-	(*NodeFacts)(nil),                // 48: gpuaas.v1.NodeFacts
-	(*SealingKey)(nil),               // 49: gpuaas.v1.SealingKey
-	(*PortRange)(nil),                // 50: gpuaas.v1.PortRange
-	(*Accelerator)(nil),              // 51: gpuaas.v1.Accelerator
-	(*AcceleratorLink)(nil),          // 52: gpuaas.v1.AcceleratorLink
-	(*AcceleratorPartition)(nil),     // 53: gpuaas.v1.AcceleratorPartition
-	(*Welcome)(nil),                  // 54: gpuaas.v1.Welcome
-	(*PushState)(nil),                // 55: gpuaas.v1.PushState
-	(*PushLeases)(nil),               // 56: gpuaas.v1.PushLeases
-	(*PushBundle)(nil),               // 57: gpuaas.v1.PushBundle
-	(*ReportAck)(nil),                // 58: gpuaas.v1.ReportAck
-	(*GoAway)(nil),                   // 59: gpuaas.v1.GoAway
-	(*Ack)(nil),                      // 60: gpuaas.v1.Ack
-	(*Nack)(nil),                     // 61: gpuaas.v1.Nack
-	(*StateUpload)(nil),              // 62: gpuaas.v1.StateUpload
-	(*Report)(nil),                   // 63: gpuaas.v1.Report
-	(*InstalledEnvironment)(nil),     // 64: gpuaas.v1.InstalledEnvironment
-	(*VolumeStatus)(nil),             // 65: gpuaas.v1.VolumeStatus
-	(*SnapshotStatus)(nil),           // 66: gpuaas.v1.SnapshotStatus
-	(*WorkloadStatus)(nil),           // 67: gpuaas.v1.WorkloadStatus
-	(*ServiceStatus)(nil),            // 68: gpuaas.v1.ServiceStatus
-	(*OwnerRefusal)(nil),             // 69: gpuaas.v1.OwnerRefusal
-	(*PublishedEndpoint)(nil),        // 70: gpuaas.v1.PublishedEndpoint
-	(*RemovalProof)(nil),             // 71: gpuaas.v1.RemovalProof
-	(*UsageUpload)(nil),              // 72: gpuaas.v1.UsageUpload
-	(*UsageAck)(nil),                 // 73: gpuaas.v1.UsageAck
-	(*FetchRequest)(nil),             // 74: gpuaas.v1.FetchRequest
-	(*FetchResponse)(nil),            // 75: gpuaas.v1.FetchResponse
-	(*PullCredentialRequest)(nil),    // 76: gpuaas.v1.PullCredentialRequest
-	(*PullCredential)(nil),           // 77: gpuaas.v1.PullCredential
-	(*TunnelRequest)(nil),            // 78: gpuaas.v1.TunnelRequest
-	(*RemoveEnvironmentRequest)(nil), // 79: gpuaas.v1.RemoveEnvironmentRequest
-	(*CopyRequest)(nil),              // 80: gpuaas.v1.CopyRequest
-	(*ExecRequest)(nil),              // 81: gpuaas.v1.ExecRequest
-	(*ConnectRequest)(nil),           // 82: gpuaas.v1.ConnectRequest
-	(*LogsRequest)(nil),              // 83: gpuaas.v1.LogsRequest
-	(*TunnelResponse)(nil),           // 84: gpuaas.v1.TunnelResponse
-	(*timestamppb.Timestamp)(nil),    // 85: google.protobuf.Timestamp
+	(*SecretReference)(nil),          // 24: gpuaas.v1.SecretReference
+	(*Service)(nil),                  // 25: gpuaas.v1.Service
+	(*ImageMount)(nil),               // 26: gpuaas.v1.ImageMount
+	(*Environment)(nil),              // 27: gpuaas.v1.Environment
+	(*VolumeMount)(nil),              // 28: gpuaas.v1.VolumeMount
+	(*Dependency)(nil),               // 29: gpuaas.v1.Dependency
+	(*File)(nil),                     // 30: gpuaas.v1.File
+	(*Config)(nil),                   // 31: gpuaas.v1.Config
+	(*Secrets)(nil),                  // 32: gpuaas.v1.Secrets
+	(*EnvVar)(nil),                   // 33: gpuaas.v1.EnvVar
+	(*Port)(nil),                     // 34: gpuaas.v1.Port
+	(*Resources)(nil),                // 35: gpuaas.v1.Resources
+	(*Probe)(nil),                    // 36: gpuaas.v1.Probe
+	(*Scratch)(nil),                  // 37: gpuaas.v1.Scratch
+	(*LeaseBatch)(nil),               // 38: gpuaas.v1.LeaseBatch
+	(*Lease)(nil),                    // 39: gpuaas.v1.Lease
+	(*FrozenPrice)(nil),              // 40: gpuaas.v1.FrozenPrice
+	(*UsageSegment)(nil),             // 41: gpuaas.v1.UsageSegment
+	(*UsageRecord)(nil),              // 42: gpuaas.v1.UsageRecord
+	(*StreamHeader)(nil),             // 43: gpuaas.v1.StreamHeader
+	(*NodeMessage)(nil),              // 44: gpuaas.v1.NodeMessage
+	(*PullProgress)(nil),             // 45: gpuaas.v1.PullProgress
+	(*ImagePull)(nil),                // 46: gpuaas.v1.ImagePull
+	(*HubMessage)(nil),               // 47: gpuaas.v1.HubMessage
+	(*Hello)(nil),                    // 48: gpuaas.v1.Hello
+	(*NodeFacts)(nil),                // 49: gpuaas.v1.NodeFacts
+	(*SealingKey)(nil),               // 50: gpuaas.v1.SealingKey
+	(*PortRange)(nil),                // 51: gpuaas.v1.PortRange
+	(*Accelerator)(nil),              // 52: gpuaas.v1.Accelerator
+	(*AcceleratorLink)(nil),          // 53: gpuaas.v1.AcceleratorLink
+	(*AcceleratorPartition)(nil),     // 54: gpuaas.v1.AcceleratorPartition
+	(*Welcome)(nil),                  // 55: gpuaas.v1.Welcome
+	(*PushState)(nil),                // 56: gpuaas.v1.PushState
+	(*PushLeases)(nil),               // 57: gpuaas.v1.PushLeases
+	(*PushBundle)(nil),               // 58: gpuaas.v1.PushBundle
+	(*ReportAck)(nil),                // 59: gpuaas.v1.ReportAck
+	(*GoAway)(nil),                   // 60: gpuaas.v1.GoAway
+	(*Ack)(nil),                      // 61: gpuaas.v1.Ack
+	(*Nack)(nil),                     // 62: gpuaas.v1.Nack
+	(*StateUpload)(nil),              // 63: gpuaas.v1.StateUpload
+	(*Report)(nil),                   // 64: gpuaas.v1.Report
+	(*InstalledEnvironment)(nil),     // 65: gpuaas.v1.InstalledEnvironment
+	(*VolumeStatus)(nil),             // 66: gpuaas.v1.VolumeStatus
+	(*SnapshotStatus)(nil),           // 67: gpuaas.v1.SnapshotStatus
+	(*WorkloadStatus)(nil),           // 68: gpuaas.v1.WorkloadStatus
+	(*ServiceStatus)(nil),            // 69: gpuaas.v1.ServiceStatus
+	(*OwnerRefusal)(nil),             // 70: gpuaas.v1.OwnerRefusal
+	(*PublishedEndpoint)(nil),        // 71: gpuaas.v1.PublishedEndpoint
+	(*RemovalProof)(nil),             // 72: gpuaas.v1.RemovalProof
+	(*UsageUpload)(nil),              // 73: gpuaas.v1.UsageUpload
+	(*UsageAck)(nil),                 // 74: gpuaas.v1.UsageAck
+	(*FetchRequest)(nil),             // 75: gpuaas.v1.FetchRequest
+	(*FetchResponse)(nil),            // 76: gpuaas.v1.FetchResponse
+	(*PullCredentialRequest)(nil),    // 77: gpuaas.v1.PullCredentialRequest
+	(*PullCredential)(nil),           // 78: gpuaas.v1.PullCredential
+	(*TunnelRequest)(nil),            // 79: gpuaas.v1.TunnelRequest
+	(*RemoveEnvironmentRequest)(nil), // 80: gpuaas.v1.RemoveEnvironmentRequest
+	(*CopyRequest)(nil),              // 81: gpuaas.v1.CopyRequest
+	(*ExecRequest)(nil),              // 82: gpuaas.v1.ExecRequest
+	(*ConnectRequest)(nil),           // 83: gpuaas.v1.ConnectRequest
+	(*LogsRequest)(nil),              // 84: gpuaas.v1.LogsRequest
+	(*TunnelResponse)(nil),           // 85: gpuaas.v1.TunnelResponse
+	(*timestamppb.Timestamp)(nil),    // 86: google.protobuf.Timestamp
 }
 var file_protocol_messages_proto_depIdxs = []int32{
 	12,  // 0: gpuaas.v1.Envelope.signatures:type_name -> gpuaas.v1.Signature
 	15,  // 1: gpuaas.v1.TrustBundle.roles:type_name -> gpuaas.v1.Role
-	85,  // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
-	85,  // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 2: gpuaas.v1.TrustBundle.issued_at:type_name -> google.protobuf.Timestamp
+	86,  // 3: gpuaas.v1.TrustBundle.expires_at:type_name -> google.protobuf.Timestamp
 	14,  // 4: gpuaas.v1.TrustBundle.min_versions:type_name -> gpuaas.v1.MinVersion
 	16,  // 5: gpuaas.v1.Role.keys:type_name -> gpuaas.v1.PublicKey
 	16,  // 6: gpuaas.v1.Delegation.publisher:type_name -> gpuaas.v1.PublicKey
-	85,  // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
-	85,  // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
-	85,  // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
+	86,  // 7: gpuaas.v1.Delegation.issued_at:type_name -> google.protobuf.Timestamp
+	86,  // 8: gpuaas.v1.Delegation.expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 9: gpuaas.v1.DesiredState.issued_at:type_name -> google.protobuf.Timestamp
 	22,  // 10: gpuaas.v1.DesiredState.parts:type_name -> gpuaas.v1.PartRef
 	20,  // 11: gpuaas.v1.DesiredState.volumes:type_name -> gpuaas.v1.ProjectVolume
 	19,  // 12: gpuaas.v1.DesiredState.ssh_keys:type_name -> gpuaas.v1.SSHKey
-	85,  // 13: gpuaas.v1.SSHKey.expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 13: gpuaas.v1.SSHKey.expires_at:type_name -> google.protobuf.Timestamp
 	21,  // 14: gpuaas.v1.ProjectVolume.snapshots:type_name -> gpuaas.v1.VolumeSnapshot
 	11,  // 15: gpuaas.v1.Workload.manifest:type_name -> gpuaas.v1.Envelope
 	11,  // 16: gpuaas.v1.Workload.delegation:type_name -> gpuaas.v1.Envelope
-	24,  // 17: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
+	25,  // 17: gpuaas.v1.Workload.services:type_name -> gpuaas.v1.Service
 	23,  // 18: gpuaas.v1.Workload.fallback:type_name -> gpuaas.v1.Workload
-	85,  // 19: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
-	32,  // 20: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
-	33,  // 21: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
-	34,  // 22: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
-	35,  // 23: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
-	36,  // 24: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
-	30,  // 25: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
-	28,  // 26: gpuaas.v1.Service.depends_on:type_name -> gpuaas.v1.Dependency
-	35,  // 27: gpuaas.v1.Service.liveness:type_name -> gpuaas.v1.Probe
-	1,   // 28: gpuaas.v1.Service.restart_policy:type_name -> gpuaas.v1.Service.RestartPolicy
-	29,  // 29: gpuaas.v1.Service.files:type_name -> gpuaas.v1.File
-	27,  // 30: gpuaas.v1.Service.volumes:type_name -> gpuaas.v1.VolumeMount
-	26,  // 31: gpuaas.v1.Service.environment:type_name -> gpuaas.v1.Environment
-	25,  // 32: gpuaas.v1.Service.image_mounts:type_name -> gpuaas.v1.ImageMount
-	31,  // 33: gpuaas.v1.Service.secrets:type_name -> gpuaas.v1.Secrets
-	2,   // 34: gpuaas.v1.Dependency.condition:type_name -> gpuaas.v1.Dependency.Condition
-	3,   // 35: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
-	3,   // 36: gpuaas.v1.Secrets.on_change:type_name -> gpuaas.v1.Config.OnChange
-	85,  // 37: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
-	38,  // 38: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
-	39,  // 39: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
-	85,  // 40: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	85,  // 41: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	41,  // 42: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	85,  // 43: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	85,  // 44: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	4,   // 45: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	47,  // 46: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	60,  // 47: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	61,  // 48: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	63,  // 49: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	62,  // 50: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	44,  // 51: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
-	45,  // 52: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
-	5,   // 53: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
-	54,  // 54: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	55,  // 55: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	56,  // 56: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	57,  // 57: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	58,  // 58: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	59,  // 59: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	48,  // 60: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	51,  // 61: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	85,  // 62: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	50,  // 63: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
-	11,  // 64: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
-	52,  // 65: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
-	53,  // 66: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	85,  // 67: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	11,  // 68: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 69: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 70: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,   // 71: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,   // 72: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	6,   // 73: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	11,  // 74: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	11,  // 75: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	11,  // 76: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	85,  // 77: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	67,  // 78: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	51,  // 79: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	64,  // 80: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
-	65,  // 81: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
-	85,  // 82: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
-	85,  // 83: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
-	7,   // 84: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	66,  // 85: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
-	7,   // 86: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	8,   // 87: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	9,   // 88: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	85,  // 89: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	85,  // 90: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	85,  // 91: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	70,  // 92: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	71,  // 93: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	11,  // 94: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	68,  // 95: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
-	10,  // 96: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
-	9,   // 97: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	85,  // 98: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
-	85,  // 99: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
-	85,  // 100: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
-	85,  // 101: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	11,  // 102: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	6,   // 103: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	76,  // 104: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	6,   // 105: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	77,  // 106: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	11,  // 107: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	85,  // 108: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	83,  // 109: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	82,  // 110: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	81,  // 111: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	80,  // 112: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
-	79,  // 113: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
-	85,  // 114: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	6,   // 115: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	116, // [116:116] is the sub-list for method output_type
-	116, // [116:116] is the sub-list for method input_type
-	116, // [116:116] is the sub-list for extension type_name
-	116, // [116:116] is the sub-list for extension extendee
-	0,   // [0:116] is the sub-list for field type_name
+	86,  // 19: gpuaas.v1.Workload.first_named_at:type_name -> google.protobuf.Timestamp
+	24,  // 20: gpuaas.v1.Workload.secret_references:type_name -> gpuaas.v1.SecretReference
+	33,  // 21: gpuaas.v1.Service.env:type_name -> gpuaas.v1.EnvVar
+	34,  // 22: gpuaas.v1.Service.ports:type_name -> gpuaas.v1.Port
+	35,  // 23: gpuaas.v1.Service.resources:type_name -> gpuaas.v1.Resources
+	36,  // 24: gpuaas.v1.Service.readiness:type_name -> gpuaas.v1.Probe
+	37,  // 25: gpuaas.v1.Service.scratch:type_name -> gpuaas.v1.Scratch
+	31,  // 26: gpuaas.v1.Service.config:type_name -> gpuaas.v1.Config
+	29,  // 27: gpuaas.v1.Service.depends_on:type_name -> gpuaas.v1.Dependency
+	36,  // 28: gpuaas.v1.Service.liveness:type_name -> gpuaas.v1.Probe
+	1,   // 29: gpuaas.v1.Service.restart_policy:type_name -> gpuaas.v1.Service.RestartPolicy
+	30,  // 30: gpuaas.v1.Service.files:type_name -> gpuaas.v1.File
+	28,  // 31: gpuaas.v1.Service.volumes:type_name -> gpuaas.v1.VolumeMount
+	27,  // 32: gpuaas.v1.Service.environment:type_name -> gpuaas.v1.Environment
+	26,  // 33: gpuaas.v1.Service.image_mounts:type_name -> gpuaas.v1.ImageMount
+	32,  // 34: gpuaas.v1.Service.secrets:type_name -> gpuaas.v1.Secrets
+	2,   // 35: gpuaas.v1.Dependency.condition:type_name -> gpuaas.v1.Dependency.Condition
+	3,   // 36: gpuaas.v1.Config.on_change:type_name -> gpuaas.v1.Config.OnChange
+	3,   // 37: gpuaas.v1.Secrets.on_change:type_name -> gpuaas.v1.Config.OnChange
+	86,  // 38: gpuaas.v1.LeaseBatch.issued_at:type_name -> google.protobuf.Timestamp
+	39,  // 39: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
+	40,  // 40: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
+	86,  // 41: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
+	86,  // 42: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	42,  // 43: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	86,  // 44: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 45: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	4,   // 46: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	48,  // 47: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	61,  // 48: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	62,  // 49: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	64,  // 50: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	63,  // 51: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	45,  // 52: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
+	46,  // 53: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
+	5,   // 54: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
+	55,  // 55: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	56,  // 56: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	57,  // 57: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	58,  // 58: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	59,  // 59: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	60,  // 60: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	49,  // 61: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	52,  // 62: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	86,  // 63: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	51,  // 64: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
+	11,  // 65: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
+	53,  // 66: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	54,  // 67: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	86,  // 68: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	11,  // 69: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 70: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 71: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,   // 72: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,   // 73: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	6,   // 74: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	11,  // 75: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	11,  // 76: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	11,  // 77: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	86,  // 78: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	68,  // 79: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	52,  // 80: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	65,  // 81: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
+	66,  // 82: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
+	86,  // 83: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
+	86,  // 84: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
+	7,   // 85: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	67,  // 86: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
+	7,   // 87: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	8,   // 88: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	9,   // 89: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	86,  // 90: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 91: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	86,  // 92: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	71,  // 93: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	72,  // 94: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	11,  // 95: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	69,  // 96: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
+	10,  // 97: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
+	9,   // 98: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	86,  // 99: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 100: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
+	86,  // 101: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
+	86,  // 102: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	11,  // 103: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	6,   // 104: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	77,  // 105: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	6,   // 106: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	78,  // 107: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	11,  // 108: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	86,  // 109: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	84,  // 110: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	83,  // 111: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	82,  // 112: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	81,  // 113: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	80,  // 114: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
+	86,  // 115: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	6,   // 116: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	117, // [117:117] is the sub-list for method output_type
+	117, // [117:117] is the sub-list for method input_type
+	117, // [117:117] is the sub-list for extension type_name
+	117, // [117:117] is the sub-list for extension extendee
+	0,   // [0:117] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }
@@ -7991,7 +8070,7 @@ func file_protocol_messages_proto_init() {
 	if File_protocol_messages_proto != nil {
 		return
 	}
-	file_protocol_messages_proto_msgTypes[32].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[33].OneofWrappers = []any{
 		(*NodeMessage_Hello)(nil),
 		(*NodeMessage_Ack)(nil),
 		(*NodeMessage_Nack)(nil),
@@ -7999,7 +8078,7 @@ func file_protocol_messages_proto_init() {
 		(*NodeMessage_StateUpload)(nil),
 		(*NodeMessage_PullProgress)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[35].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[36].OneofWrappers = []any{
 		(*HubMessage_Welcome)(nil),
 		(*HubMessage_PushState)(nil),
 		(*HubMessage_PushLeases)(nil),
@@ -8007,13 +8086,13 @@ func file_protocol_messages_proto_init() {
 		(*HubMessage_ReportAck)(nil),
 		(*HubMessage_GoAway)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[40].OneofWrappers = []any{}
-	file_protocol_messages_proto_msgTypes[63].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[41].OneofWrappers = []any{}
+	file_protocol_messages_proto_msgTypes[64].OneofWrappers = []any{
 		(*FetchRequest_PartSha256)(nil),
 		(*FetchRequest_PullCredential)(nil),
 		(*FetchRequest_Bundle)(nil),
 	}
-	file_protocol_messages_proto_msgTypes[67].OneofWrappers = []any{
+	file_protocol_messages_proto_msgTypes[68].OneofWrappers = []any{
 		(*TunnelRequest_Logs)(nil),
 		(*TunnelRequest_Connect)(nil),
 		(*TunnelRequest_Exec)(nil),
@@ -8026,7 +8105,7 @@ func file_protocol_messages_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_protocol_messages_proto_rawDesc), len(file_protocol_messages_proto_rawDesc)),
 			NumEnums:      11,
-			NumMessages:   74,
+			NumMessages:   75,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -78,6 +78,8 @@ type Member struct {
 	ManifestEnvelope   []byte
 	DelegationEnvelope []byte
 	ParametersJSON     string
+	// SecretReferences are sorted by parameter.
+	SecretReferences []*protocol.SecretReference
 	// Services keep their order, which is the manifest's.
 	Services []*protocol.Service
 	Features []string
@@ -192,6 +194,7 @@ func compileWorkload(m Member) (*protocol.Workload, error) {
 		RollsBack:               m.RollsBack,
 		ReadinessTimeoutSeconds: wholeSeconds(m.ReadinessTimeout),
 		ParametersJson:          m.ParametersJSON,
+		SecretReferences:        m.SecretReferences,
 		FirstNamedAt:            timestamp(m.NamedAt),
 		Traceparent:             m.Traceparent,
 		OperatingMode:           m.OperatingMode,

@@ -969,6 +969,7 @@ const (
 	RecoveryFindingKindRenewalFailed          RecoveryFindingKind = "renewal_failed"
 	RecoveryFindingKindReportFailed           RecoveryFindingKind = "report_failed"
 	RecoveryFindingKindRevisionUnknown        RecoveryFindingKind = "revision_unknown"
+	RecoveryFindingKindSecretUnknown          RecoveryFindingKind = "secret_unknown"
 	RecoveryFindingKindSettlementFailed       RecoveryFindingKind = "settlement_failed"
 	RecoveryFindingKindStateUnverified        RecoveryFindingKind = "state_unverified"
 	RecoveryFindingKindUsageSetAside          RecoveryFindingKind = "usage_set_aside"
@@ -1016,6 +1017,8 @@ func (e RecoveryFindingKind) Valid() bool {
 	case RecoveryFindingKindReportFailed:
 		return true
 	case RecoveryFindingKindRevisionUnknown:
+		return true
+	case RecoveryFindingKindSecretUnknown:
 		return true
 	case RecoveryFindingKindSettlementFailed:
 		return true
@@ -3765,7 +3768,7 @@ type Secret struct {
 	// UsedByAppInstanceIds Those that refer to it, or have since they were launched
 	UsedByAppInstanceIds []ID `json:"used_by_app_instance_ids"`
 
-	// Version Grows with each value
+	// Version Grows with each value and with a revocation
 	Version int64 `json:"version"`
 }
 

@@ -63,7 +63,7 @@ func (s *Service) RevokeSecret(ctx context.Context, m Meta, projectID, id string
 		if before.Status == secret.StatusRevoked {
 			return before, nil
 		}
-		before.Status = secret.StatusRevoked
+		before.Status, before.Version = secret.StatusRevoked, before.Version+1
 		return s.putSecret(ctx, tx, m, before, "", "apps.secret.revoked")
 	})
 }

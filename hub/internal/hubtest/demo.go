@@ -58,9 +58,24 @@ func NewWithServices(t *testing.T) (*Hub, *Node, *Session) {
 // hello says that it has it.
 func NewWithIdentity(t *testing.T) (h *Hub, n *Node, l *Session, pair protocol.SealingKeyPair, hello *protocol.Hello) {
 	t.Helper()
-	h = New(t)
-	h.publish(strings.Replace(manifesttest.Document("demo", DemoImage), "  metering:",
+	return newSealing(t, strings.Replace(manifesttest.Document("demo", DemoImage), "  metering:",
 		"  instance_identity: service_account\n  secrets: {on_change: none}\n  metering:", 1))
+}
+
+// NewWithSecret is NewWithIdentity with a demo that has a secret parameter, token, and no service account.
+func NewWithSecret(t *testing.T) (h *Hub, n *Node, l *Session, pair protocol.SealingKeyPair, hello *protocol.Hello) {
+	t.Helper()
+	return newSealing(t, strings.Replace(manifesttest.Document("demo", DemoImage), "greeting: {type",
+		"token: {type: string, writeOnly: true}, greeting: {type", 1))
+}
+
+// newSealing makes a hub with a node whose sealing key the hub knows.
+func newSealing(t *testing.T, doc string) (h *Hub, n *Node, l *Session, pair protocol.SealingKeyPair,
+	hello *protocol.Hello,
+) {
+	t.Helper()
+	h = New(t)
+	h.publish(doc)
 	n = h.Enroll()
 	pair, err := protocol.DeriveSealingKey(n.ID, n.Key.Seed())
 	require.NoError(t, err)
@@ -232,6 +247,12 @@ func (h *Hub) publish(doc string) {
 // Launch allocates on the only node and creates an instance of the demo app there.
 func (h *Hub) Launch() instance.Instance {
 	h.T.Helper()
+	return h.LaunchWith(nil)
+}
+
+// LaunchWith is Launch with parameters.
+func (h *Hub) LaunchWith(parameters map[string]any) instance.Instance {
+	h.T.Helper()
 	if Count(h, `SELECT count(*) FROM allocations`) == 0 {
 		_, err := (&command.Service{DB: h.DB}).CreateAllocation(h.T.Context(), h.Tenant("allocation"),
 			capacity.NewAllocation{
@@ -240,10 +261,10 @@ func (h *Hub) Launch() instance.Instance {
 		require.NoError(h.T, err)
 	}
 	i, err := (&command.Service{
-		DB: h.DB, LeaseDuration: time.Hour, Bundle: h.Keys.Bundle,
+		DB: h.DB, LeaseDuration: time.Hour, Bundle: h.Keys.Bundle, Sealer: PlainSealer{},
 	}).CreateInstance(h.T.Context(), h.Tenant("instance"+db.NewID()), command.CreateInstanceInput{
 		ProjectID: h.Project.ID,
-		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first",
+		AppSlug:   "demo", Version: "1.0.0", DisplayName: "first", Parameters: parameters,
 	})
 	require.NoError(h.T, err)
 	return i

@@ -338,7 +338,7 @@ func (a adopter) subject(ctx context.Context, tx db.Tx, w *protocol.Workload, at
 func (a adopter) instance(ctx context.Context, tx db.Tx, w *protocol.Workload,
 	modes catalog.Resolved,
 ) (instance.Instance, error) {
-	w, err := a.identity(ctx, tx, w)
+	w, err := a.references(ctx, tx, w)
 	if err != nil {
 		return instance.Instance{}, err
 	}

@@ -35,6 +35,7 @@ const (
 	resourceOrg        = "org"
 	resourceProject    = "project"
 	resourceInstance   = "app_instance"
+	resourceSecret     = "secret"
 	resourceAllocation = "allocation"
 	resourceVolume     = change.Volume
 )

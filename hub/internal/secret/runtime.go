@@ -3,6 +3,8 @@ package secret
 import (
 	"context"
 	"fmt"
+	"maps"
+	"slices"
 	"strings"
 	"time"
 
@@ -26,7 +28,7 @@ const maxPerProject = 1000
 // Secret is a named value of a project, which nobody reads but the nodes that run its instances.
 type Secret struct {
 	ID, OrgID, ProjectID, Name string
-	// Version grows with each value.
+	// Version grows with each value and with a revocation.
 	Version         int64
 	Status          string
 	ResourceVersion int64
@@ -146,43 +148,80 @@ func Fill(ctx context.Context, tx db.Tx, members []plan.Member) error {
 	if len(ids) == 0 {
 		return nil
 	}
-	type key struct{ memberID, parameter, name string }
-	sealed := map[key][]byte{}
-	_, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (k key, err error) {
-		var value []byte
-		err = row.Scan(&k.memberID, &k.parameter, &k.name, &value)
-		sealed[k] = value
-		return k, err
-	}, `SELECT d.member_id, d.parameter, s.name, d.sealed FROM runtime_secret_deliveries d
+	sealed := delivered{}
+	_, err := db.Select(ctx, tx, func(row pgx.CollectableRow) (to deliveredTo, err error) {
+		var value sealedValue
+		err = row.Scan(&to.memberID, &to.parameter, &to.name, &value.sealed, &value.version)
+		sealed[to] = value
+		return to, err
+	}, `SELECT d.member_id, d.parameter, s.name, d.sealed, s.version FROM runtime_secret_deliveries d
 		JOIN runtime_secrets s ON s.id = d.secret_id WHERE d.member_id = ANY($1::UUID[])
-		UNION ALL SELECT member_id, $2::TEXT, '', sealed FROM instance_identities WHERE member_id = ANY($1::UUID[])`, ids,
-		protocol.InstanceIdentityParameter)
+		UNION ALL SELECT member_id, $2::TEXT, '', sealed, 0 FROM instance_identities WHERE member_id = ANY($1::UUID[])`,
+		ids, protocol.InstanceIdentityParameter)
 	if err != nil {
 		return err
 	}
-	fill := func(m *plan.Member) (err error) {
-		values := map[string][]byte{}
-		for parameter, name := range protocol.SecretReferences(m.ParametersJSON) {
-			if value, ok := sealed[key{m.ID, parameter, name}]; ok {
-				values[parameter] = value
-			}
-		}
-		if len(values) > 0 {
-			m.ParametersJSON, err = protocol.WithSealed(m.ParametersJSON, values)
-		}
-		return err
-	}
 	for i := range members {
-		if err := fill(&members[i]); err != nil {
+		if err := sealed.fill(&members[i]); err != nil {
 			return err
 		}
 		if back := members[i].Fallback; back != nil {
-			if err := fill(back); err != nil {
+			if err := sealed.fill(back); err != nil {
 				return err
 			}
 		}
 	}
 	return nil
+}
+
+// delivered are the sealed values of members; name is empty for identities.
+type (
+	delivered   map[deliveredTo]sealedValue
+	deliveredTo struct{ memberID, parameter, name string }
+	sealedValue struct {
+		sealed  []byte
+		version uint64
+	}
+)
+
+// fill puts the sealed values in place of a member's references, and notes which secrets they are of.
+func (d delivered) fill(m *plan.Member) (err error) {
+	values := map[string][]byte{}
+	references := protocol.SecretReferences(m.ParametersJSON)
+	for _, parameter := range slices.Sorted(maps.Keys(references)) {
+		name := references[parameter]
+		value, ok := d[deliveredTo{m.ID, parameter, name}]
+		if !ok {
+			continue
+		}
+		values[parameter] = value.sealed
+		if name != "" {
+			m.SecretReferences = append(m.SecretReferences, &protocol.SecretReference{
+				Parameter: parameter, Name: name, Version: value.version,
+			})
+		}
+	}
+	if len(values) > 0 {
+		m.ParametersJSON, err = protocol.WithSealed(m.ParametersJSON, values)
+	}
+	return err
+}
+
+// Adopt returns the secret of a name that a node holds a value of. Where the rows know none of that version, the value
+// is lost to the hub: the secret is then revoked until a caller creates it anew, and known is false.
+func Adopt(ctx context.Context, tx db.Tx, of Secret) (s Secret, known bool, err error) {
+	s, err = ByName(ctx, tx, of.ProjectID, of.Name)
+	switch {
+	case err == nil && s.Version >= of.Version:
+		return s, true, nil
+	case fault.Is(err, fault.NotFound):
+		of.CreatedAt = of.UpdatedAt
+		s = of
+	case err != nil:
+		return Secret{}, false, err
+	}
+	s.Version, s.Status, s.ResourceVersion, s.UpdatedAt = of.Version, StatusRevoked, s.ResourceVersion+1, of.UpdatedAt
+	return s, false, Put(ctx, tx, s, []byte{})
 }
 
 func refers(m plan.Member) bool {

@@ -1458,7 +1458,7 @@ class RecoveryFinding:
     detail: str
     found_at: datetime
     id: Id
-    kind: Literal["node_unknown", "org_unknown", "project_unknown", "instance_unknown", "revision_unknown", "allocation_unknown", "volume_unknown", "volume_snapshot_unknown", "allocation_superseded", "instance_decommissioned", "document_missing", "lease_uncovered", "state_unverified", "bundle_newer", "accrual_failed", "settlement_failed", "posting_failed", "release_failed", "renewal_failed", "identity_failed", "contact_failed", "report_failed", "member_left_out", "usage_set_aside"]
+    kind: Literal["node_unknown", "org_unknown", "project_unknown", "instance_unknown", "revision_unknown", "allocation_unknown", "volume_unknown", "volume_snapshot_unknown", "secret_unknown", "allocation_superseded", "instance_decommissioned", "document_missing", "lease_uncovered", "state_unverified", "bundle_newer", "accrual_failed", "settlement_failed", "posting_failed", "release_failed", "renewal_failed", "identity_failed", "contact_failed", "report_failed", "member_left_out", "usage_set_aside"]
     node_id: Id
     resource_id: str
     resource_type: str
