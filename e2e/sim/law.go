@@ -288,6 +288,7 @@ func (o *oracle) sumHours(memberID string) (total rating.Accrual) {
 func (o *oracle) hold(m *memberRow, hours rating.Accrual) {
 	b := o.w.hub.rows.books
 	h := b.Book.Holds[m.id]
+	o.w.result.Checked[6]++
 	if account := b.Balances[billing.HoldAccount(m.id)]; account != h.Balance() || account < 0 {
 		o.w.fail(6, "the hold of %s says %d, its account %d", m.id, h.Balance(), account)
 	}
@@ -325,12 +326,15 @@ func (o *oracle) memberTime(m *memberRow) {
 	if s.billed > int64(ran) {
 		o.w.fail(17, "%s is billed %s and ran %s", m.id, instant(s.billed).dur(), ran.dur())
 	}
+	o.w.result.Checked[17]++
 	for _, id := range x.accelerators {
 		o.gpu(id).billed += s.billed
 	}
 	if x.lossAllowed || s.lostLeases {
+		o.w.result.Exempt++
 		return
 	}
+	o.w.result.Checked[5]++
 	if slack := x.lost + 100*second; s.billed+s.suspended < int64(ran-min(slack, ran)) {
 		o.w.fail(5, "%s ran %s, of which %s are lost: billed %s, suspended %s", m.id, ran.dur(), x.lost.dur(),
 			instant(s.billed).dur(), instant(s.suspended).dur())
@@ -368,6 +372,10 @@ func (o *oracle) converged(n *node) {
 		}
 	}
 	o.sameView(n, row, stuck)
+	o.w.result.Checked[13]++
+	if o.w.result.Faults["hub restored"] > 0 {
+		o.w.result.Checked[16]++
+	}
 }
 
 func (o *oracle) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {

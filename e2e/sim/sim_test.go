@@ -79,25 +79,43 @@ func TestSimulation(t *testing.T) {
 	}
 }
 
-// wildWorlds are run once for the laws that no single room can keep: what the nodes owe, what a restored hub is owed,
-// and physics.
-var wildWorlds = sync.OnceValue(func() map[int]*sim.Violation {
-	broken := map[int]*sim.Violation{}
-	for s := uint64(101); s <= 106; s++ {
-		_, err := sim.Run(worldOf(s))
-		if v, ok := errors.AsType[*sim.Violation](err); ok {
-			broken[v.Law] = v
+// The seeds from wildFrom to wildTo are run once for the laws that no single room can keep: what the nodes owe, what a
+// restored hub is owed, and physics.
+const wildFrom, wildTo = 101, 106
+
+// wildWorlds counts, by law, the seeds that reached its check at rest. A seed that breaks any law is an error for all.
+var wildWorlds = sync.OnceValues(func() (map[int]int, error) {
+	reached, failed := map[int]int{}, []error{}
+	for s := uint64(wildFrom); s <= wildTo; s++ {
+		result, err := sim.Run(worldOf(s))
+		if err != nil {
+			failed = append(failed, fmt.Errorf("seed %d: %w", s, err))
+			continue
+		}
+		for law := range result.Checked {
+			reached[law]++
 		}
 	}
-	return broken
+	return reached, errors.Join(failed...)
 })
 
-func TestLaw13EverythingResumes(t *testing.T) { require.Nil(t, wildWorlds()[13]) }
+// requireReached fails on any error of any seed, and unless so many seeds reached the law's check at rest.
+func requireReached(t *testing.T, law, want int) {
+	t.Helper()
+	reached, err := wildWorlds()
+	require.NoError(t, err)
+	t.Logf("seeds that reached the check of each law: %v", reached)
+	require.GreaterOrEqual(t, reached[law], want)
+}
 
-func TestLaw16RestoringTheHubStopsNothing(t *testing.T) { require.Nil(t, wildWorlds()[16]) }
+func TestLaw13EverythingResumes(t *testing.T) { requireReached(t, 13, wildTo-wildFrom+1) }
+
+// Four of the six worlds ask for a restore of their hub (worldOf), and three get one: life.go leaves out a
+// restore after the last backup, and one while a world heals.
+func TestLaw16RestoringTheHubStopsNothing(t *testing.T) { requireReached(t, 16, 3) }
 
 func TestLaw17PostedAcceleratorSecondsNeverExceedPhysicalTime(t *testing.T) {
-	require.Nil(t, wildWorlds()[17])
+	requireReached(t, 17, wildTo-wildFrom+1)
 }
 
 // TestThousandNodesForThirtyDays takes about half a minute of one core.

@@ -99,6 +99,10 @@ type Result struct {
 	Faults map[string]int
 	// BilledSeconds is the running time that was billed, RanSeconds that of the containers.
 	BilledSeconds, RanSeconds int64
+	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, holds for
+	// law 6, nodes for law 13, nodes of a restored hub for law 16. Exempt counts members without a lower bound.
+	Checked map[int]int
+	Exempt  int
 }
 
 // Violation is a broken law.
@@ -265,7 +269,7 @@ func newWorld(cfg Config) *World {
 	set(&cfg.Backup, 12*time.Hour)
 	w := &World{
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: newDigest, bundle: newBundle(),
-		result: Result{Faults: map[string]int{}},
+		result: Result{Faults: map[string]int{}, Checked: map[int]int{}},
 	}
 	w.oracle = newOracle(w)
 	w.hub = newHub(w)
