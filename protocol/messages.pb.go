@@ -3231,7 +3231,10 @@ type Lease struct {
 	ExpiresAt       *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	DurationSeconds uint64                 `protobuf:"varint,8,opt,name=duration_seconds,json=durationSeconds,proto3" json:"duration_seconds,omitempty"`
 	// stop or run_unbilled.
-	EndPolicy     string `protobuf:"bytes,9,opt,name=end_policy,json=endPolicy,proto3" json:"end_policy,omitempty"`
+	EndPolicy string `protobuf:"bytes,9,opt,name=end_policy,json=endPolicy,proto3" json:"end_policy,omitempty"`
+	// Since when leases of the member have covered time without a gap, this one included. Nodes do not read it: a hub
+	// that was restored from a backup bills no time between two leases.
+	CoveredSince  *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=covered_since,json=coveredSince,proto3" json:"covered_since,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3327,6 +3330,13 @@ func (x *Lease) GetEndPolicy() string {
 		return x.EndPolicy
 	}
 	return ""
+}
+
+func (x *Lease) GetCoveredSince() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CoveredSince
+	}
+	return nil
 }
 
 // FrozenPrice: price_nanos of the currency buy per_quantity base units of the meter.
@@ -7403,7 +7413,7 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"\vincarnation\x18\x02 \x01(\tR\vincarnation\x12\x14\n" +
 	"\x05epoch\x18\x03 \x01(\x04R\x05epoch\x127\n" +
 	"\tissued_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bissuedAt\x12(\n" +
-	"\x06leases\x18\x05 \x03(\v2\x10.gpuaas.v1.LeaseR\x06leases\"\xc6\x02\n" +
+	"\x06leases\x18\x05 \x03(\v2\x10.gpuaas.v1.LeaseR\x06leases\"\x87\x03\n" +
 	"\x05Lease\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x19\n" +
 	"\blease_no\x18\x02 \x01(\x04R\aleaseNo\x12\x17\n" +
@@ -7415,7 +7425,9 @@ const file_protocol_messages_proto_rawDesc = "" +
 	"expires_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\x12)\n" +
 	"\x10duration_seconds\x18\b \x01(\x04R\x0fdurationSeconds\x12\x1d\n" +
 	"\n" +
-	"end_policy\x18\t \x01(\tR\tendPolicy\"\x82\x01\n" +
+	"end_policy\x18\t \x01(\tR\tendPolicy\x12?\n" +
+	"\rcovered_since\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\fcoveredSince\"\x82\x01\n" +
 	"\vFrozenPrice\x12\x14\n" +
 	"\x05meter\x18\x01 \x01(\tR\x05meter\x12\x19\n" +
 	"\bprice_id\x18\x02 \x01(\tR\apriceId\x12\x1f\n" +
@@ -7983,86 +7995,87 @@ var file_protocol_messages_proto_depIdxs = []int32{
 	39,  // 39: gpuaas.v1.LeaseBatch.leases:type_name -> gpuaas.v1.Lease
 	40,  // 40: gpuaas.v1.Lease.prices:type_name -> gpuaas.v1.FrozenPrice
 	86,  // 41: gpuaas.v1.Lease.expires_at:type_name -> google.protobuf.Timestamp
-	86,  // 42: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
-	42,  // 43: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
-	86,  // 44: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
-	86,  // 45: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
-	4,   // 46: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
-	48,  // 47: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
-	61,  // 48: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
-	62,  // 49: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
-	64,  // 50: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
-	63,  // 51: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
-	45,  // 52: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
-	46,  // 53: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
-	5,   // 54: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
-	55,  // 55: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
-	56,  // 56: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
-	57,  // 57: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
-	58,  // 58: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
-	59,  // 59: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
-	60,  // 60: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
-	49,  // 61: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
-	52,  // 62: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
-	86,  // 63: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
-	51,  // 64: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
-	11,  // 65: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
-	53,  // 66: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
-	54,  // 67: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
-	86,  // 68: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
-	11,  // 69: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 70: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
-	11,  // 71: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
-	0,   // 72: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
-	0,   // 73: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
-	6,   // 74: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
-	11,  // 75: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
-	11,  // 76: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
-	11,  // 77: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
-	86,  // 78: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
-	68,  // 79: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
-	52,  // 80: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
-	65,  // 81: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
-	66,  // 82: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
-	86,  // 83: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
-	86,  // 84: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
-	7,   // 85: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	67,  // 86: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
-	7,   // 87: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
-	8,   // 88: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
-	9,   // 89: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	86,  // 90: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
-	86,  // 91: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
-	86,  // 92: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
-	71,  // 93: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
-	72,  // 94: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
-	11,  // 95: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
-	69,  // 96: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
-	10,  // 97: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
-	9,   // 98: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
-	86,  // 99: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
-	86,  // 100: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
-	86,  // 101: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
-	86,  // 102: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
-	11,  // 103: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
-	6,   // 104: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
-	77,  // 105: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
-	6,   // 106: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	78,  // 107: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
-	11,  // 108: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
-	86,  // 109: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
-	84,  // 110: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
-	83,  // 111: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
-	82,  // 112: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
-	81,  // 113: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
-	80,  // 114: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
-	86,  // 115: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
-	6,   // 116: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
-	117, // [117:117] is the sub-list for method output_type
-	117, // [117:117] is the sub-list for method input_type
-	117, // [117:117] is the sub-list for extension type_name
-	117, // [117:117] is the sub-list for extension extendee
-	0,   // [0:117] is the sub-list for field type_name
+	86,  // 42: gpuaas.v1.Lease.covered_since:type_name -> google.protobuf.Timestamp
+	86,  // 43: gpuaas.v1.UsageSegment.sealed_at:type_name -> google.protobuf.Timestamp
+	42,  // 44: gpuaas.v1.UsageSegment.records:type_name -> gpuaas.v1.UsageRecord
+	86,  // 45: gpuaas.v1.UsageRecord.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 46: gpuaas.v1.UsageRecord.ended_at:type_name -> google.protobuf.Timestamp
+	4,   // 47: gpuaas.v1.StreamHeader.kind:type_name -> gpuaas.v1.StreamHeader.Kind
+	48,  // 48: gpuaas.v1.NodeMessage.hello:type_name -> gpuaas.v1.Hello
+	61,  // 49: gpuaas.v1.NodeMessage.ack:type_name -> gpuaas.v1.Ack
+	62,  // 50: gpuaas.v1.NodeMessage.nack:type_name -> gpuaas.v1.Nack
+	64,  // 51: gpuaas.v1.NodeMessage.report:type_name -> gpuaas.v1.Report
+	63,  // 52: gpuaas.v1.NodeMessage.state_upload:type_name -> gpuaas.v1.StateUpload
+	45,  // 53: gpuaas.v1.NodeMessage.pull_progress:type_name -> gpuaas.v1.PullProgress
+	46,  // 54: gpuaas.v1.PullProgress.pulls:type_name -> gpuaas.v1.ImagePull
+	5,   // 55: gpuaas.v1.ImagePull.phase:type_name -> gpuaas.v1.ImagePull.Phase
+	55,  // 56: gpuaas.v1.HubMessage.welcome:type_name -> gpuaas.v1.Welcome
+	56,  // 57: gpuaas.v1.HubMessage.push_state:type_name -> gpuaas.v1.PushState
+	57,  // 58: gpuaas.v1.HubMessage.push_leases:type_name -> gpuaas.v1.PushLeases
+	58,  // 59: gpuaas.v1.HubMessage.push_bundle:type_name -> gpuaas.v1.PushBundle
+	59,  // 60: gpuaas.v1.HubMessage.report_ack:type_name -> gpuaas.v1.ReportAck
+	60,  // 61: gpuaas.v1.HubMessage.go_away:type_name -> gpuaas.v1.GoAway
+	49,  // 62: gpuaas.v1.Hello.facts:type_name -> gpuaas.v1.NodeFacts
+	52,  // 63: gpuaas.v1.NodeFacts.accelerators:type_name -> gpuaas.v1.Accelerator
+	86,  // 64: gpuaas.v1.NodeFacts.boot_time:type_name -> google.protobuf.Timestamp
+	51,  // 65: gpuaas.v1.NodeFacts.host_ports:type_name -> gpuaas.v1.PortRange
+	11,  // 66: gpuaas.v1.NodeFacts.sealing_key:type_name -> gpuaas.v1.Envelope
+	53,  // 67: gpuaas.v1.Accelerator.links:type_name -> gpuaas.v1.AcceleratorLink
+	54,  // 68: gpuaas.v1.Accelerator.partitions:type_name -> gpuaas.v1.AcceleratorPartition
+	86,  // 69: gpuaas.v1.Welcome.hub_time:type_name -> google.protobuf.Timestamp
+	11,  // 70: gpuaas.v1.PushState.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 71: gpuaas.v1.PushLeases.envelope:type_name -> gpuaas.v1.Envelope
+	11,  // 72: gpuaas.v1.PushBundle.envelope:type_name -> gpuaas.v1.Envelope
+	0,   // 73: gpuaas.v1.Ack.document:type_name -> gpuaas.v1.Envelope.Kind
+	0,   // 74: gpuaas.v1.Nack.document:type_name -> gpuaas.v1.Envelope.Kind
+	6,   // 75: gpuaas.v1.Nack.reason:type_name -> gpuaas.v1.Nack.Reason
+	11,  // 76: gpuaas.v1.StateUpload.bundle:type_name -> gpuaas.v1.Envelope
+	11,  // 77: gpuaas.v1.StateUpload.state:type_name -> gpuaas.v1.Envelope
+	11,  // 78: gpuaas.v1.StateUpload.leases:type_name -> gpuaas.v1.Envelope
+	86,  // 79: gpuaas.v1.Report.at:type_name -> google.protobuf.Timestamp
+	68,  // 80: gpuaas.v1.Report.workloads:type_name -> gpuaas.v1.WorkloadStatus
+	52,  // 81: gpuaas.v1.Report.accelerators:type_name -> gpuaas.v1.Accelerator
+	65,  // 82: gpuaas.v1.Report.environments:type_name -> gpuaas.v1.InstalledEnvironment
+	66,  // 83: gpuaas.v1.Report.volumes:type_name -> gpuaas.v1.VolumeStatus
+	86,  // 84: gpuaas.v1.InstalledEnvironment.built_at:type_name -> google.protobuf.Timestamp
+	86,  // 85: gpuaas.v1.InstalledEnvironment.used_at:type_name -> google.protobuf.Timestamp
+	7,   // 86: gpuaas.v1.VolumeStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	67,  // 87: gpuaas.v1.VolumeStatus.snapshots:type_name -> gpuaas.v1.SnapshotStatus
+	7,   // 88: gpuaas.v1.SnapshotStatus.status:type_name -> gpuaas.v1.VolumeStatus.Status
+	8,   // 89: gpuaas.v1.WorkloadStatus.status:type_name -> gpuaas.v1.WorkloadStatus.Status
+	9,   // 90: gpuaas.v1.WorkloadStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	86,  // 91: gpuaas.v1.WorkloadStatus.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 92: gpuaas.v1.WorkloadStatus.ready_at:type_name -> google.protobuf.Timestamp
+	86,  // 93: gpuaas.v1.WorkloadStatus.exited_at:type_name -> google.protobuf.Timestamp
+	71,  // 94: gpuaas.v1.WorkloadStatus.endpoints:type_name -> gpuaas.v1.PublishedEndpoint
+	72,  // 95: gpuaas.v1.WorkloadStatus.removal:type_name -> gpuaas.v1.RemovalProof
+	11,  // 96: gpuaas.v1.WorkloadStatus.owner_refusal:type_name -> gpuaas.v1.Envelope
+	69,  // 97: gpuaas.v1.WorkloadStatus.services:type_name -> gpuaas.v1.ServiceStatus
+	10,  // 98: gpuaas.v1.ServiceStatus.status:type_name -> gpuaas.v1.ServiceStatus.Status
+	9,   // 99: gpuaas.v1.ServiceStatus.reason:type_name -> gpuaas.v1.WorkloadStatus.Reason
+	86,  // 100: gpuaas.v1.ServiceStatus.started_at:type_name -> google.protobuf.Timestamp
+	86,  // 101: gpuaas.v1.ServiceStatus.ready_at:type_name -> google.protobuf.Timestamp
+	86,  // 102: gpuaas.v1.ServiceStatus.exited_at:type_name -> google.protobuf.Timestamp
+	86,  // 103: gpuaas.v1.RemovalProof.at:type_name -> google.protobuf.Timestamp
+	11,  // 104: gpuaas.v1.UsageUpload.segment:type_name -> gpuaas.v1.Envelope
+	6,   // 105: gpuaas.v1.UsageAck.nack_reason:type_name -> gpuaas.v1.Nack.Reason
+	77,  // 106: gpuaas.v1.FetchRequest.pull_credential:type_name -> gpuaas.v1.PullCredentialRequest
+	6,   // 107: gpuaas.v1.FetchResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	78,  // 108: gpuaas.v1.FetchResponse.pull_credential:type_name -> gpuaas.v1.PullCredential
+	11,  // 109: gpuaas.v1.FetchResponse.bundle:type_name -> gpuaas.v1.Envelope
+	86,  // 110: gpuaas.v1.PullCredential.expires_at:type_name -> google.protobuf.Timestamp
+	84,  // 111: gpuaas.v1.TunnelRequest.logs:type_name -> gpuaas.v1.LogsRequest
+	83,  // 112: gpuaas.v1.TunnelRequest.connect:type_name -> gpuaas.v1.ConnectRequest
+	82,  // 113: gpuaas.v1.TunnelRequest.exec:type_name -> gpuaas.v1.ExecRequest
+	81,  // 114: gpuaas.v1.TunnelRequest.copy:type_name -> gpuaas.v1.CopyRequest
+	80,  // 115: gpuaas.v1.TunnelRequest.remove_environment:type_name -> gpuaas.v1.RemoveEnvironmentRequest
+	86,  // 116: gpuaas.v1.LogsRequest.since:type_name -> google.protobuf.Timestamp
+	6,   // 117: gpuaas.v1.TunnelResponse.error_reason:type_name -> gpuaas.v1.Nack.Reason
+	118, // [118:118] is the sub-list for method output_type
+	118, // [118:118] is the sub-list for method input_type
+	118, // [118:118] is the sub-list for extension type_name
+	118, // [118:118] is the sub-list for extension extendee
+	0,   // [0:118] is the sub-list for field type_name
 }
 
 func init() { file_protocol_messages_proto_init() }

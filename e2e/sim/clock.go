@@ -25,6 +25,11 @@ func (n *node) startClock() {
 	k := clock.Known{Last: n.store.Stamp, Certain: built(), Signed: n.store.State.GetIssuedAt().AsTime()}
 	n.clock = clock.Start(k, n.reading(n.w.now))
 	n.clockFaulty = n.clock.Doubtful() || !n.stamp(n.w.now).Synced && n.rtcOffset != 0
+	if n.clockFaulty {
+		n.clockWrong()
+	} else {
+		n.clockRight()
+	}
 }
 
 // built is when the agent's program was.
@@ -62,6 +67,10 @@ func (n *node) syncClock(hub time.Time, took instant) {
 	r := n.reading(n.w.now)
 	next := n.clock.Sync(hub, took.dur(), r)
 	if from, to := n.clock.At(r), next.Stamp(r); !to.At.Equal(from) {
+		// After a step back, the meter waits until the time that it has recorded comes again.
+		if ahead := since(from); ahead > n.w.now {
+			n.doubt.closed = append(n.doubt.closed, window{n.w.now, ahead})
+		}
 		n.sample(n.w.now)
 		if n.w.breaks(BreakClock) {
 			n.store.Stamp = to
@@ -72,4 +81,5 @@ func (n *node) syncClock(hub time.Time, took instant) {
 	}
 	n.clock = next
 	n.clockFaulty = false
+	n.clockRight()
 }

@@ -26,6 +26,8 @@ type hub struct {
 	rows rows
 	// backup is the database that a restore returns to.
 	backup *rows
+	// backupAt is when it was taken.
+	backupAt instant
 
 	up   bool
 	life int

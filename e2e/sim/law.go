@@ -24,7 +24,9 @@ type oracle struct {
 
 // busyTime adds up how long something ran.
 type busyTime struct {
-	live   int
+	live int
+	// spans are when it ran, without the one that has not ended.
+	spans  []window
 	since  instant
 	ran    instant
 	lost   instant
@@ -46,13 +48,10 @@ type memberFacts struct {
 	wanted, stopped bool
 	revision        uint64
 	// crashChance is the chance that a container of it exits by itself.
-	crashChance float64
-	lowFunds    bool
-	starts      int
-	leases      []rating.Interval
-	// lossAllowed says that time may have been lost for reasons that the laws allow: a clock that lied, a disk that was
-	// put back.
-	lossAllowed  bool
+	crashChance  float64
+	lowFunds     bool
+	starts       int
+	leases       []rating.Interval
 	accelerators []string
 }
 
@@ -83,7 +82,6 @@ func (o *oracle) gpu(id string) *busyTime {
 func (o *oracle) started(n *node, c *container) {
 	m := o.members[c.MemberID]
 	m.starts++
-	m.lossAllowed = m.lossAllowed || n.clockFaulty
 	m.begin(o.w.now)
 	// A claim is used while any container of its member runs: that is what running time means.
 	for _, id := range m.accelerators {
@@ -100,6 +98,7 @@ func (b *busyTime) begin(now instant) {
 func (b *busyTime) end(now instant) {
 	if b.live--; b.live == 0 {
 		b.ran += now - b.since
+		b.spans = append(b.spans, window{b.since, now})
 	}
 }
 
@@ -111,12 +110,6 @@ func (o *oracle) ended(n *node, c *container, seen bool) {
 	}
 	for _, id := range m.accelerators {
 		o.gpu(id).end(o.w.now)
-	}
-}
-
-func (o *oracle) allowLoss(n *node) {
-	for _, m := range o.order {
-		m.lossAllowed = m.lossAllowed || m.node == n.i
 	}
 }
 
@@ -139,7 +132,7 @@ func (o *oracle) claimed(n *node, m *memberRow, id string) {
 	mine := &container{Listed: agent.Listed{AcceleratorIDs: []string{id}}, org: strconv.Itoa(m.org)}
 	for _, c := range n.containers {
 		uses := slices.Contains(c.AcceleratorIDs, id) || n.beside(mine, []*container{c}) != nil
-		if c.Status == agent.Running && uses && !n.diskRestored && !o.members[c.MemberID].lossAllowed {
+		if c.Status == agent.Running && uses && !n.doubt.isOpen() {
 			o.w.fail(14, "accelerator %s is given to %s while %s runs on it", id, m.id, c.MemberID)
 		}
 	}
@@ -186,9 +179,12 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 		}
 	case "lease_ended":
 		covered := now.Add(time.Second).Before(lease.GetExpiresAt().AsTime())
-		if covered && !n.clockFaulty && !m.lowFunds && !m.lossAllowed {
-			o.w.fail(law, "%s was stopped on %s although lease %d covers it until %s", a.MemberID, n.id, lease.GetLeaseNo(),
-				lease.GetExpiresAt().AsTime())
+		issued := since(lease.GetExpiresAt().AsTime()) - instant(lease.GetDurationSeconds())*second
+		// What the node has counted twice, or at a wrong time, uses up the lease's cap. The lease that a restored hub issues
+		// first does not count the usage that is sent again; the next one does.
+		if covered && !m.lowFunds && !n.doubt.within(window{issued, o.w.now + 1}) && !o.recoveredAt(n, a.MemberID, issued) {
+			o.w.fail(law, "%s was stopped on %s although lease %d covers it until %s (%s)", a.MemberID, n.id,
+				lease.GetLeaseNo(), lease.GetExpiresAt().AsTime(), o.hubSays(n, a.MemberID))
 		}
 		if !m.lowFunds && n.up.no != 0 && o.w.hub.up && o.w.now-n.up.since > 30*minute && !n.clockFaulty {
 			o.w.fail(law, "%s was stopped on %s: its lease %d ended, while the hub was there to renew it (%s)", a.MemberID, n.id,
@@ -197,6 +193,14 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 	default:
 		o.w.fail(law, "%s was stopped on %s: %s", a.MemberID, n.id, a.Why)
 	}
+}
+
+// recoveredAt reports whether a restored hub took over leases of the member just before a time.
+func (o *oracle) recoveredAt(n *node, memberID string, at instant) bool {
+	m := o.w.hub.rows.nodes[n.i].member(memberID)
+	return m != nil && slices.ContainsFunc(m.audit.lostLeases, func(lost window) bool {
+		return lost.to <= at && at-lost.to < minute
+	})
 }
 
 // coldBoot checks law 3 some minutes after a boot without the hub: what is leased runs again.
@@ -330,14 +334,17 @@ func (o *oracle) memberTime(m *memberRow) {
 	for _, id := range x.accelerators {
 		o.gpu(id).billed += s.billed
 	}
-	if x.lossAllowed || s.lostLeases {
-		o.w.result.Exempt++
-		return
+	spans := x.busyTime.spans
+	if x.live > 0 {
+		spans = append(slices.Clone(spans), window{x.since, o.w.now})
 	}
+	explained := o.w.nodes[m.node].doubt.explained(spans, s.lostLeases, o.w.now)
 	o.w.result.Checked[5]++
-	if slack := x.lost + 100*second; s.billed+s.suspended < int64(ran-min(slack, ran)) {
-		o.w.fail(5, "%s ran %s, of which %s are lost: billed %s, suspended %s", m.id, ran.dur(), x.lost.dur(),
-			instant(s.billed).dur(), instant(s.suspended).dur())
+	o.w.result.ExplainedSeconds += int64(explained / second)
+	o.w.result.SuspendedSeconds += s.suspended / int64(second)
+	if slack := explained + x.lost + 100*second; s.billed+s.suspended < int64(ran-min(slack, ran)) {
+		o.w.fail(5, "%s ran %s, of which %s are lost and faults explain %s: billed %s, suspended %s", m.id, ran.dur(),
+			x.lost.dur(), explained.dur(), instant(s.billed).dur(), instant(s.suspended).dur())
 	}
 }
 
@@ -422,7 +429,7 @@ func (o *oracle) hubSays(n *node, memberID string) string {
 	}
 	l, p := o.w.hub.rows.books.Lease(memberID), o.w.hub.rows.books.Prices[0]
 	used := instant(n.store.Consumed[memberID][protocol.MeterSessionSeconds]).dur()
-	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %t", l.No,
+	return fmt.Sprintf("the hub has lease %d until %s for %s, used %s, billed %s, suspended %s, leases lost %v", l.No,
 		l.ExpiresAt.Format(time.RFC3339), instant(rating.Affords(p.Nanos, p.PerQuantity, l.CapNanos)).dur(), used,
 		instant(m.audit.billed).dur(), instant(m.audit.suspended).dur(), m.audit.lostLeases)
 }

@@ -33,8 +33,8 @@ type audit struct {
 	// billed and suspended are running time in microseconds; seen is the time that is billed.
 	billed, suspended int64
 	seen              []rating.Interval
-	// lostLeases says that a restored hub has forgotten leases of the member.
-	lostLeases bool
+	// lostLeases are when a restored hub had forgotten leases of the member, from its backup on.
+	lostLeases []window
 }
 
 // openMember starts billing of a member.

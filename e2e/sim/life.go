@@ -260,7 +260,6 @@ func (w *World) cutPower(n *node) {
 	}
 	if w.chance(0.15) {
 		n.rtcDead = true
-		w.oracle.allowLoss(n)
 	}
 	w.after(w.long(12*hour), n.i, "power", func() {
 		n.powerOn()
@@ -295,7 +294,9 @@ func (w *World) setClock(n *node) {
 	}
 	n.rtcOffset = by
 	n.rtcDead = false
-	w.oracle.allowLoss(n)
+	if !n.agentUp {
+		n.clockWrong()
+	}
 	n.wake()
 }
 
@@ -309,18 +310,18 @@ func (w *World) killShim(n *node) {
 
 // putDiskBack restores an image of the disk days later, sometimes while the hub is away.
 func (w *World) putDiskBack(n *node) {
-	image := n.store.clone()
+	image, at := n.store.clone(), w.now
 	w.after(w.long(2*day), n.i, "disk put back", func() {
 		if w.healing {
 			return
 		}
-		w.restoreDisk(n, image)
+		w.restoreDisk(n, image, at)
 	})
 }
 
 // loseWrites is a power cut that takes the last seconds of the disk with it: it lied about what was synced.
 func (w *World) loseWrites(n *node) {
-	image := n.store.clone()
+	image, at := n.store.clone(), w.now
 	w.after(w.upTo(30*second), n.i, "writes lost", func() {
 		if w.healing {
 			return
@@ -328,16 +329,16 @@ func (w *World) loseWrites(n *node) {
 		if n.powered {
 			n.powerOff()
 		}
-		w.restoreDisk(n, image)
+		w.restoreDisk(n, image, at)
 		w.after(w.long(hour), n.i, "power", n.powerOn)
 	})
 }
 
-func (w *World) restoreDisk(n *node, image *disk) {
+func (w *World) restoreDisk(n *node, image *disk, at instant) {
 	n.killAgent()
 	n.store = image.clone()
 	n.diskRestored = true
-	w.oracle.allowLoss(n)
+	n.diskForgot(at)
 	if w.chance(0.4) {
 		w.cutFor(n, true, true, w.long(day))
 	}

@@ -82,6 +82,7 @@ type node struct {
 	diskRestored bool
 	// clockFaulty: the node's clock was wrong since its last sync.
 	clockFaulty bool
+	doubt       doubt
 }
 
 // disk is a node's store with what the oracle knows of it: the highest state that this lineage has applied.

@@ -12,7 +12,7 @@ import (
 // backup holds. They are copied only when they will be needed.
 func (h *hub) takeBackup(keep bool) {
 	if keep {
-		h.backup = h.rows.clone()
+		h.backup, h.backupAt = h.rows.clone(), h.w.now
 	}
 	for i := range h.rows.nodes {
 		for _, m := range h.rows.nodes[i].marks {
@@ -119,7 +119,7 @@ func (h *hub) adopt(row *nodeRow, up stateUpload) {
 		if !recovered {
 			continue
 		}
-		m.audit.lostLeases = true
+		m.audit.lostLeases = append(m.audit.lostLeases, window{h.backupAt, h.w.now})
 		h.planRenewal(m)
 	}
 	row.rev++

@@ -100,9 +100,10 @@ type Result struct {
 	// BilledSeconds is the running time that was billed, RanSeconds that of the containers.
 	BilledSeconds, RanSeconds int64
 	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, holds for
-	// law 6, nodes for law 13, nodes of a restored hub for law 16. Exempt counts members without a lower bound.
+	// law 6, nodes for law 13, nodes of a restored hub for law 16.
 	Checked map[int]int
-	Exempt  int
+	// SuspendedSeconds is the running time that is set aside, ExplainedSeconds that for which faults explain a loss.
+	SuspendedSeconds, ExplainedSeconds int64
 }
 
 // Violation is a broken law.

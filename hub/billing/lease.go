@@ -47,8 +47,10 @@ type Lease struct {
 	CapNanos  int64
 	IssuedAt  time.Time
 	ExpiresAt time.Time
-	EndPolicy string
-	Prices    []FrozenPrice
+	// CoveredSince is since when leases of the member have covered time without a gap.
+	CoveredSince time.Time
+	EndPolicy    string
+	Prices       []FrozenPrice
 }
 
 // Window is the time that the lease covers.
@@ -64,7 +66,7 @@ func (l Lease) Message() *protocol.Lease {
 	out := &protocol.Lease{
 		MemberId: l.MemberID, LeaseNo: uint64(l.No), HoldId: l.HoldID, CapNanos: l.CapNanos, Currency: l.Currency,
 		EndPolicy: l.EndPolicy, ExpiresAt: timestamppb.New(l.ExpiresAt),
-		DurationSeconds: uint64(l.ExpiresAt.Sub(l.IssuedAt) / time.Second),
+		DurationSeconds: uint64(l.ExpiresAt.Sub(l.IssuedAt) / time.Second), CoveredSince: timestamppb.New(l.CoveredSince),
 	}
 	for _, p := range l.Prices {
 		out.Prices = append(out.Prices, &protocol.FrozenPrice{
@@ -83,8 +85,9 @@ func (h Hold) Balance() int64 { return h.Placed - h.Posted - h.Released }
 // Past is what a member's next lease depends on. The zero value is a member that was opened just now.
 type Past struct {
 	Hold Hold
-	// LastLease is the number of the newest lease.
-	LastLease int64
+	// LastLease is the number of the newest lease, CoveredSince is the newest lease's.
+	LastLease    int64
+	CoveredSince time.Time
 	// UnreportedMicros is the leased time for which usage may still arrive; LeasedUntil is when the newest lease ends.
 	UnreportedMicros int64
 	LeasedUntil      time.Time
@@ -110,7 +113,11 @@ func NextLease(m Member, p Past, w Wish) (l Lease, lacks int64, ok bool) {
 	l = Lease{
 		MemberID: m.ID, No: p.LastLease + 1, NodeID: m.NodeID, Currency: w.Currency, IssuedAt: w.Now,
 		ExpiresAt: w.Now.Add(duration), EndPolicy: endPolicyStop, Prices: w.Prices,
-		CapNanos: rating.Cap(p.Hold.Placed+lacks-p.Hold.Released, p.SuspendedNanos),
+		CapNanos:     rating.Cap(p.Hold.Placed+lacks-p.Hold.Released, p.SuspendedNanos),
+		CoveredSince: w.Now,
+	}
+	if !p.LeasedUntil.Before(w.Now) && !p.CoveredSince.IsZero() {
+		l.CoveredSince = p.CoveredSince
 	}
 	if duration < MinLease || duration < wish && !l.ExpiresAt.After(p.LeasedUntil) {
 		return Lease{}, 0, false
@@ -185,8 +192,8 @@ func Surplus(m Member, p Past, prices []FrozenPrice) int64 {
 }
 
 // RecoverLease rebuilds a lease that a restored hub has forgotten from the message that its node kept. last is the
-// newest lease that the hub knows: leases in between are lost, and each began before the one before it had ended. The
-// prices carry no host share. lacks is what the hold needs for the cap.
+// newest lease that the hub knows: leases in between are lost, and stand for the time since when leases have covered it
+// without a gap. The prices carry no host share. lacks is what the hold needs for the cap.
 func RecoverLease(m Member, last Lease, h Hold, in *protocol.Lease) (l Lease, lacks int64) {
 	expires := in.GetExpiresAt().AsTime().Truncate(time.Microsecond)
 	l = Lease{
@@ -194,8 +201,12 @@ func RecoverLease(m Member, last Lease, h Hold, in *protocol.Lease) (l Lease, la
 		IssuedAt: expires.Add(-time.Duration(in.GetDurationSeconds()) * time.Second), ExpiresAt: expires,
 		EndPolicy: in.GetEndPolicy(),
 	}
-	if last.No > 0 && l.No > last.No+1 {
-		l.IssuedAt = earliest(l.IssuedAt, last.ExpiresAt)
+	l.CoveredSince = l.IssuedAt
+	if in.GetCoveredSince().IsValid() {
+		l.CoveredSince = earliest(l.IssuedAt, in.GetCoveredSince().AsTime().Truncate(time.Microsecond))
+	}
+	if l.No > last.No+1 {
+		l.IssuedAt = earliest(l.IssuedAt, latest(l.CoveredSince, last.ExpiresAt))
 	}
 	for _, p := range in.GetPrices() {
 		l.Prices = append(l.Prices, FrozenPrice{

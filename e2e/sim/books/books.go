@@ -127,7 +127,8 @@ func (b *Books) IssueLease(memberID string, now time.Time, wish time.Duration) (
 
 func (b *Books) past(memberID string, now time.Time) billing.Past {
 	m, leases := b.Book.Members[memberID], b.Book.Leases[memberID]
-	p := billing.Past{Hold: b.Book.Holds[memberID], LastLease: leases.Newest().No}
+	newest := leases.Newest()
+	p := billing.Past{Hold: b.Book.Holds[memberID], LastLease: newest.No, CoveredSince: newest.CoveredSince}
 	since := m.OpenedAt
 	running := b.Book.Billed[billing.TimeKey{MemberID: memberID, Meter: protocol.MeterSessionSeconds}]
 	if running != nil && len(running.Spans()) > 0 {

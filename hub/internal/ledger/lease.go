@@ -173,6 +173,9 @@ func pastOf(ctx context.Context, tx db.Tx, s subject, prices []billing.FrozenPri
 	windows := make([]rating.Interval, len(leases))
 	for i, l := range leases {
 		windows[i] = l.Window()
+		if l.No == p.LastLease {
+			p.CoveredSince = l.CoveredSince
+		}
 	}
 	p.UnreportedMicros, p.LeasedUntil = billing.Unreported(s.member(), since, now, windows)
 	suspended, err := suspendedOf(ctx, tx, s)
@@ -190,7 +193,7 @@ func LeasesFor(ctx context.Context, tx db.Tx, nodeID string) ([]*protocol.Lease,
 func LeasesOf(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string][]*protocol.Lease, error) {
 	rows, err := db.Select(ctx, tx, scanLease,
 		`SELECT l.subject_id, l.lease_no, s.node_id, l.hold_id, l.currency, l.cap_nanos, l.issued_at, l.expires_at,
-			l.end_policy, l.prices
+			l.covered_since, l.end_policy, l.prices
 		FROM subjects s
 		JOIN leases l ON l.node_id = s.node_id AND l.subject_id = s.id AND l.lease_no = s.lease_no
 		WHERE s.node_id = ANY($1::uuid[]) AND s.settled_at IS NULL AND s.closed_at IS NULL AND s.kind = 'member'

@@ -110,7 +110,7 @@ func scanLease(row pgx.CollectableRow) (billing.Lease, error) {
 	var l billing.Lease
 	var prices []byte
 	if err := row.Scan(&l.MemberID, &l.No, &l.NodeID, &l.HoldID, &l.Currency, &l.CapNanos, &l.IssuedAt, &l.ExpiresAt,
-		&l.EndPolicy, &prices); err != nil {
+		&l.CoveredSince, &l.EndPolicy, &prices); err != nil {
 		return l, err
 	}
 	if err := json.Unmarshal(prices, &l.Prices); err != nil {
@@ -119,8 +119,8 @@ func scanLease(row pgx.CollectableRow) (billing.Lease, error) {
 	return l, nil
 }
 
-const leaseColumns = `subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at, end_policy,
-	prices`
+const leaseColumns = `subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at,
+	covered_since, end_policy, prices`
 
 func insertLease(ctx context.Context, tx db.Tx, l billing.Lease) error {
 	prices, err := json.Marshal(append([]billing.FrozenPrice{}, l.Prices...))
@@ -128,9 +128,9 @@ func insertLease(ctx context.Context, tx db.Tx, l billing.Lease) error {
 		return fmt.Errorf("prices of lease %d of %s: %w", l.No, l.MemberID, err)
 	}
 	return tx.Queue(ctx, `INSERT INTO leases (`+leaseColumns+
-		`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)`,
-		l.MemberID, l.No, l.NodeID, l.HoldID, l.Currency, l.CapNanos, l.IssuedAt, l.ExpiresAt, l.EndPolicy, prices,
-		int64(l.ExpiresAt.Sub(l.IssuedAt)/time.Second))
+		`, duration_seconds) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)`,
+		l.MemberID, l.No, l.NodeID, l.HoldID, l.Currency, l.CapNanos, l.IssuedAt, l.ExpiresAt, l.CoveredSince, l.EndPolicy,
+		prices, int64(l.ExpiresAt.Sub(l.IssuedAt)/time.Second))
 }
 
 // leasesOf are the subjects' leases that end after a moment, one for each subject, in order.

@@ -176,8 +176,8 @@ func (w *world) leased(member string, n int) {
 		from := w.Now.Add(-time.Duration(n-no) * day)
 		w.Exec(
 			`INSERT INTO leases (subject_id, lease_no, node_id, hold_id, currency, cap_nanos, issued_at, expires_at,
-				duration_seconds, end_policy, prices)
-			SELECT id, $2, node_id, id, 'EUR', 0, $3, $4, 86400, 'stop', '[]' FROM subjects WHERE id = $1`,
+				covered_since, duration_seconds, end_policy, prices)
+			SELECT id, $2, node_id, id, 'EUR', 0, $3, $4, $3, 86400, 'stop', '[]' FROM subjects WHERE id = $1`,
 			member, no+1, from, from.Add(day))
 	}
 	w.Exec(`UPDATE subjects SET lease_no = $2 WHERE id = $1`, member, n)

@@ -114,6 +114,7 @@ CREATE TABLE IF NOT EXISTS leases (
   cap_nanos INT8 NOT NULL,
   issued_at TIMESTAMPTZ NOT NULL,
   expires_at TIMESTAMPTZ NOT NULL,
+  covered_since TIMESTAMPTZ NOT NULL,
   duration_seconds INT8 NOT NULL,
   end_policy TEXT NOT NULL,
   -- Frozen: [{meter, price_id, nanos, per_quantity, host_basis_points}].
