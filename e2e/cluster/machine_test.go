@@ -1,6 +1,7 @@
 package cluster_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"os/exec"
@@ -76,9 +77,13 @@ func (m machine) run(t *testing.T, words ...string) string {
 	return command(t, m.Shell[0], append(m.Shell[1:len(m.Shell):len(m.Shell)], words...)...)
 }
 
+// command returns what a program prints. What it says beside that depends on the moment: srun says when a job waits.
 func command(t *testing.T, name string, args ...string) string {
 	t.Helper()
-	out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput()
-	require.NoError(t, err, "%s %s: %s", name, strings.Join(args, " "), out)
+	var said bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), name, args...)
+	cmd.Stderr = &said
+	out, err := cmd.Output()
+	require.NoError(t, err, "%s %s: %s%s", name, strings.Join(args, " "), out, said.String())
 	return strings.TrimSpace(string(out))
 }
