@@ -87,7 +87,7 @@ func TestEachBackendDecidesWhoRunsAnApp(t *testing.T) {
 				w.PublishVersion("2.0.0", verified, env)
 			} else {
 				in.AppSlug = "cluster"
-				w.publishWorker(strings.NewReplacer("slurm", backend, "version: 1.0.0", "version: 2.0.0").Replace(
+				w.PublishWorker(strings.NewReplacer("slurm", backend, "version: 1.0.0", "version: 2.0.0").Replace(
 					manifesttest.External("cluster")))
 			}
 			i, err := w.Commands().CreateInstance(t.Context(), w.Meta("first"), in)

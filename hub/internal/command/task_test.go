@@ -10,7 +10,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
-	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -25,28 +24,7 @@ import (
 // publishCluster publishes an app that an external worker operates.
 func (w *world) publishCluster(version string) {
 	w.T.Helper()
-	w.publishWorker(strings.Replace(manifesttest.External("cluster"), "version: 1.0.0", "version: "+version, 1))
-}
-
-// publishWorker activates a version of an app of an external worker, and entitles the project.
-func (w *world) publishWorker(doc string) {
-	w.T.Helper()
-	verified, env := w.Sign(doc)
-	slug, version := verified.Manifest().App.Slug, verified.Manifest().Version.Version
-	w.Tx(func(ctx context.Context, tx db.Tx) error {
-		if _, err := catalog.Register(ctx, tx, catalog.Registration{
-			ID: db.NewID(), Verified: verified, Envelope: env, Now: w.Now,
-		}); err != nil {
-			return err
-		}
-		if _, _, err := catalog.SetStatus(ctx, tx, slug, version, catalog.Active, w.Now); err != nil {
-			return err
-		}
-		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
-			ProjectID: w.Project.ID, OrgID: w.Project.OrgID, AppSlug: slug, Enabled: true, UpdatedBy: db.NewID(),
-		}, w.Now)
-		return err
-	})
+	w.PublishWorker(strings.Replace(manifesttest.External("cluster"), "version: 1.0.0", "version: "+version, 1))
 }
 
 // cluster asks for an instance on so many allocations of its own.

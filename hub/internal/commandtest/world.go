@@ -227,6 +227,27 @@ func (w *World) PublishVersion(version string, verified manifest.Verified, env *
 	})
 }
 
+// PublishWorker activates a version of an app of an external worker, and entitles the project.
+func (w *World) PublishWorker(doc string) {
+	w.T.Helper()
+	verified, env := w.Sign(doc)
+	slug, version := verified.Manifest().App.Slug, verified.Manifest().Version.Version
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		if _, err := catalog.Register(ctx, tx, catalog.Registration{
+			ID: db.NewID(), Verified: verified, Envelope: env, Now: w.Now,
+		}); err != nil {
+			return err
+		}
+		if _, _, err := catalog.SetStatus(ctx, tx, slug, version, catalog.Active, w.Now); err != nil {
+			return err
+		}
+		_, _, err := catalog.PutEntitlement(ctx, tx, catalog.Entitlement{
+			ProjectID: w.Project.ID, OrgID: w.Project.OrgID, AppSlug: slug, Enabled: true, UpdatedBy: db.NewID(),
+		}, w.Now)
+		return err
+	})
+}
+
 // Meta is a request of the tenant with an idempotency key.
 func (w *World) Meta(key string) command.Meta {
 	sum := sha256.Sum256([]byte(key))

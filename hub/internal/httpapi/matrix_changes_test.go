@@ -134,6 +134,7 @@ func refusedByState() map[string]string {
 		"removeAppInstanceMember":  "task_unsupported",
 		"removeNode":               "node_connected",
 		"replayWebhook":            "not_found",
+		"reportAppInstanceMember":  "member_of_node",
 		"resizeVolume":             "volume_status",
 		"restoreVolume":            "volume_snapshot_unknown",
 		"rollbackAppInstance":      "reference_unknown",

@@ -12,6 +12,8 @@ const (
 	codeMemberBounds fault.Code = "member_bounds"
 	// codeMemberBusy: the status of the member does not allow that.
 	codeMemberBusy fault.Code = "member_busy"
+	// codeMemberOfNode: the member's node runs it, and no external worker.
+	codeMemberOfNode fault.Code = "member_of_node"
 	// codeNoPreviousVersion: the app instance has no earlier version to go back to.
 	codeNoPreviousVersion fault.Code = "no_previous_version"
 	// codeNotShared: the app instance is its project's alone.

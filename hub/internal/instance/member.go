@@ -22,7 +22,8 @@ func AddMember(ctx context.Context, tx db.Tx, i Instance, c manifest.Component, 
 		return Change{}, err
 	}
 	if i.countRole(c.Role) >= c.Max {
-		return Change{}, outOfBounds("as many members of this role as the version allows")
+		return Change{}, outOfBounds("as many members of this role as the version allows").
+			WithField("/role", "has no room for another member")
 	}
 	m.InstanceID, m.Role, m.Status, m.External = i.ID, c.Role, protocol.WorkloadStatus_PENDING, true
 	i.Members = append(slices.Clip(i.Members), m)
@@ -39,7 +40,8 @@ func RemoveMember(ctx context.Context, tx db.Tx, i Instance, c *manifest.Compone
 	if err != nil {
 		return Change{}, err
 	}
-	if c != nil && c.Role == m.Role && i.countRole(c.Role) <= c.Min {
+	// A member that goes already does not count, so its second removal would look like one too many.
+	if m.settled() && c != nil && c.Role == m.Role && i.countRole(c.Role) <= c.Min {
 		return Change{}, outOfBounds("as few members of this role as the version needs")
 	}
 	return changeMember(ctx, tx, i, m, protocol.WorkloadStatus_STOPPING, now)
@@ -97,6 +99,10 @@ func ReportMember(ctx context.Context, tx db.Tx, i Instance, r MemberReport, now
 	m, err := i.member(r.MemberID)
 	if err != nil {
 		return Change{}, false, err
+	}
+	if !m.External {
+		return Change{}, false, fault.New(fault.Conflict, codeMemberOfNode, "The member's node runs it and reports it; only "+
+			"members that an external worker operates are reported here.", nil).Permanent()
 	}
 	if !m.settled() {
 		return Change{}, false, errMemberBusy()
@@ -200,7 +206,7 @@ func (i Instance) member(id string) (Member, error) {
 	return Member{}, fault.New(fault.NotFound, fault.CodeNotFound, "The app instance has no such member.", nil)
 }
 
-func outOfBounds(has string) error {
+func outOfBounds(has string) *fault.Error {
 	return fault.New(fault.Conflict, codeMemberBounds, "The app instance has "+has+".", nil)
 }
 
