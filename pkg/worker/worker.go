@@ -22,6 +22,13 @@ import (
 	"sync"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/propagation"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -71,7 +78,8 @@ type Worker struct {
 	Name string
 	// Lease is DefaultLease where it is zero.
 	Lease time.Duration
-	// Handle does what a task asks for. Its context ends when the task is cancelled or lost.
+	// Handle does what a task asks for. Its context ends when the task is cancelled or lost, and is within the trace of
+	// the request that the task follows from, in a span of the global tracer provider of OpenTelemetry.
 	Handle func(ctx context.Context, t Task) error
 	// Members says how the members of a running instance do, by their ids; those that it leaves out are not reported.
 	// Once it has reported a member, the hub takes a silence of two minutes for the member's failure. It may be nil: then
@@ -198,6 +206,8 @@ func (w *Worker) step(ctx context.Context) (done bool, err error) {
 	if err != nil || len(list.Items) == 0 {
 		return false, err
 	}
+	ctx, span := inTrace(ctx, list.Items[0])
+	defer func() { endSpan(span, err) }()
 	claimed, err := client.Read[client.Task](w.Hub.ClaimAppInstanceTask(ctx, w.ProjectID, w.InstanceID, list.Items[0].ID,
 		client.TaskClaim{Worker: w.Name, LeaseSeconds: int32(w.Lease / time.Second)}))
 	if err != nil {
@@ -207,6 +217,36 @@ func (w *Worker) step(ctx context.Context) (done bool, err error) {
 		return false, err
 	}
 	return false, w.work(ctx, Task{Task: claimed, Instance: i, worker: w})
+}
+
+// inTrace is within a span of the task's own, in the trace of the request that the task follows from; outside of any
+// where that was in none.
+func inTrace(ctx context.Context, t client.Task) (context.Context, trace.Span) {
+	if t.Traceparent == "" {
+		return ctx, noop.Span{}
+	}
+	header := propagation.MapCarrier{"traceparent": t.Traceparent}
+	return otel.Tracer("gpuaas/worker").Start(propagation.TraceContext{}.Extract(ctx, header), "task "+string(t.Kind),
+		trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(
+			attribute.String("gpuaas.app_instance_id", t.AppInstanceID),
+			attribute.String("gpuaas.correlation_id", t.CorrelationID),
+		))
+}
+
+// endSpan marks the span of a task by the reason of its failure alone: the text may quote what is not for a collector.
+func endSpan(span trace.Span, err error) {
+	if err != nil {
+		span.SetStatus(codes.Error, string(reasonOf(err)))
+	}
+	span.End()
+}
+
+// reasonOf is what the hub is told about an error of a handler.
+func reasonOf(err error) client.WorkerReason {
+	if named, is := errors.AsType[*Failure](err); is {
+		return named.Reason
+	}
+	return client.WorkerReasonInternal
 }
 
 func (w *Worker) instance(ctx context.Context) (client.AppInstance, error) {
@@ -281,13 +321,10 @@ func (w *Worker) end(ctx context.Context, t Task, failure error) error {
 			client.TaskAttempt{Attempt: t.Attempt}))
 		return err
 	}
-	reason := client.WorkerReasonInternal
-	if named, is := errors.AsType[*Failure](failure); is {
-		reason = named.Reason
-	}
+	trace.SpanFromContext(ctx).SetStatus(codes.Error, string(reasonOf(failure)))
 	detail := failure.Error()
 	_, err := client.Read[client.Task](w.Hub.FailAppInstanceTask(ctx, w.ProjectID, w.InstanceID, t.ID, client.TaskFail{
-		Attempt: t.Attempt, Reason: reason, Detail: detail[:min(len(detail), maxDetail)],
+		Attempt: t.Attempt, Reason: reasonOf(failure), Detail: detail[:min(len(detail), maxDetail)],
 	}))
 	return err
 }

@@ -25,9 +25,12 @@ const id = "0192f0c0-0000-7000-8000-000000000001"
 type fakeHub struct {
 	mu sync.Mutex
 	// calls are the last steps of the paths of POSTs, without heartbeats; bodies are theirs.
-	calls   []string
-	bodies  []map[string]any
-	claimed bool
+	calls  []string
+	bodies []map[string]any
+	// traceparent is the task's; traces are those of the calls.
+	traceparent string
+	traces      []string
+	claimed     bool
 	// heartbeat is the answer to heartbeats: a task, or a problem.
 	heartbeat any
 }
@@ -40,7 +43,9 @@ func (f *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case r.Method == http.MethodGet && call == "tasks":
 		list := client.TaskList{Items: []client.Task{}}
 		if !f.claimed {
-			list.Items = append(list.Items, client.Task{ID: id, State: client.TaskStatePending})
+			list.Items = append(list.Items, client.Task{
+				ID: id, State: client.TaskStatePending, Traceparent: f.traceparent,
+			})
 		}
 		answer(w, list)
 	case r.Method == http.MethodGet:
@@ -55,6 +60,7 @@ func (f *fakeHub) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		var body map[string]any
 		_ = json.NewDecoder(r.Body).Decode(&body)
 		f.calls, f.bodies = append(f.calls, call), append(f.bodies, body)
+		f.traces = append(f.traces, r.Header.Get("traceparent"))
 		f.claimed = true
 		answer(w, client.Task{ID: id, MemberID: id, Attempt: 7})
 	}
@@ -105,6 +111,16 @@ func TestAWorkerClaimsReportsAndCompletes(t *testing.T) {
 	require.Equal(t, []string{"claim", "progress", "complete"}, f.calls)
 	require.Equal(t, "a", f.bodies[0]["worker"])
 	require.EqualValues(t, 7, f.bodies[2]["attempt"], "each call carries the fence")
+}
+
+func TestTheCallsAboutATaskAreInItsTrace(t *testing.T) {
+	for _, traceparent := range []string{"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", ""} {
+		f := &fakeHub{heartbeat: client.Task{}, traceparent: traceparent}
+		errs := run(t, f, func(ctx context.Context, task worker.Task) error { return task.Phase(ctx, "install") })
+		require.Empty(t, errs)
+		require.Equal(t, []string{"claim", "progress", "complete"}, f.calls)
+		require.Equal(t, []string{traceparent, traceparent, traceparent}, f.traces)
+	}
 }
 
 func TestAFailureHasItsReasonAndAPanicIsOne(t *testing.T) {

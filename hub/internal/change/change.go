@@ -31,8 +31,8 @@ type By struct {
 	principal.Actor
 	// CorrelationID is the request id; events, audit rows and the node's reports repeat it.
 	CorrelationID string
-	// TraceID is the W3C trace id in hex; empty without a trace.
-	TraceID string
+	// Traceparent is the W3C trace context of what asked for it; empty without a trace.
+	Traceparent string
 	// SourceAddress is where the request came from; empty where the hub or a node acts by itself.
 	SourceAddress string
 	Now           time.Time
@@ -90,7 +90,7 @@ func Append(ctx context.Context, tx db.Tx, by By, e Entry) error {
 		OrgID:           e.OrgID,
 		ProjectID:       e.ProjectID,
 		CorrelationID:   by.CorrelationID,
-		TraceID:         by.TraceID,
+		Traceparent:     by.Traceparent,
 		Data:            data,
 		At:              by.Now,
 	})

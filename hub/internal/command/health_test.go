@@ -75,7 +75,7 @@ func TestStepsOfAnAcceleratorsHealthAreEvents(t *testing.T) {
 	}
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM events WHERE type = 'apps.instance.accelerator_health'
 		AND subject = $1 AND data->>'health' = 'ok' AND data->>'member_id' = $2
-		AND trace_id = '0af7651916cd43dd8448eb211c80319c'`, i.ID, i.Members[0].ID))
+		AND traceparent LIKE '00-0af7651916cd43dd8448eb211c80319c-%'`, i.ID, i.Members[0].ID))
 
 	w.reportHealth("quarantined", "Xid 79", faulty, 16*time.Minute)
 	after := w.Get(i.ID).Lifecycle

@@ -41,8 +41,8 @@ type Meta struct {
 	Principal iam.Principal
 	// CorrelationID is the request id; events, audit rows and the node's reports repeat it.
 	CorrelationID string
-	// TraceID is the W3C trace id in hex; empty without a trace.
-	TraceID string
+	// Traceparent is the W3C trace context of the request; empty without a trace.
+	Traceparent string
 	// SourceAddress is the IP address that the request came from.
 	SourceAddress string
 	// IdempotencyKey is the caller's; empty where the operation takes none.
@@ -61,7 +61,7 @@ func (m Meta) by() change.By {
 	return change.By{
 		Actor:         m.Principal.Actor(),
 		CorrelationID: m.CorrelationID,
-		TraceID:       m.TraceID,
+		Traceparent:   m.Traceparent,
 		SourceAddress: m.SourceAddress,
 		Now:           m.Now,
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest/manifesttest"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -347,4 +348,24 @@ func TestWhatRefusesAClusterChangesNothing(t *testing.T) {
 	_, err := w.Commands().ClaimTask(t.Context(), viewer, w.ref(w.tasks(i, lifecycle.TaskSucceeded)[0]), "a", time.Minute)
 	require.EqualValues(t, "forbidden", fault.As(err).Code)
 	require.Equal(t, before, w.Contents())
+}
+
+func TestATaskIsInTheTraceOfTheRequestThatItFollowsFrom(t *testing.T) {
+	const asked, workers = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01",
+		"00-11111111111111111111111111111111-00000000000000bb-01"
+	w := newWorld(t)
+	i := w.runningCluster(1)
+	w.publishCluster("2.0.0")
+	s := w.Commands()
+	_, err := s.UpgradeInstance(telemetry.Continue(t.Context(), asked), w.Meta("up"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "2.0.0",
+	})
+	require.NoError(t, err)
+	upgrade := w.next(i, "upgrade")
+	require.Equal(t, asked, upgrade.Traceparent)
+	_, err = s.FailTask(telemetry.Continue(t.Context(), workers), w.Meta(""), w.ref(upgrade), upgrade.Attempt, "internal",
+		"")
+	require.NoError(t, err)
+	require.Equal(t, asked, w.next(i, "rollback").Traceparent, "it follows from the upgrade, not from the worker")
+	require.Empty(t, w.tasks(i, lifecycle.TaskSucceeded)[0].Traceparent, "the launch was in no trace")
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -28,6 +29,8 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/hub/internal/webhook"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
+	"github.com/gpuaas/gpuaas/pkg/telemetry/telemetrytest"
 )
 
 // house is a hub's deliveries, with a clock of its own.
@@ -277,6 +280,54 @@ func TestEventsAreDeliveredSignedAndInOrder(t *testing.T) {
 	h.happen("apps.environment.removed", "e")
 	r = <-e.got
 	require.Equal(t, signature(rotated.Secret, r), r.header.Get("webhook-signature"))
+}
+
+// TestADeliveryIsInTheTraceOfItsEvent: the attribute is the event's in each try, the header the try's own span.
+func TestADeliveryIsInTheTraceOfItsEvent(t *testing.T) {
+	const span, traced = "b7ad6b7169203331", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+	collector := telemetrytest.NewCollector(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	stopTraces, err := telemetry.StartTraces(t.Context(), telemetry.Program{}, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	h := newHouse(t)
+	failures := 1
+	e := listen(t, func(w http.ResponseWriter, _ request) {
+		if failures > 0 {
+			failures--
+			w.WriteHeader(http.StatusServiceUnavailable)
+		}
+	})
+	h.create(webhook.Webhook{URL: e.URL, Types: []string{"apps.environment"}})
+	h.number()
+	stop := h.start(e)
+	h.tx(func(ctx context.Context, tx db.Tx) error {
+		return event.Append(ctx, tx, event.Event{
+			Type: "apps.environment.removed", Subject: "traced", ResourceVersion: 1, OrgID: h.org.ID, ProjectID: h.project.ID,
+			CorrelationID: "corr", Traceparent: traced, At: h.now(),
+		})
+	})
+	h.happen("apps.environment.removed", "untraced")
+	headers := map[string]bool{}
+	for range 2 {
+		r := <-e.got
+		require.Contains(t, r.body, `"traceparent":"`+traced+`"`)
+		header := r.header.Get("traceparent")
+		require.Equal(t, telemetry.TraceID(traced), telemetry.TraceID(header))
+		headers[strings.Split(header, "-")[2]] = true
+	}
+	r := <-e.got
+	require.Equal(t, "untraced", r.subject())
+	require.NotContains(t, r.body, "traceparent")
+	require.Empty(t, r.header.Get("traceparent"))
+	stop()
+	stopTraces()
+	spans := slices.DeleteFunc(collector.Spans(), func(s telemetrytest.Span) bool { return s.Name != "deliver event" })
+	require.Len(t, spans, 2, "what was in no trace begins none")
+	for _, s := range spans {
+		require.Equal(t, span, s.Parent())
+		require.True(t, headers[s.ID()], "the header is the span of the try")
+	}
+	require.Equal(t, "status 503", spans[0].GetStatus().GetMessage())
 }
 
 func TestASlowEndpointDelaysNoOther(t *testing.T) {

@@ -19,8 +19,14 @@ import (
 	"syscall"
 	"time"
 
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+
 	"github.com/gpuaas/gpuaas/hub/internal/event"
 	"github.com/gpuaas/gpuaas/hub/internal/webhook"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 const (
@@ -69,8 +75,22 @@ type outcome struct {
 	gone bool
 }
 
-// send tries to deliver an event.
-func (d *Deliverer) send(ctx context.Context, w webhook.Webhook, e event.Numbered) outcome {
+// send tries to deliver an event, within the trace of the request that led to it.
+func (d *Deliverer) send(ctx context.Context, w webhook.Webhook, e event.Numbered) (out outcome) {
+	if e.Traceparent != "" {
+		var span trace.Span
+		ctx, span = otel.Tracer("gpuaas/delivery").Start(telemetry.Continue(ctx, e.Traceparent), "deliver event",
+			trace.WithSpanKind(trace.SpanKindProducer), trace.WithAttributes(
+				attribute.String("gpuaas.event_id", e.ID),
+				attribute.String("gpuaas.webhook_id", w.ID),
+			))
+		defer func() {
+			if out.failure != "" {
+				span.SetStatus(codes.Error, out.failure)
+			}
+			span.End()
+		}()
+	}
 	signature, err := d.sign(w, e)
 	if err != nil {
 		return outcome{failure: "the secret cannot be opened"}
@@ -83,6 +103,9 @@ func (d *Deliverer) send(ctx context.Context, w webhook.Webhook, e event.Numbere
 	r.Header.Set("User-Agent", "gpuaas-webhook/1")
 	for name, value := range signature {
 		r.Header.Set(name, value)
+	}
+	if e.Traceparent != "" {
+		r.Header.Set("traceparent", telemetry.Traceparent(ctx))
 	}
 	answer, err := d.Client.Do(r)
 	if err != nil {

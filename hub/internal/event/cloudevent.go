@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"maps"
 	"time"
+
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 // Source is the CloudEvents source of everything that a hub tells.
@@ -21,9 +23,12 @@ type CloudEvent struct {
 	Time            time.Time `json:"time"`
 	DataContentType string    `json:"datacontenttype"`
 	// ResourceVersion and Pos are extension attributes.
-	ResourceVersion int64           `json:"resourceversion"`
-	Pos             int64           `json:"pos,omitempty"`
-	Data            json.RawMessage `json:"data"`
+	ResourceVersion int64 `json:"resourceversion"`
+	Pos             int64 `json:"pos,omitempty"`
+	// Traceparent is that of the extension for distributed tracing
+	// (https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/extensions/distributed-tracing.md).
+	Traceparent string          `json:"traceparent,omitempty"`
+	Data        json.RawMessage `json:"data"`
 }
 
 // CloudEvent is e's form on the wire. Its data holds the event's own members and, over them, who and where it belongs
@@ -46,7 +51,8 @@ func (e Event) CloudEvent() (CloudEvent, error) {
 		}
 	}
 	fixed := map[string]any{"event_id": e.ID, "correlation_id": e.CorrelationID}
-	for key, value := range map[string]string{"trace_id": e.TraceID, "org_id": e.OrgID, "project_id": e.ProjectID} {
+	traceID := telemetry.TraceID(e.Traceparent)
+	for key, value := range map[string]string{"trace_id": traceID, "org_id": e.OrgID, "project_id": e.ProjectID} {
 		if value != "" {
 			fixed[key] = value
 		}
@@ -58,6 +64,7 @@ func (e Event) CloudEvent() (CloudEvent, error) {
 	}
 	return CloudEvent{
 		SpecVersion: "1.0", ID: e.ID, Source: Source, Type: e.Type, Subject: e.Subject, Time: e.At.UTC(),
-		DataContentType: "application/json", ResourceVersion: e.ResourceVersion, Pos: e.Pos, Data: raw,
+		DataContentType: "application/json", ResourceVersion: e.ResourceVersion, Pos: e.Pos,
+		Traceparent: e.Traceparent, Data: raw,
 	}, nil
 }

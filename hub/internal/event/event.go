@@ -40,7 +40,8 @@ type Event struct {
 	// OrgID and ProjectID are empty for platform resources.
 	OrgID, ProjectID string
 	CorrelationID    string
-	TraceID          string
+	// Traceparent is the W3C trace context of the request that led to it; empty for none.
+	Traceparent string
 	// Data is an object with the event's own members (from, to, reason, requested_by, …).
 	Data any
 	At   time.Time
@@ -76,10 +77,10 @@ func Append(ctx context.Context, tx db.Tx, e Event) error {
 	tx.Changed(e.Subject)
 	tx.Enqueue(AppendedQueue, e.ID)
 	return tx.Queue(ctx, `
-		INSERT INTO events (id, type, subject, resource_version, org_id, project_id, correlation_id, trace_id, data, at)
+		INSERT INTO events (id, type, subject, resource_version, org_id, project_id, correlation_id, traceparent, data, at)
 		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)`,
-		e.ID, e.Type, e.Subject, e.ResourceVersion, db.OrNull(e.OrgID), db.OrNull(e.ProjectID), e.CorrelationID, e.TraceID,
-		data, e.At)
+		e.ID, e.Type, e.Subject, e.ResourceVersion, db.OrNull(e.OrgID), db.OrNull(e.ProjectID), e.CorrelationID,
+		e.Traceparent, data, e.At)
 }
 
 // SubjectQuery asks for the events of one resource.

@@ -254,9 +254,10 @@ func TestNumbersStayDenseWhileManyWrite(t *testing.T) {
 
 func TestCloudEventHoldsWhatTheContractNames(t *testing.T) {
 	org, project, id := db.NewID(), db.NewID(), db.NewID()
+	const traceparent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 	e := event.Event{
 		ID: id, Type: "apps.instance.running", Subject: "i", ResourceVersion: 4, OrgID: org, ProjectID: project,
-		CorrelationID: "c", TraceID: "t",
+		CorrelationID: "c", Traceparent: traceparent,
 		Data: map[string]any{"from": "deploying", "to": "running", "event_id": "forged"}, At: at(1),
 	}
 	ce, err := e.CloudEvent()
@@ -265,7 +266,7 @@ func TestCloudEventHoldsWhatTheContractNames(t *testing.T) {
 	require.NoError(t, err)
 	require.JSONEq(t, `{"specversion":"1.0","id":"`+id+
 		`","source":"urn:gpuaas:hub","type":"apps.instance.running","subject":"i","time":"2027-01-15T08:00:01Z",
-		"datacontenttype":"application/json","resourceversion":4,
-		"data":{"event_id":"`+id+`","correlation_id":"c","trace_id":"t","org_id":"`+org+`","project_id":"`+project+
-		`","from":"deploying","to":"running"}}`, string(raw))
+		"datacontenttype":"application/json","resourceversion":4,"traceparent":"`+traceparent+`",
+		"data":{"event_id":"`+id+`","correlation_id":"c","trace_id":"0af7651916cd43dd8448eb211c80319c",
+		"org_id":"`+org+`","project_id":"`+project+`","from":"deploying","to":"running"}}`, string(raw))
 }

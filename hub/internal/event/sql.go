@@ -11,13 +11,13 @@ import (
 )
 
 const eventColumns = `id, type, subject, resource_version, COALESCE(org_id::TEXT, ''), COALESCE(project_id::TEXT, ''),
-	correlation_id, trace_id, data, at, COALESCE(pos, 0)`
+	correlation_id, traceparent, data, at, COALESCE(pos, 0)`
 
 func scanEvent(row pgx.CollectableRow) (Event, error) {
 	var e Event
 	var data []byte
-	err := row.Scan(&e.ID, &e.Type, &e.Subject, &e.ResourceVersion, &e.OrgID, &e.ProjectID, &e.CorrelationID, &e.TraceID,
-		&data, &e.At, &e.Pos)
+	err := row.Scan(&e.ID, &e.Type, &e.Subject, &e.ResourceVersion, &e.OrgID, &e.ProjectID, &e.CorrelationID,
+		&e.Traceparent, &data, &e.At, &e.Pos)
 	e.Data = json.RawMessage(data)
 	return e, err
 }

@@ -246,7 +246,7 @@ func (a *api) audit(ctx context.Context, state *call, f *fault.Error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), auditTimeout)
 	defer cancel()
 	m := command.Meta{
-		Principal: state.principal, CorrelationID: state.correlationID, TraceID: state.traceID,
+		Principal: state.principal, CorrelationID: state.correlationID, Traceparent: state.traceparent,
 		SourceAddress: state.remoteIP, Route: state.op.route(), Now: state.at,
 	}
 	failure := command.Failure{Operation: state.op.id, Code: f.Code, Denied: denied, Unrecorded: unrecorded}

@@ -2629,7 +2629,10 @@ type Event struct {
 	Specversion     EventSpecversion `json:"specversion"`
 	Subject         string           `json:"subject"`
 	Time            time.Time        `json:"time"`
-	Type            string           `json:"type"`
+
+	// Traceparent W3C trace context
+	Traceparent Traceparent `json:"traceparent,omitempty,omitzero"`
+	Type        string      `json:"type"`
 }
 
 // EventDatacontenttype defines model for Event.Datacontenttype.
@@ -4052,9 +4055,12 @@ type Task struct {
 	RequestedBy RequestedBy  `json:"requested_by,omitempty,omitzero"`
 
 	// Revision The revision of the instance once it has succeeded
-	Revision  int64     `json:"revision"`
-	State     TaskState `json:"state"`
-	UpdatedAt time.Time `json:"updated_at"`
+	Revision int64     `json:"revision"`
+	State    TaskState `json:"state"`
+
+	// Traceparent W3C trace context
+	Traceparent Traceparent `json:"traceparent,omitempty,omitzero"`
+	UpdatedAt   time.Time   `json:"updated_at"`
 }
 
 // TaskAttempt defines model for TaskAttempt.
@@ -4120,6 +4126,9 @@ type Token struct {
 
 // TokenTokenType defines model for Token.TokenType.
 type TokenTokenType string
+
+// Traceparent W3C trace context
+type Traceparent = string
 
 // Unwrap defines model for Unwrap.
 type Unwrap struct {

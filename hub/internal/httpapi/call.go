@@ -15,7 +15,7 @@ import (
 type call struct {
 	op            *operation
 	correlationID string
-	traceID       string
+	traceparent   string
 	remoteIP      string
 	principal     iam.Principal
 	// caller is whom the request is charged to.
@@ -49,8 +49,8 @@ func callOf(ctx context.Context) *call {
 func metaFrom(ctx context.Context) command.Meta {
 	c := callOf(ctx)
 	m := command.Meta{
-		Principal: c.principal, CorrelationID: c.correlationID, TraceID: c.traceID, SourceAddress: c.remoteIP,
-		BodyMAC: c.bodyMAC, Now: c.at,
+		Principal: c.principal, CorrelationID: c.correlationID, Traceparent: c.traceparent,
+		SourceAddress: c.remoteIP, BodyMAC: c.bodyMAC, Now: c.at,
 	}
 	if c.op != nil {
 		m.Route = c.op.route()

@@ -24,6 +24,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 )
 
 // stubServer has two operations whose behaviour a test chooses.
@@ -96,7 +97,7 @@ func TestCommandLearnsCallerKeyAndTrace(t *testing.T) {
 	require.Equal(t, "key-1", got.IdempotencyKey)
 	require.Equal(t, "POST /orgs", got.Route)
 	require.Equal(t, "req-1", got.CorrelationID)
-	require.Equal(t, "4bf92f3577b34da6a3ce929d0e0e4736", got.TraceID)
+	require.Equal(t, "4bf92f3577b34da6a3ce929d0e0e4736", telemetry.TraceID(got.Traceparent))
 	require.Equal(t, someID, got.Principal.ID)
 	first := got.BodyMAC
 

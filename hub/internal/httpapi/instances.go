@@ -386,6 +386,7 @@ func eventView(e event.Event) (Event, error) {
 		ID: ce.ID, Source: ce.Source, Specversion: EventSpecversion(ce.SpecVersion), Type: ce.Type, Subject: ce.Subject,
 		Time:            ce.Time,
 		Datacontenttype: EventDatacontenttype(ce.DataContentType), Resourceversion: ce.ResourceVersion, Pos: ce.Pos,
+		Traceparent: ce.Traceparent,
 	}
 	if err := json.Unmarshal(ce.Data, &out.Data); err != nil {
 		return Event{}, fmt.Errorf("data of event %s: %w", e.ID, err)

@@ -48,9 +48,7 @@ func (a *api) observe(c *gin.Context) {
 			attribute.String("gpuaas.correlation_id", state.correlationID),
 		))
 	defer span.End()
-	if sc := span.SpanContext(); sc.HasTraceID() {
-		state.traceID = sc.TraceID().String()
-	}
+	state.traceparent = telemetry.Traceparent(ctx)
 	c.Request = c.Request.WithContext(ctx)
 	withCall(c, state)
 	c.Header(requestIDHeader, state.correlationID)

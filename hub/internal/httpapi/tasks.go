@@ -103,6 +103,7 @@ func taskView(t instance.Task, now time.Time) Task {
 		CancelRequested: t.CancelRequested,
 		RequestedBy:     actorView(t.RequestedBy),
 		CorrelationID:   t.CorrelationID,
+		Traceparent:     t.Traceparent,
 		CreatedAt:       t.CreatedAt,
 		UpdatedAt:       t.UpdatedAt,
 		EndedAt:         t.EndedAt,

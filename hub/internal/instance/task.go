@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -36,9 +37,11 @@ type Task struct {
 	HeldBy        principal.Actor
 	RequestedBy   principal.Actor
 	CorrelationID string
-	CreatedAt     time.Time
-	UpdatedAt     time.Time
-	EndedAt       time.Time
+	// Traceparent is the W3C trace context of the request that the task follows from; empty where there was none.
+	Traceparent string
+	CreatedAt   time.Time
+	UpdatedAt   time.Time
+	EndedAt     time.Time
 }
 
 // TaskChange is what happened to a task, and to its instance with it. Event is empty where a call only renewed a lease,
@@ -64,6 +67,7 @@ func AddTask(ctx context.Context, tx db.Tx, c Change, kind *manifest.TaskKind, m
 		Revision:      c.Instance.Revision,
 		RequestedBy:   req.By,
 		CorrelationID: req.CorrelationID,
+		Traceparent:   telemetry.Traceparent(ctx),
 		CreatedAt:     now,
 		UpdatedAt:     now,
 	}
@@ -335,6 +339,8 @@ func returnTo(ctx context.Context, tx db.Tx, i Instance, revision int64, kind *m
 		return TaskChange{}, err
 	}
 	req := Request{By: i.Operation.By, CorrelationID: i.Operation.CorrelationID}
+	// It follows from the upgrade, and not from the worker that reports its failure.
+	ctx = telemetry.Continue(ctx, i.Operation.Traceparent)
 	return AddTask(ctx, tx, Change{Instance: i}, kind, "", req, now)
 }
 
@@ -431,10 +437,10 @@ func insertTask(ctx context.Context, tx db.Tx, t Task) error {
 		return err
 	}
 	return tx.Queue(ctx, `INSERT INTO instance_tasks (id, instance_id, member_id, kind, revision, phases, state,
-			requested_by_type, requested_by_id, correlation_id, created_at, updated_at)
-		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $11)`,
+			requested_by_type, requested_by_id, correlation_id, traceparent, created_at, updated_at)
+		VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)`,
 		t.ID, t.InstanceID, zeronull.Text(t.MemberID), t.Kind, t.Revision, phases, string(t.State), t.RequestedBy.Type,
-		t.RequestedBy.ID, t.CorrelationID, t.CreatedAt)
+		t.RequestedBy.ID, t.CorrelationID, t.Traceparent, t.CreatedAt)
 }
 
 func updateTask(ctx context.Context, tx db.Tx, t Task) error {
@@ -449,7 +455,8 @@ func updateTask(ctx context.Context, tx db.Tx, t Task) error {
 func selectTasks(ctx context.Context, tx db.Tx, where string, args ...any) ([]Task, error) {
 	return db.Select(ctx, tx, scanTask, `SELECT id, instance_id, member_id, kind, revision, phases, phase, detail, state,
 			status_reason, attempt, worker, held_by_type, held_by_id, lease_ms, lease_expires_at, not_before,
-			cancel_requested, requested_by_type, requested_by_id, correlation_id, created_at, updated_at, ended_at
+			cancel_requested, requested_by_type, requested_by_id, correlation_id, traceparent, created_at,
+			updated_at, ended_at
 		FROM instance_tasks `+where, args...)
 }
 
@@ -459,7 +466,7 @@ func scanTask(row pgx.CollectableRow) (t Task, err error) {
 	err = row.Scan(&t.ID, &t.InstanceID, (*zeronull.Text)(&t.MemberID), &t.Kind, &t.Revision, &phases, &t.Phase, &t.Detail,
 		&t.State, textColumn{&t.Reason}, &t.Attempt, &t.Worker, &t.HeldBy.Type, &t.HeldBy.ID, &leaseMillis,
 		(*zeronull.Timestamptz)(&t.LeaseExpiresAt), (*zeronull.Timestamptz)(&t.NotBefore), &t.CancelRequested,
-		&t.RequestedBy.Type, &t.RequestedBy.ID, &t.CorrelationID, &t.CreatedAt, &t.UpdatedAt,
+		&t.RequestedBy.Type, &t.RequestedBy.ID, &t.CorrelationID, &t.Traceparent, &t.CreatedAt, &t.UpdatedAt,
 		(*zeronull.Timestamptz)(&t.EndedAt))
 	if err = errors.Join(err, json.Unmarshal(phases, &t.Phases)); err != nil {
 		return t, fmt.Errorf("task %s: %w", t.ID, err)

@@ -70,7 +70,7 @@ func TestAPullIsShownWhileItLastsAndOnlyItsPhasesAreStored(t *testing.T) {
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'apps.instance.image_pull'`))
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'apps.instance.image_pull'
 		AND subject = $1 AND data->>'phase' = 'fetching' AND data->>'member_id' = $2 AND data->>'total_bytes' = '100'
-		AND trace_id = '0af7651916cd43dd8448eb211c80319c'`, i.ID, member.ID))
+		AND traceparent LIKE '00-0af7651916cd43dd8448eb211c80319c-%'`, i.ID, member.ID))
 
 	l.Send(&protocol.NodeMessage{Message: &protocol.NodeMessage_PullProgress{PullProgress: &protocol.PullProgress{}}})
 	require.Eventually(t, func() bool { return len(read(query.Watch{}).Pulls) == 0 }, time.Minute, 5*time.Millisecond)

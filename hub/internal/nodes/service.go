@@ -154,7 +154,7 @@ func (o origin) by(correlationID string, now time.Time) change.By {
 // of the instance last.
 func (o origin) following(asked instance.Operation, now time.Time) change.By {
 	by := o.by(asked.CorrelationID, now)
-	by.TraceID = telemetry.TraceID(asked.Traceparent)
+	by.Traceparent = asked.Traceparent
 	return by
 }
 

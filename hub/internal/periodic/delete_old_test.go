@@ -49,7 +49,7 @@ func TestRowsGoAfterTheirRetentionAndYoungerOnesStay(t *testing.T) {
 		table, insert string
 		keep          func(*periodic.Retention)
 	}{
-		{"events", `INSERT INTO events (id, pos, type, subject, resource_version, correlation_id, trace_id, data, at)
+		{"events", `INSERT INTO events (id, pos, type, subject, resource_version, correlation_id, traceparent, data, at)
 			VALUES ($1, $3, 't', 's', 1, '', '', '{}', $2)`, func(r *periodic.Retention) { r.Events = 10 * day }},
 		{
 			"audit_rows",
@@ -105,7 +105,7 @@ func TestAnEventWithoutAPositionStays(t *testing.T) {
 	w := newWorld(t)
 	w.Exec(`DELETE FROM events`)
 	w.Exec(
-		`INSERT INTO events (id, type, subject, resource_version, correlation_id, trace_id, data, at)
+		`INSERT INTO events (id, type, subject, resource_version, correlation_id, traceparent, data, at)
 			VALUES ($1, 't', 's', 1, '', '', '{}', $2)`,
 		idAt(w.Now.Add(-20*day)), w.Now.Add(-20*day))
 	w.deleteOld(retention(func(r *periodic.Retention) { r.Events = 10 * day }))

@@ -180,6 +180,8 @@ CREATE TABLE IF NOT EXISTS instance_tasks (
   requested_by_type TEXT NOT NULL,
   requested_by_id TEXT NOT NULL,
   correlation_id TEXT NOT NULL,
+  -- W3C trace context of the request that the task follows from; empty where it had none.
+  traceparent TEXT NOT NULL DEFAULT '',
   created_at TIMESTAMPTZ NOT NULL,
   updated_at TIMESTAMPTZ NOT NULL,
   ended_at TIMESTAMPTZ

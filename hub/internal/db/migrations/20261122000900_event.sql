@@ -11,7 +11,7 @@ CREATE TABLE IF NOT EXISTS events (
   org_id UUID,
   project_id UUID,
   correlation_id TEXT NOT NULL,
-  trace_id TEXT NOT NULL,
+  traceparent TEXT NOT NULL,
   data JSONB NOT NULL,
   at TIMESTAMPTZ NOT NULL
 );
