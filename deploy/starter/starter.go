@@ -27,10 +27,10 @@ const (
 // Machine is a member's machine.
 type Machine struct {
 	// Address is where the other members reach it.
-	Address string
+	Address string `yaml:"address"`
 	// Shell is the command before "sh", like ssh root@10.0.0.5.
-	Shell []string
-	CPUs  int
+	Shell []string `yaml:"shell"`
+	CPUs  int      `yaml:"cpus"`
 }
 
 // Machines gives the machine of an allocation.

@@ -2,17 +2,19 @@ package cluster_test
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"net/http"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/deploy/starter"
+	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/pkg/client"
-	"github.com/gpuaas/gpuaas/pkg/worker"
 )
 
 // cluster is an instance of an app that an external worker operates, with an allocation for each machine; the first is
@@ -51,19 +53,45 @@ func newCluster(t *testing.T, slug string, doc []byte) *cluster {
 	return c
 }
 
-// work has a worker work off the tasks until the instance has ended.
-func (c *cluster) work(w *worker.Worker) {
-	w.Hub, w.ProjectID, w.InstanceID = c.Operator, c.Tenant.Project.ID, c.id
-	go func() { c.ended <- w.Run(c.Ctx) }()
-}
-
-func (c *cluster) machineOf(allocationID string) (starter.Machine, error) {
-	for n, id := range c.allocations {
-		if id == allocationID {
-			return c.machines[n].Machine, nil
-		}
+// operate has the program of the reference controllers work off the tasks until the instance has ended, with a service
+// account of its own.
+func (c *cluster) operate(controller string, flags ...string) {
+	c.T.Helper()
+	dir := c.T.TempDir()
+	write := func(name string, value any) (path string) {
+		text, err := json.Marshal(value)
+		require.NoError(c.T, err)
+		path = filepath.Join(dir, name)
+		require.NoError(c.T, os.WriteFile(path, text, 0o600))
+		return path
 	}
-	return starter.Machine{}, fmt.Errorf("allocation %s has no machine", allocationID)
+	account, err := client.Read[client.ServiceAccount](c.Tenant.Admin.CreateServiceAccount(c.Ctx, c.Tenant.Project.ID,
+		client.ServiceAccountCreate{Name: controller, Slug: controller, Role: client.ServiceAccountRoleAppOperator}))
+	require.NoError(c.T, err)
+	machines := map[string]any{}
+	for n, id := range c.allocations {
+		m := c.machines[n]
+		machines[id] = map[string]any{"address": m.Address, "shell": m.Shell, "cpus": m.CPUs}
+	}
+	program := filepath.Join(dir, "gpuaas-starter")
+	require.NoError(c.T, devcluster.Build(c.Ctx, harness.Source(c.T), "./deploy/starter/cmd/gpuaas-starter", program))
+	log, err := os.Create(filepath.Join(dir, "log"))
+	require.NoError(c.T, err)
+	cmd := exec.CommandContext(context.Background(), program, append(flags, "--controller", controller)...)
+	cmd.Env = append(os.Environ(), "GPUAAS_STARTER_HUB_URL="+c.Hub.Ready.APIURL,
+		"GPUAAS_STARTER_HUB_CA="+c.Hub.Ready.CAFile, "GPUAAS_STARTER_SERVICE_ACCOUNT="+write("account.json", account),
+		"GPUAAS_STARTER_PROJECT="+c.Tenant.Project.ID, "GPUAAS_STARTER_INSTANCE="+c.id,
+		"GPUAAS_STARTER_MACHINES="+write("machines.yaml", machines))
+	cmd.Stdout, cmd.Stderr = log, log
+	require.NoError(c.T, cmd.Start())
+	go func() { c.ended <- cmd.Wait() }()
+	c.T.Cleanup(func() {
+		_ = cmd.Process.Kill()
+		_ = log.Close()
+		if text, err := os.ReadFile(log.Name()); err == nil && c.T.Failed() {
+			c.T.Logf("%s: %s", controller, text)
+		}
+	})
 }
 
 func (c *cluster) await(status client.AppInstanceStatus) {
@@ -105,7 +133,7 @@ func (c *cluster) decommission() {
 	end, err := c.Tenant.Decommission(c.Ctx, c.Operator, c.id)
 	require.NoError(c.T, err)
 	require.Equal(c.T, client.AppInstanceStatusDecommissioned, end.Status)
-	require.NoError(c.T, <-c.ended, "the worker ends with its instance")
+	require.NoError(c.T, <-c.ended, "the program ends with its instance")
 }
 
 func (c *cluster) changed(r *http.Response, err error) client.AppInstance {

@@ -7,15 +7,14 @@ import (
 
 	"github.com/gpuaas/gpuaas/deploy/starter/rke2"
 	"github.com/gpuaas/gpuaas/pkg/client"
-	"github.com/gpuaas/gpuaas/pkg/worker"
 )
 
-// TestAnRKE2ShapedClusterThroughItsLife takes the reference worker whose steps on the cluster are stand-ins through the
-// tasks of the Slurm one. It shows the tasks and members; that Kubernetes runs, it does not show.
+// TestAnRKE2ShapedClusterThroughItsLife takes the reference program whose steps on the cluster are stand-ins through
+// the tasks of the Slurm one. It shows the tasks and members; that Kubernetes runs, it does not show.
 func TestAnRKE2ShapedClusterThroughItsLife(t *testing.T) {
 	c := newCluster(t, "rke2-reference", rke2.Manifest)
 	one, two := c.machines[0], c.machines[1]
-	c.work(&worker.Worker{Handle: (&rke2.Controller{Machines: c.machineOf}).Handle})
+	c.operate("rke2")
 	c.await(client.AppInstanceStatusRunning)
 	added := c.add(1)
 	node := rke2.Dir + "/nodes/n" + added[len(added)-12:]

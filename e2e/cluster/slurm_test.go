@@ -3,14 +3,12 @@ package cluster_test
 import (
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/deploy/starter/slurm"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/pkg/client"
-	"github.com/gpuaas/gpuaas/pkg/worker"
 )
 
 // slurmCommand runs a client of Slurm on the machine.
@@ -19,14 +17,13 @@ func (m machine) slurmCommand(t *testing.T, words ...string) string {
 	return m.run(t, append([]string{"env", "SLURM_CONF=" + slurm.Dir + "/slurm.conf", "timeout", "60"}, words...)...)
 }
 
-// TestASlurmClusterThroughItsLife has the reference worker operate a real Slurm on two machines: it forms a cluster of
+// TestASlurmClusterThroughItsLife has the reference program operate a real Slurm on two machines: it forms a cluster of
 // one member, adds the other, runs jobs on both, recovers the one whose daemons were killed, drains it while a job
 // still runs there, removes it, and decommissions.
 func TestASlurmClusterThroughItsLife(t *testing.T) {
 	c := newCluster(t, "slurm-reference", slurm.Manifest)
 	one, two := c.machines[0], c.machines[1]
-	controller := slurm.Controller{Machines: c.machineOf}
-	c.work(&worker.Worker{Handle: controller.Handle, Members: controller.Members, ReportEvery: time.Second})
+	c.operate("slurm", "--report-every", "1s")
 	c.await(client.AppInstanceStatusRunning)
 	require.Equal(t, "m1", one.slurmCommand(t, "srun", "hostname"))
 

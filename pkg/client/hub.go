@@ -79,7 +79,7 @@ func Open(conf Config) (*Hub, error) {
 			return nil, fmt.Errorf("client: read the hub's authority: %w", err)
 		}
 	}
-	if len(pem) > 0 {
+	if len(pem) > 0 || conf.CAFile != "" { // an empty file does not mean the system's authorities
 		tlsConf.RootCAs = x509.NewCertPool()
 		if !tlsConf.RootCAs.AppendCertsFromPEM(pem) {
 			return nil, errors.New("client: the hub's authority is not a PEM certificate")
