@@ -20,7 +20,6 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
-	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/pkg/compose"
@@ -41,7 +40,6 @@ type corpus struct {
 	// images are a server, app, and what runs once, once; refs are their names: <repository>@<digest>.
 	images map[string]v1.Image
 	refs   map[string]string
-	nvidia bool
 	// room is the share of the node that is left; gpus is held while a file uses GPUs.
 	room *semaphore.Weighted
 	gpus sync.Mutex
@@ -86,9 +84,7 @@ func newCorpus(t *testing.T) *corpus {
 	c.NewTenant("acme")
 	conf := c.AgentConfig("node")
 	machine := c.Machine(&conf, "radeon.txtar")
-	nvml := filepath.Join(harness.Binaries(t), "gpuaas-nvml")
-	if _, err := os.Stat(nvml); err == nil {
-		c.nvidia = true
+	if harness.HasNVML(t) {
 		library, driver := nvmltest.New(t), conf.Dir+"-driver"
 		library.Set("driver "+nvmltest.Version+" 12040",
 			"gpu GPU-8f6d2e1a-73c1-4a0e-9d53-0c5b1f2a6d00 1b 81559 16896 ok NVIDIA H100 80GB HBM3",
@@ -224,8 +220,8 @@ func (c *corpus) run(t *testing.T, name, file string, check func(a *app)) {
 	own := *c.Testbed
 	own.T = t
 	if gpus := gpusOf(name); gpus.count > 0 {
-		if gpus.vendor == "nvidia" && !c.nvidia {
-			skip.Lacking(t, "make build found no gcc: there is no gpuaas-nvml")
+		if gpus.vendor == "nvidia" {
+			harness.NeedsNVML(t)
 		}
 		c.gpus.Lock()
 		defer c.gpus.Unlock()

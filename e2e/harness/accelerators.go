@@ -11,6 +11,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
+	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/client"
 )
 
@@ -51,7 +52,15 @@ func (w *Testbed) NVIDIAMachine(c *devcluster.AgentConfig) {
 		filepath.Join(Binaries(w.T), "gpuaas-nvml"))
 }
 
-// HasNVML reports whether make build found a C compiler and made the program that asks NVIDIA's library.
+// NeedsNVML skips a test where make build found no C compiler and made no program that asks NVIDIA's library.
+func NeedsNVML(t *testing.T) {
+	t.Helper()
+	if !HasNVML(t) {
+		skip.Lacking(t, "make build found no gcc: there is no gpuaas-nvml")
+	}
+}
+
+// HasNVML reports whether there is that program.
 func HasNVML(t *testing.T) bool {
 	t.Helper()
 	_, err := os.Stat(filepath.Join(Binaries(t), "gpuaas-nvml"))

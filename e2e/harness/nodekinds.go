@@ -44,7 +44,7 @@ func NodeKinds(t *testing.T) []NodeKind {
 		foreign: func([]string) uint64 { return unix.Mkdev(226, 129) },
 	}}
 	if !HasNVML(t) {
-		t.Log("NOT TESTED on NVIDIA: make build found no gcc, there is no gpuaas-nvml")
+		t.Run("nvidia", NeedsNVML)
 		return kinds
 	}
 	return append(kinds, NodeKind{

@@ -10,7 +10,6 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
-	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -18,9 +17,7 @@ import (
 // The real agent finds NVIDIA's GPUs through gpuaas-nvml, which lies beside it, and AMD's in sysfs.
 func TestGPUsThatComeAndGoAreShownWithoutARestart(t *testing.T) {
 	w := harness.New(t)
-	if _, err := os.Stat(filepath.Join(harness.Binaries(t), "gpuaas-nvml")); err != nil {
-		skip.Lacking(t, "make build found no gcc: there is no gpuaas-nvml")
-	}
+	harness.NeedsNVML(t)
 	library := nvmltest.New(t)
 	const nvidia = "gpu GPU-8f6d2e1a-0001 1b 81559 16896 ok NVIDIA H100 80GB HBM3"
 	library.Set("driver 550.54.15 12040", nvidia, "mig MIG-0aa4 11008 1g.12gb")

@@ -14,7 +14,6 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/harness"
 	"github.com/gpuaas/gpuaas/e2e/nvmltest"
-	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -24,9 +23,7 @@ import (
 func newSharedGPUPlatform(t *testing.T, mode string) *harness.Testbed {
 	t.Helper()
 	w := harness.New(t)
-	if _, err := os.Stat(filepath.Join(harness.Binaries(t), "gpuaas-nvml")); err != nil {
-		skip.Lacking(t, "make build found no gcc: there is no gpuaas-nvml")
-	}
+	harness.NeedsNVML(t)
 	w.StartContainerd()
 	w.StartHub(w.HubConfig())
 	w.NewTenant("acme")

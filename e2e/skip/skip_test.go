@@ -2,6 +2,7 @@ package skip_test
 
 import (
 	"os"
+	"os/exec"
 	"path/filepath"
 	"testing"
 
@@ -43,6 +44,52 @@ func TestWhatAMachineLacksIsAFailureWhereEverythingIsRequired(t *testing.T) {
 	r := ended(t, lacking)
 	require.True(t, r.failed)
 	require.False(t, r.skipped)
+}
+
+// lacksEnv makes this program a test program of a machine that lacks something.
+const lacksEnv = "SKIP_TEST_LACKS"
+
+func TestAMachineThatLacksSomething(t *testing.T) {
+	if os.Getenv(lacksEnv) != "" {
+		skip.Lacking(t, "there is no gcc")
+	}
+}
+
+func TestASkipTurnsTheRunRedWhereEverythingIsRequired(t *testing.T) {
+	run := func(requireAll string) (string, error) {
+		cmd := exec.CommandContext(t.Context(), os.Args[0], "-test.v", "-test.run=^TestAMachineThatLacksSomething$")
+		cmd.Env = append(os.Environ(), lacksEnv+"=1", skip.RequireAll+"="+requireAll)
+		out, err := cmd.CombinedOutput()
+		return string(out), err
+	}
+	out, err := run("")
+	require.NoError(t, err, out)
+	require.Contains(t, out, "--- SKIP: TestAMachineThatLacksSomething")
+	out, err = run("1")
+	require.Error(t, err, out)
+	require.Contains(t, out, "--- FAIL: TestAMachineThatLacksSomething")
+	require.Contains(t, out, "there is no gcc")
+}
+
+// make test runs with a Go tool that only prints the variable; make does not run its other prerequisites.
+func TestMakeTestRequiresEverythingOfEachTest(t *testing.T) {
+	tool := filepath.Join(t.TempDir(), "go")
+	require.NoError(t, os.WriteFile(tool, []byte("#!/bin/sh\necho required=$"+skip.RequireAll+" >&2\n"), 0o700))
+	prerequisites := []string{"deps", "check", "shallow", "unit", "race-short", "mutants", "e2e"}
+	for _, target := range []string{"shallow", "unit", "race-short", "mutants", "e2e"} {
+		args := []string{"-C", "../..", "test", "GO=" + tool, "-o", "build", "-o", "build-failpoint", "-o", "demo-app"}
+		for _, p := range prerequisites {
+			if p != target {
+				args = append(args, "-o", p)
+			}
+		}
+		cmd := exec.CommandContext(t.Context(), "make", args...)
+		cmd.Env = append(os.Environ(), skip.RequireAll+"=")
+		out, err := cmd.CombinedOutput()
+		require.NoError(t, err, "%s", out)
+		require.Contains(t, string(out), "required=1\n", target)
+		require.NotContains(t, string(out), "required=\n", target)
+	}
 }
 
 func TestAnExceptionIsReported(t *testing.T) {
