@@ -28,16 +28,27 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// script is what chance does to both nodes.
+// script is what chance does to both nodes, and changes while the product's loop runs.
 type script struct {
+	hub *hub
+
+	mu    sync.Mutex
 	takes map[string]time.Duration
 	fails map[string]error
 	away  bool
-	hub   *hub
+}
+
+// change changes the script.
+func (s *script) change(f func(*script)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f(s)
 }
 
 // Takes implements sim.Script.
 func (s *script) Takes(kind, subject string) time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	if s.takes[kind] == 0 {
 		return 0
 	}
@@ -46,13 +57,25 @@ func (s *script) Takes(kind, subject string) time.Duration {
 }
 
 // Fails implements sim.Script.
-func (s *script) Fails(kind string) error { return s.fails[kind] }
+func (s *script) Fails(kind string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.fails[kind]
+}
 
 // HubAway implements sim.Script.
-func (s *script) HubAway() bool { return s.away }
+func (s *script) HubAway() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.away
+}
 
 // Part implements sim.Script.
-func (s *script) Part(sum [32]byte) ([]byte, error) { return s.hub.parts[sum], nil }
+func (s *script) Part(sum [32]byte) ([]byte, error) {
+	s.hub.mu.Lock()
+	defer s.hub.mu.Unlock()
+	return s.hub.parts[sum], nil
+}
 
 // machine stands for containerd and the kernel.
 type machine struct {
@@ -307,7 +330,7 @@ func (h agentHandle) Part(ctx context.Context, sum [32]byte) ([]byte, error) {
 }
 
 func (h agentHandle) hubAway() error {
-	if h.script.away {
+	if h.script.HubAway() {
 		return fault.New(fault.Unavailable, agent.CodeHubAway, "There is no session.", nil)
 	}
 	return nil

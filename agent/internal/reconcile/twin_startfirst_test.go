@@ -15,8 +15,10 @@ import (
 func TestTheSimulationStartsFirstAsTheNode(t *testing.T) {
 	eachTwin(t, 40, func(w *twin) {
 		w.beside = true
-		w.script.takes["ready"] = time.Second + w.upTo(5*time.Second)
-		w.script.takes["pull"] = w.upTo(5 * time.Second)
+		w.script.change(func(s *script) {
+			s.takes["ready"] = time.Second + w.upTo(5*time.Second)
+			s.takes["pull"] = w.upTo(5 * time.Second)
+		})
 		for range 8 {
 			w.upgrade()
 		}

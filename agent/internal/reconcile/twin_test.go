@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -35,9 +36,9 @@ type twin struct {
 	hub     *hub
 	node    *sim.Node
 	machine *machine
-	began   time.Time // by the test's clock
-	genesis time.Time // the same in the simulation
-	ahead   time.Duration
+	began   time.Time    // by the test's clock
+	genesis time.Time    // the same in the simulation
+	ahead   atomic.Int64 // what the machine's clock is ahead, as a time.Duration
 	booted  time.Time
 	boots   int
 	runs    map[string]int
@@ -163,7 +164,7 @@ func (w *twin) upTo(d time.Duration) time.Duration {
 // now is the true time.
 func (w *twin) now() time.Time { return w.genesis.Add(time.Since(w.began)) }
 
-func (w *twin) rtc() time.Time { return w.now().Add(w.ahead) }
+func (w *twin) rtc() time.Time { return w.now().Add(time.Duration(w.ahead.Load())) }
 
 // powerOn boots the machine of the product's loop and starts it.
 func (w *twin) powerOn() {
@@ -242,8 +243,8 @@ func (w *twin) act() {
 	case dice < 14:
 		w.fail([]string{"pull", "start"}[w.rng.IntN(2)])
 	case dice < 15:
-		w.script.away = !w.script.away
-		w.note("hub away: %t", w.script.away)
+		w.script.change(func(s *script) { s.away = !s.away })
+		w.note("hub away: %t", w.script.HubAway())
 	case dice < 17:
 		w.note("agent killed")
 		w.killBoth()
@@ -282,9 +283,10 @@ func (w *twin) cutPower() {
 
 func (w *twin) setClock() {
 	if w.rng.IntN(2) == 0 {
-		w.ahead = w.upTo(2*time.Hour) - time.Hour
-		w.node.SetRTC(w.ahead)
-		w.note("machine's clock ahead by %s", w.ahead)
+		ahead := w.upTo(2*time.Hour) - time.Hour
+		w.ahead.Store(int64(ahead))
+		w.node.SetRTC(ahead)
+		w.note("machine's clock ahead by %s", ahead)
 	}
 	hub, took := w.clock.Now().Add(w.upTo(10*time.Minute)-5*time.Minute), w.upTo(time.Second)
 	w.note("hub says %s", hub)
@@ -313,7 +315,7 @@ func (w *twin) exit() {
 
 // fail chooses how actions of a kind end from now on.
 func (w *twin) fail(kind string) {
-	w.script.fails[kind] = []error{
+	failure := []error{
 		nil, nil, fmt.Errorf("it is broken"),
 		fault.New(fault.Unavailable, "flaky", "It failed.", nil),
 		fault.New(fault.Unprocessable, "bad", "It cannot work.", nil).Permanent(),
@@ -321,7 +323,8 @@ func (w *twin) fail(kind string) {
 		fault.New(fault.Unavailable, agent.CodeFeatureMissing, "The agent lacks a feature.", nil),
 		fault.New(fault.Unavailable, agent.CodeContainerdUnavailable, "containerd does not answer.", nil),
 	}[w.rng.IntN(8)]
-	w.note("%s fails: %v", kind, w.script.fails[kind])
+	w.script.change(func(s *script) { s.fails[kind] = failure })
+	w.note("%s fails: %v", kind, failure)
 }
 
 // acceptState changes some members.
@@ -445,8 +448,10 @@ func (w *twin) claims(id string) bool {
 
 // end removes all members, so that all usage is sealed.
 func (w *twin) end() {
-	w.script.away = false
-	clear(w.script.fails)
+	w.script.change(func(s *script) {
+		s.away = false
+		clear(s.fails)
+	})
 	v, parts := w.hub.desired()
 	require.NoError(w.t, w.store.AcceptState(v, parts))
 	require.NoError(w.t, w.node.AcceptState(v, parts))

@@ -98,6 +98,7 @@ func TestAWholeFleetThatCatchesUpWaitsOutsideUntilThereIsRoom(t *testing.T) {
 		defer cancel()
 		require.Error(t, q.put(ctx, arriving(t, "d", 6)), "its connection has ended meanwhile")
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		posted := 0
 		for _, batch := range *batches {
 			posted += len(batch)
