@@ -125,6 +125,7 @@ e2e: build build-failpoint demo-app ## end to end, with the real binaries; each 
 
 # The record is a commit's: the next call with the same commit goes on where this one ends.
 .PHONY: soak
+soak: export GPUAAS_REQUIRE_ALL := 1
 soak: build build-failpoint demo-app ## find flaky tests: each end-to-end test N (20) times; PKG=<package> RUN=<regexp> SEED=
 	@$(GO) run ./e2e/soak -n $(or $(N),20) -run '$(RUN)' -seed $(or $(SEED),1) \
 		-dir "$(CURDIR)/.cache/soak/$$(git rev-parse HEAD)-$$(git diff HEAD | sha256sum | cut -c 1-8)" $(or $(PKG),$(E2E))
@@ -153,34 +154,59 @@ kill-points: build build-failpoint demo-app ## kill hub and agent at each of the
 	@GPUAAS_E2E_KILL_REPEATS=$${REPEATS:-1} $(GO) test -timeout 20m -count=1 -v \
 		-run TestEverythingResumesAfterAKillAtAnyPoint ./e2e/chaos
 
-# The packages that start a goroutine, in their code or in their tests; the end-to-end packages are race-e2e's. CI runs
-# RACE_SHORT: building everything a second time, with the detector, takes longer than all of CI may.
-RACE       = $(shell grep -rlP '^\s*go (func|[A-Za-z_.]+\x28)|\.Go\x28' --include='*.go' agent deploy hub pkg protocol | \
-	xargs -n 1 dirname | sort -u | sed 's,^,./,')
+# The packages that start a goroutine, in their code or in their tests, also through a timer, an HTTP server or a hub
+# with nodes; the end-to-end packages are race-e2e's. CI runs RACE_SHORT: building everything a second time, with the
+# detector, takes longer than all of CI may.
+GOROUTINE  := ^\s*go (func|[A-Za-z_.]+\x28)|\.Go\x28|AfterFunc\x28|httptest\.New|hubtest\.
+RACE       = $(filter-out $(E2E),$(shell grep -rlP '$(GOROUTINE)' --include='*.go' agent deploy e2e hub pkg protocol | \
+	grep -v /testdata/ | xargs -n 1 dirname | sort -u | sed 's,^,./,'))
 RACE_SHORT := ./pkg/duplex ./pkg/groupcommit ./pkg/keylock ./pkg/loop ./pkg/worker ./protocol/link
 
+COVERED    := ./agent/...,./hub/...,./pkg/...,./protocol/...
+COVER      := $(CURDIR)/.cache/cover
+
 .PHONY: cover
-cover: ## coverage of each package by the unit tests of all; fails below LEAST (70) percent of hand-written code (long)
-	@mkdir -p .cache/cover
-	@$(GO) test -vet=off -coverpkg=./agent/...,./hub/...,./pkg/...,./protocol/... -coverprofile=.cache/cover/unit \
-		$$($(GO) list ./agent/... ./hub/... ./pkg/... ./protocol/...) >/dev/null
-	@$(GO) run ./e2e/cover -module "$$($(GO) list -m)" -least $(or $(LEAST),70) .cache/cover/unit
+cover: cover-unit cover-e2e ## coverage of each package by all tests; fails below LEAST (70) percent of hand-written code (long)
+	@$(GO) run ./e2e/cover -module "$$($(GO) list -m)" -least $(or $(LEAST),70) $(COVER)/unit $(COVER)/e2e
+
+# The Go tool adds what the test programs do that tests start.
+.PHONY: cover-unit
+cover-unit:
+	@mkdir -p $(COVER)
+	@$(GO) test -vet=off -coverpkg=$(COVERED) -coverprofile=$(COVER)/unit ./agent/... ./hub/... ./pkg/... ./protocol/...
+
+# The programs write what ran when they end; those that a test kills write nothing.
+.PHONY: cover-e2e
+cover-e2e: build demo-app
+	@rm -rf $(COVER)/programs && mkdir -p $(COVER)/programs $(BIN)/cover/failpoint
+	@$(GO) build -cover -coverpkg=$(COVERED) -o $(BIN)/cover/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas
+	@$(GO) build -cover -coverpkg=$(COVERED) -tags failpoint -o $(BIN)/cover/failpoint/ ./hub/cmd/gpuaas-hub \
+		./agent/cmd/gpuaas-agent
+	@CGO_ENABLED=1 $(GO) build -cover -coverpkg=$(COVERED) -o $(BIN)/cover/ ./agent/cmd/gpuaas-nvml
+	@GOCOVERDIR=$(COVER)/programs GPUAAS_E2E_BIN=$(BIN)/cover $(GO) test -vet=off -p 1 -parallel 1 -timeout 60m \
+		-run '$(RUN)' $(or $(PKG),$(E2E))
+	@$(GO) tool covdata textfmt -i=$(COVER)/programs -o=$(COVER)/e2e
 
 .PHONY: race
+race: export GPUAAS_REQUIRE_ALL := 1
 race: race-e2e ## every package that starts a goroutine under the race detector, and the end-to-end tests (gcc; long)
-	@CGO_ENABLED=1 $(GO) test -vet=off -race $(RACE)
+	@CGO_ENABLED=1 $(GO) test -vet=off -race -timeout 30m $(RACE)
 
 .PHONY: race-short
 race-short: ## the same for a few packages that build quickly
 	@CGO_ENABLED=1 $(GO) test -vet=off -race $(RACE_SHORT)
 
 .PHONY: race-e2e
+race-e2e: export GPUAAS_REQUIRE_ALL := 1
 race-e2e: build demo-app ## end to end with programs that have the race detector; PKG=<package> RUN=<regexp>
 	@mkdir -p $(BIN)/race/failpoint
-	@CGO_ENABLED=1 $(GO) build -race -o $(BIN)/race/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas
+	@CGO_ENABLED=1 $(GO) build -race -o $(BIN)/race/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent ./pkg/cmd/gpuaas \
+		./agent/cmd/gpuaas-nvml
 	@CGO_ENABLED=1 $(GO) build -race -tags failpoint -o $(BIN)/race/failpoint/ ./hub/cmd/gpuaas-hub ./agent/cmd/gpuaas-agent
-	@GORACE=halt_on_error=1 GPUAAS_E2E_BIN=$(BIN)/race $(GO) test -vet=off -p 1 -parallel 1 -timeout 60m -run '$(RUN)' \
-		$(or $(PKG),$(E2E))
+	@rm -f $(BIN)/race/report.*
+	@status=0; GORACE='halt_on_error=1 log_path=$(BIN)/race/report' GPUAAS_E2E_BIN=$(BIN)/race \
+		$(GO) test -vet=off -p 1 -parallel 1 -timeout 60m -run '$(RUN)' $(or $(PKG),$(E2E)) || status=$$?; \
+		for report in $(BIN)/race/report.*; do ! test -e $$report || { cat $$report; status=1; }; done; exit $$status
 
 .PHONY: mutants
 mutants: ## break each law on purpose, and make a short sample of small changes: tests must notice

@@ -1,6 +1,6 @@
-// Command cover prints the coverage of each package by the tests of all packages and by what the programs did in the
-// end-to-end tests, and fails for hand-written packages below a limit. Generated files do not count. `make cover` calls
-// it with the profiles that the Go tool wrote.
+// Command cover prints the coverage of each package by the first profile and by all profiles together: by the tests of
+// all packages, and by what the programs did in the end-to-end tests, too. It fails for hand-written packages below a
+// limit. Generated files do not count. `make cover` calls it with the profiles that the Go tool wrote.
 package main
 
 import (
@@ -40,17 +40,17 @@ type block struct {
 	startLine, startColumn, endLine, endColumn int
 }
 
-// statements count what a block or a package has, and what of it ran.
-type statements struct{ all, ran int }
+// statements count what a block or a package has, what of it ran, and what ran in the first profile already.
+type statements struct{ all, ran, first int }
 
 func run(out io.Writer, root, module, exempt string, least float64, profiles []string) error {
 	blocks := map[block]statements{}
-	for _, profile := range profiles {
+	for n, profile := range profiles {
 		parsed, err := cover.ParseProfiles(profile)
 		if err != nil {
 			return fmt.Errorf("read %s: %w", profile, err)
 		}
-		merge(blocks, parsed)
+		merge(blocks, parsed, n == 0)
 	}
 	if len(blocks) == 0 {
 		return errors.New("the profiles are empty")
@@ -67,7 +67,7 @@ func run(out io.Writer, root, module, exempt string, least float64, profiles []s
 }
 
 // merge adds profiles: a block ran if it ran in any of them.
-func merge(blocks map[block]statements, profiles []*cover.Profile) {
+func merge(blocks map[block]statements, profiles []*cover.Profile, first bool) {
 	for _, p := range profiles {
 		for _, b := range p.Blocks {
 			key := block{p.FileName, b.StartLine, b.StartCol, b.EndLine, b.EndCol}
@@ -75,6 +75,9 @@ func merge(blocks map[block]statements, profiles []*cover.Profile) {
 			s.all = b.NumStmt
 			if b.Count > 0 {
 				s.ran = b.NumStmt
+				if first {
+					s.first = b.NumStmt
+				}
 			}
 			blocks[key] = s
 		}
@@ -98,13 +101,15 @@ func byPackage(blocks map[block]statements, root, module string) (map[string]sta
 		}
 		if !skip {
 			sum := packages[path.Dir(file)]
-			packages[path.Dir(file)] = statements{sum.all + s.all, sum.ran + s.ran}
+			packages[path.Dir(file)] = statements{sum.all + s.all, sum.ran + s.ran, sum.first + s.first}
 		}
 	}
 	return packages, nil
 }
 
-func (s statements) percent() float64 { return 100 * float64(s.ran) / float64(max(s.all, 1)) }
+func (s statements) percent() float64 { return s.share(s.ran) }
+
+func (s statements) share(ran int) float64 { return 100 * float64(ran) / float64(max(s.all, 1)) }
 
 // report prints the packages, the least covered first. A reason that no package needs any more is an error too.
 func report(out io.Writer, packages map[string]statements, reasons map[string]string, least float64) error {
@@ -114,7 +119,7 @@ func report(out io.Writer, packages map[string]statements, reasons map[string]st
 	var problems []error
 	for _, name := range names {
 		s := packages[name]
-		_, _ = fmt.Fprintf(out, "%5.1f %% of %5d  %s\n", s.percent(), s.all, name)
+		_, _ = fmt.Fprintf(out, "%5.1f %% %5.1f %% of %5d  %s\n", s.share(s.first), s.percent(), s.all, name)
 		_, excused := reasons[name]
 		switch below := s.percent() < least; {
 		case below && !excused:

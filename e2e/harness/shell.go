@@ -32,7 +32,11 @@ func (w *Testbed) Shell(home string) *Shell {
 	w.T.Helper()
 	dir := filepath.Join(w.Dir, home)
 	require.NoError(w.T, os.MkdirAll(dir, 0o700))
-	return &Shell{Testbed: w, Env: []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}}
+	s := &Shell{Testbed: w, Env: []string{"HOME=" + dir, "PATH=" + os.Getenv("PATH")}}
+	if coverage, set := os.LookupEnv("GOCOVERDIR"); set { // programs that count coverage would complain
+		s.Env = append(s.Env, "GOCOVERDIR="+coverage)
+	}
+	return s
 }
 
 // Run runs gpuaas.
