@@ -3,6 +3,7 @@ package containerfiles
 import (
 	"archive/tar"
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -26,10 +27,10 @@ func TestMain(m *testing.M) {
 
 // process is a copy that has been started and waits until it is released.
 type process struct {
-	t           *testing.T
-	cmd         *exec.Cmd
-	hold        *os.File
-	out, errors bytes.Buffer
+	t          *testing.T
+	cmd        *exec.Cmd
+	hold       *os.File
+	out, notes bytes.Buffer
 }
 
 // begin starts the process for the container whose root directory this is, with the agent's ids.
@@ -44,20 +45,20 @@ func begin(t *testing.T, root string, stdin io.Reader, args ...string) *process 
 	p := &process{t: t, hold: release}
 	p.cmd = exec.CommandContext(t.Context(), os.Args[0], append([]string{Name}, args...)...)
 	p.cmd.ExtraFiles = []*os.File{dir, hold}
-	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = stdin, &p.out, &p.errors
+	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = stdin, &p.out, &p.notes
 	require.NoError(t, p.cmd.Start())
 	return p
 }
 
 // end releases the process and returns how it ended.
-func (p *process) end() (out, errors string, code int) {
+func (p *process) end() (out, notes string, code int) {
 	p.t.Helper()
 	require.NoError(p.t, p.hold.Close())
 	_ = p.cmd.Wait()
-	return p.out.String(), p.errors.String(), p.cmd.ProcessState.ExitCode()
+	return p.out.String(), p.notes.String(), p.cmd.ProcessState.ExitCode()
 }
 
-func copied(t *testing.T, root string, stdin io.Reader, args ...string) (out, errors string, code int) {
+func copied(t *testing.T, root string, stdin io.Reader, args ...string) (out, notes string, code int) {
 	t.Helper()
 	return begin(t, root, stdin, args...).end()
 }
@@ -81,7 +82,7 @@ func files(t *testing.T, stream string) map[string]string {
 	found := map[string]string{}
 	for r := tar.NewReader(strings.NewReader(stream)); ; {
 		h, err := r.Next()
-		if err == io.EOF { //nolint:errorlint // package tar returns it bare
+		if errors.Is(err, io.EOF) {
 			return found
 		}
 		require.NoError(t, err)
