@@ -8,7 +8,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
-	"path"
 	"strings"
 	"testing"
 
@@ -67,10 +66,11 @@ func (s *workshop) operate(t *testing.T, instance string) {
 	})
 	require.NoError(t, err)
 	t.Cleanup(hub.Close)
+	id := instance[strings.LastIndex(instance, "/")+1:]
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error)
 	w := &worker.Worker{
-		Hub: hub, ProjectID: s.world.Project.ID, InstanceID: path.Base(instance),
+		Hub: hub, ProjectID: s.world.Project.ID, InstanceID: id,
 		Handle: func(ctx context.Context, task worker.Task) error {
 			for _, phase := range task.Phases {
 				if err := task.Phase(ctx, phase); err != nil {
@@ -81,7 +81,7 @@ func (s *workshop) operate(t *testing.T, instance string) {
 		},
 	}
 	go func() { ended <- w.Run(ctx) }()
-	_, err = hub.WaitInstance(t.Context(), s.world.Project.ID, path.Base(instance), client.AppInstanceStatusRunning, nil)
+	_, err = hub.WaitInstance(t.Context(), s.world.Project.ID, id, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 	cancel()
 	require.ErrorIs(t, <-ended, context.Canceled)
@@ -100,7 +100,7 @@ func TestOneTraceFromTheRequestThroughTheWorkerToTheWebhook(t *testing.T) {
 		body: `{"app_slug":"cluster","version":"1.0.0","display_name":"c","placement_intent":{"allocation_ids":["` +
 			s.world.Allocation().ID + `"]}}`,
 	})
-	require.Equal(t, http.StatusAccepted, launched.status, launched.raw)
+	require.Equal(t, http.StatusCreated, launched.status, launched.raw)
 	instance := s.project + "/app-instances/" + launched.text("id")
 	tasks := items(s.must(t, s.worker, "GET", instance+"/tasks?state=pending", "", "", 200))
 	require.Len(t, tasks, 1)

@@ -57,7 +57,7 @@ func (s *workshop) launch(t *testing.T, members int) string {
 	}
 	return s.project + "/app-instances/" + s.must(t, s.boss, "POST", s.project+"/app-instances", db.NewID(),
 		`{"app_slug":"cluster","version":"1.0.0","display_name":"c","placement_intent":{"allocation_ids":[`+
-			strings.Join(ids, ",")+`]}}`, 202).text("id")
+			strings.Join(ids, ",")+`]}}`, 201).text("id")
 }
 
 // task is the path of the first task of a state.

@@ -24,7 +24,6 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/groupcommit"
-	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
