@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
@@ -205,8 +206,9 @@ func TestReferenceOfEvents(t *testing.T) {
 				Summary string `yaml:"summary"`
 			} `yaml:"messages"`
 			Schemas map[string]struct {
-				Required   []string  `yaml:"required"`
-				Properties yaml.Node `yaml:"properties"`
+				Description string    `yaml:"description"`
+				Required    []string  `yaml:"required"`
+				Properties  yaml.Node `yaml:"properties"`
 			} `yaml:"schemas"`
 		} `yaml:"components"`
 	}
@@ -237,8 +239,12 @@ func TestReferenceOfEvents(t *testing.T) {
 		eachPair(doc.Components.Schemas[schema].Properties, func(name string, node yaml.Node) {
 			var p struct {
 				Description string `yaml:"description"`
+				Ref         string `yaml:"$ref"`
 			}
 			require.NoError(t, node.Decode(&p))
+			if p.Description == "" && p.Ref != "" {
+				p.Description = doc.Components.Schemas[path.Base(p.Ref)].Description
+			}
 			require.NotEmpty(t, p.Description, "%s.%s", schema, name)
 			always := ""
 			if slices.Contains(required, name) {

@@ -923,7 +923,9 @@ type ClientInterface interface {
 	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-	// not followed.
+	// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+	// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+	// delivery in the same trace.
 	//
 	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -940,7 +942,9 @@ type ClientInterface interface {
 	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-	// not followed.
+	// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+	// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+	// delivery in the same trace.
 	//
 	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -1380,7 +1384,8 @@ type ClientInterface interface {
 	// AddAppInstanceMemberWithBody Add a member to an app of an external worker
 	//
 	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-	// `member_add`. 409 unless the instance runs.
+	// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+	// (`member_bounds`).
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1390,7 +1395,8 @@ type ClientInterface interface {
 	// AddAppInstanceMember Add a member to an app of an external worker
 	//
 	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-	// `member_add`. 409 unless the instance runs.
+	// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+	// (`member_bounds`).
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -1415,7 +1421,8 @@ type ClientInterface interface {
 	// ReportAppInstanceMemberWithBody Say how a member does, as its external worker
 	//
 	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+	// node runs (`member_of_node`).
 	//
 	// Takes any type of body and a specified content type.
 	//
@@ -1425,7 +1432,8 @@ type ClientInterface interface {
 	// ReportAppInstanceMember Say how a member does, as its external worker
 	//
 	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+	// node runs (`member_of_node`).
 	//
 	// Takes a body of the `application/json` content type.
 	//
@@ -3885,7 +3893,9 @@ func (c *Client) ListWebhooks(ctx context.Context, orgID OrgID, params *ListWebh
 // headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 // begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 // maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-// not followed.
+// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+// delivery in the same trace.
 //
 // An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 // hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -3912,7 +3922,9 @@ func (c *Client) CreateWebhookWithBody(ctx context.Context, orgID OrgID, content
 // headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 // begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 // maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-// not followed.
+// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+// delivery in the same trace.
 //
 // An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 // hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -4872,7 +4884,8 @@ func (c *Client) GetAppInstanceLogs(ctx context.Context, projectID ProjectID, ap
 // AddAppInstanceMemberWithBody Add a member to an app of an external worker
 //
 // The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-// `member_add`. 409 unless the instance runs.
+// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+// (`member_bounds`).
 //
 // Takes any type of body and a specified content type.
 //
@@ -4892,7 +4905,8 @@ func (c *Client) AddAppInstanceMemberWithBody(ctx context.Context, projectID Pro
 // AddAppInstanceMember Add a member to an app of an external worker
 //
 // The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-// `member_add`. 409 unless the instance runs.
+// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+// (`member_bounds`).
 //
 // Takes a body of the `application/json` content type.
 //
@@ -4947,7 +4961,8 @@ func (c *Client) RemoveAppInstanceMember(ctx context.Context, projectID ProjectI
 // ReportAppInstanceMemberWithBody Say how a member does, as its external worker
 //
 // It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+// node runs (`member_of_node`).
 //
 // Takes any type of body and a specified content type.
 //
@@ -4967,7 +4982,8 @@ func (c *Client) ReportAppInstanceMemberWithBody(ctx context.Context, projectID 
 // ReportAppInstanceMember Say how a member does, as its external worker
 //
 // It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+// node runs (`member_of_node`).
 //
 // Takes a body of the `application/json` content type.
 //
@@ -16284,7 +16300,9 @@ type ClientWithResponsesInterface interface {
 	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-	// not followed.
+	// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+	// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+	// delivery in the same trace.
 	//
 	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -16301,7 +16319,9 @@ type ClientWithResponsesInterface interface {
 	// headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 	// begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 	// maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-	// not followed.
+	// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+	// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+	// delivery in the same trace.
 	//
 	// An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 	// hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -16791,7 +16811,8 @@ type ClientWithResponsesInterface interface {
 	// AddAppInstanceMemberWithBodyWithResponse Add a member to an app of an external worker
 	//
 	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-	// `member_add`. 409 unless the instance runs.
+	// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+	// (`member_bounds`).
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -16801,7 +16822,8 @@ type ClientWithResponsesInterface interface {
 	// AddAppInstanceMemberWithResponse Add a member to an app of an external worker
 	//
 	// The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-	// `member_add`. 409 unless the instance runs.
+	// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+	// (`member_bounds`).
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -16830,7 +16852,8 @@ type ClientWithResponsesInterface interface {
 	// ReportAppInstanceMemberWithBodyWithResponse Say how a member does, as its external worker
 	//
 	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+	// node runs (`member_of_node`).
 	//
 	// Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -16840,7 +16863,8 @@ type ClientWithResponsesInterface interface {
 	// ReportAppInstanceMemberWithResponse Say how a member does, as its external worker
 	//
 	// It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+	// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+	// node runs (`member_of_node`).
 	//
 	// Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 	//
@@ -27080,7 +27104,9 @@ func (c *ClientWithResponses) ListWebhooksWithResponse(ctx context.Context, orgI
 // headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 // begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 // maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-// not followed.
+// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+// delivery in the same trace.
 //
 // An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 // hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -27103,7 +27129,9 @@ func (c *ClientWithResponses) CreateWebhookWithBodyWithResponse(ctx context.Cont
 // headers `webhook-id` (the event's id, the same in each try), `webhook-timestamp` and `webhook-signature`. It
 // begins with the next event, goes in the order of `pos`, one at a time, and comes at least once. Sent is what the
 // maker of the webhook may see at that moment, of this org. Any 2xx within 10 seconds is a success; redirects are
-// not followed.
+// not followed. Where the request that led to the event was in a trace, the attribute `traceparent` of the event
+// is that request's (the CloudEvents extension for distributed tracing), and the header `traceparent` that of this
+// delivery in the same trace.
 //
 // An event is tried 10 times within about half an hour and is then a dead letter; the next one follows. After 24
 // hours without a success, or at 410, the webhook is disabled. Refused are addresses that are not public, unless
@@ -27905,7 +27933,8 @@ func (c *ClientWithResponses) GetAppInstanceLogsWithResponse(ctx context.Context
 // AddAppInstanceMemberWithBodyWithResponse Add a member to an app of an external worker
 //
 // The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-// `member_add`. 409 unless the instance runs.
+// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+// (`member_bounds`).
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -27921,7 +27950,8 @@ func (c *ClientWithResponses) AddAppInstanceMemberWithBodyWithResponse(ctx conte
 // AddAppInstanceMemberWithResponse Add a member to an app of an external worker
 //
 // The member gets the whole allocation, which must not be in use, and becomes ready with the end of the task
-// `member_add`. 409 unless the instance runs.
+// `member_add`. 409 unless the instance runs, and where the version allows no more members of this role
+// (`member_bounds`).
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //
@@ -27968,7 +27998,8 @@ func (c *ClientWithResponses) RemoveAppInstanceMemberWithResponse(ctx context.Co
 // ReportAppInstanceMemberWithBodyWithResponse Say how a member does, as its external worker
 //
 // It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+// node runs (`member_of_node`).
 //
 // Takes any type of body and a specified content type, and returns a wrapper object for the known response body format(s).
 //
@@ -27984,7 +28015,8 @@ func (c *ClientWithResponses) ReportAppInstanceMemberWithBodyWithResponse(ctx co
 // ReportAppInstanceMemberWithResponse Say how a member does, as its external worker
 //
 // It is the member's heartbeat as well (`heartbeat_at`). The health of the instance is `degraded` while some
-// members are not ready, and `unhealthy` while none is. 409 while a task is about the member.
+// members are not ready, and `unhealthy` while none is. 409 while a task is about the member, and for one that its
+// node runs (`member_of_node`).
 //
 // Takes a body of the `application/json` content type, and returns a wrapper object for the known response body format(s).
 //

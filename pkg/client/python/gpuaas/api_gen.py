@@ -55,6 +55,7 @@ TaskAttemptNumber = int
 TaskKind = Literal["deploy", "upgrade", "rollback", "stop", "start", "decommission", "member_add", "member_remove", "member_recover"]
 TaskState = Literal["pending", "claimed", "succeeded", "failed", "cancelled"]
 TenantBoundaryMode = Literal["project_isolated", "tenant_shared", "platform_shared"]
+Traceparent = str
 UsageSource = Literal["allocation", "app_runtime", "volume", "attachment"]
 UserRole = Literal["org_admin", "org_member", "org_billing", "app_publisher"]
 VersionName = str
@@ -701,6 +702,7 @@ class Event:
     time: datetime
     type: str
     pos: int | None = None
+    traceparent: Traceparent | None = None
 
 
 @dataclass(kw_only=True)
@@ -1796,6 +1798,7 @@ class Task:
     phase: str | None = None
     reason: StatusReason | None = None
     requested_by: RequestedBy | None = None
+    traceparent: Traceparent | None = None
 
 
 @dataclass(kw_only=True)

@@ -96,12 +96,22 @@ class ServiceAccountCredential:
         with self._lock:
             if self._token is None or time.monotonic() >= self._renew_at:
                 began = time.monotonic()
-                request = self._request
-                if self._sign is not None:
-                    request = ServiceAccountTokenRequest(grant_type=assertion.GRANT_TYPE, assertion=self._sign())
-                self._token = hub.without_credential().mint_service_account_token(request)
+                self._token = self._mint(hub.without_credential())
                 self._renew_at = began + 0.8 * self._token.expires_in
             return self._token.access_token
+
+    def _mint(self, hub: Client) -> Token:
+        if self._sign is None:
+            return hub.mint_service_account_token(self._request)
+        for again in (True, False):
+            request = ServiceAccountTokenRequest(grant_type=assertion.GRANT_TYPE, assertion=self._sign())
+            try:
+                return hub.mint_service_account_token(request)
+            except ProblemError as refused:
+                # Where an answer was lost, the hub has seen the assertion before, and each is good for one token.
+                if refused.problem.status != 401 or not again:
+                    raise
+        raise AssertionError("the second attempt answers or raises")
 
     def forget(self) -> bool:
         """Drop the token: the next request mints one."""
