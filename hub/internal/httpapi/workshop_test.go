@@ -32,7 +32,7 @@ func newWorkshop(t *testing.T) *workshop {
 	w.PublishWorker(manifesttest.External("cluster"))
 	s := &workshop{house: newHouseOn(t, w.DB, w.Now, nil), world: w, project: "/projects/" + w.Project.ID}
 	_, s.boss = s.person(t, w.Project.OrgID, "boss@acme.example", `"org_admin"`)
-	viewer, token := s.person(t, w.Project.OrgID, "viewer@acme.example", ``)
+	viewer, token := s.person(t, w.Project.OrgID, "viewer@acme.example", `"org_billing"`) // a member may work
 	s.must(t, s.boss, "PUT", s.project+"/roles/"+viewer, "", `{"roles":["viewer"]}`, 200)
 	s.viewer = token
 	_, _, s.stranger = s.tenant(t, "other")
