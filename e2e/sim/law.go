@@ -79,7 +79,7 @@ func (o *oracle) gpu(id string) *busyTime {
 	return b
 }
 
-func (o *oracle) started(n *node, c *container) {
+func (o *oracle) started(c *container) {
 	m := o.members[c.MemberID]
 	m.starts++
 	m.begin(o.w.now)
@@ -334,7 +334,7 @@ func (o *oracle) memberTime(m *memberRow) {
 	for _, id := range x.accelerators {
 		o.gpu(id).billed += s.billed
 	}
-	spans := x.busyTime.spans
+	spans := x.spans
 	if x.live > 0 {
 		spans = append(slices.Clone(spans), window{x.since, o.w.now})
 	}

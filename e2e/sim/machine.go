@@ -193,7 +193,7 @@ func (n *node) start(c *container) {
 	}
 	c.Status, c.upAt, c.StartedAt = agent.Running, n.w.now, n.rtc(n.w.now)
 	n.w.result.Starts++
-	n.w.oracle.started(n, c)
+	n.w.oracle.started(c)
 	crashChance := n.w.oracle.crashChanceOf(c.MemberID)
 	c.readyAt = n.w.now + n.w.takes("ready", c.MemberID, second/2, 8*second)
 	n.w.after(c.readyAt-n.w.now, n.i, "ready", n.wake)

@@ -241,7 +241,7 @@ func endSpan(span trace.Span, err error) {
 	span.End()
 }
 
-// reasonOf is what the hub is told about an error of a handler.
+// reasonOf is what the hub gets of an error of a handler.
 func reasonOf(err error) client.WorkerReason {
 	if named, is := errors.AsType[*Failure](err); is {
 		return named.Reason

@@ -50,7 +50,10 @@ func (s *workshop) webhooks(t *testing.T) <-chan delivered {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	ended := make(chan error)
 	go func() { ended <- d.Run(ctx) }()
-	t.Cleanup(func() { cancel(); <-ended })
+	t.Cleanup(func() {
+		cancel()
+		require.NoError(t, <-ended)
+	})
 	return got
 }
 

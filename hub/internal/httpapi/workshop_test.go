@@ -3,6 +3,7 @@ package httpapi
 import (
 	"encoding/json"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -160,9 +161,7 @@ func (s *workshop) try(t *testing.T, r refusal) answer {
 	if r.body != "" {
 		in.Header.Set("Content-Type", mediaJSON)
 	}
-	for name, values := range r.header {
-		in.Header[name] = values
-	}
+	maps.Copy(in.Header, r.header)
 	w := httptest.NewRecorder()
 	s.ServeHTTP(w, in)
 	out := answer{status: w.Code, header: w.Header(), raw: w.Body.String()}

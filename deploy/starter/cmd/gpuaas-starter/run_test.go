@@ -118,7 +118,7 @@ func TestSettingsThatCannotWorkEndTheProgram(t *testing.T) {
 		"a key for all":        {"SERVICE_ACCOUNT", open, "chmod 600"},
 		"not a key":            {"SERVICE_ACCOUNT", p.file(t, "text", secret), "is not what gpuaas sa create --save writes"},
 		"no file of machines":  {"MACHINES", filepath.Join(p.dir, "none"), "read the machines"},
-		"an unknown key":       {"MACHINES", p.file(t, "unknown.yaml", "a: {adress: b}\n"), "adress"},
+		"an unknown key":       {"MACHINES", p.file(t, "unknown.yaml", "a: {street: b}\n"), "street"},
 		"half a machine":       {"MACHINES", p.file(t, "half.yaml", "a: {address: b}\n"), "needs address, shell and cpus"},
 		"another's instance":   {"INSTANCE", "0192f0c0-0000-7000-8000-000000000002", "There is no such thing."},
 		"a pause that is none": {"CONTROLLER", "slurm", "report-every"},
