@@ -181,8 +181,9 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 		covered := now.Add(time.Second).Before(lease.GetExpiresAt().AsTime())
 		issued := since(lease.GetExpiresAt().AsTime()) - instant(lease.GetDurationSeconds())*second
 		// What the node has counted twice, or at a wrong time, uses up the lease's cap. The lease that a restored hub issues
-		// first does not count the usage that is sent again; the next one does.
-		if covered && !m.lowFunds && !n.doubt.within(window{issued, o.w.now + 1}) && !o.recoveredAt(n, a.MemberID, issued) {
+		// first does not count the usage that is sent again; the next one does, where the hub is there to issue it.
+		short := !o.w.hub.up && o.recoveredAt(n, a.MemberID, issued)
+		if covered && !m.lowFunds && !n.doubt.within(window{issued, o.w.now + 1}) && !short {
 			o.w.fail(law, "%s was stopped on %s although lease %d covers it until %s (%s)", a.MemberID, n.id,
 				lease.GetLeaseNo(), lease.GetExpiresAt().AsTime(), o.hubSays(n, a.MemberID))
 		}

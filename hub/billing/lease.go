@@ -205,7 +205,7 @@ func RecoverLease(m Member, last Lease, h Hold, in *protocol.Lease) (l Lease, la
 	if in.GetCoveredSince().IsValid() {
 		l.CoveredSince = earliest(l.IssuedAt, in.GetCoveredSince().AsTime().Truncate(time.Microsecond))
 	}
-	if l.No > last.No+1 {
+	if last.No > 0 && l.No > last.No+1 {
 		l.IssuedAt = earliest(l.IssuedAt, latest(l.CoveredSince, last.ExpiresAt))
 	}
 	for _, p := range in.GetPrices() {
