@@ -2,7 +2,6 @@ package cli
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -188,9 +187,9 @@ func readServiceAccount(path string) (*serviceAccount, error) {
 	if err != nil {
 		return nil, usage(err)
 	}
-	var made client.ServiceAccount
-	if err := json.Unmarshal([]byte(text), &made); err != nil || made.ID == "" || made.Key.PrivateKeyPem == "" {
-		return nil, usage(fmt.Errorf("%s is not what gpuaas sa create --save writes", path))
+	made, err := client.ParseServiceAccount([]byte(text))
+	if err != nil {
+		return nil, usage(fmt.Errorf("%s is %w", path, err))
 	}
 	return &serviceAccount{ID: made.ID, KeyID: made.Key.KeyID, PrivateKeyPEM: made.Key.PrivateKeyPem}, nil
 }

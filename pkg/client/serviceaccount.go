@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
+	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -42,6 +43,18 @@ type ServiceAccountCredential struct {
 	mu      sync.Mutex
 	token   string
 	renewAt time.Time
+}
+
+// errNotAnAccount does not quote the text, which may hold a key.
+var errNotAnAccount = errors.New("not what gpuaas sa create --save writes")
+
+// ParseServiceAccount reads the answer of a service account's creation, as `gpuaas sa create --save` writes it.
+func ParseServiceAccount(text []byte) (ServiceAccount, error) {
+	var account ServiceAccount
+	if json.Unmarshal(text, &account) != nil || account.ID == "" || account.Key.PrivateKeyPem == "" {
+		return ServiceAccount{}, errNotAnAccount
+	}
+	return account, nil
 }
 
 // NewServiceAccountCredential takes the three values that the account's creation gave. conf.Credential is not used.

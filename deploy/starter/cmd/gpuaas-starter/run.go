@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -141,9 +140,8 @@ func readAccount(path string) (account client.ServiceAccount, err error) {
 	if err != nil {
 		return account, fmt.Errorf("read the service account: %w", err)
 	}
-	// The parser's own error would quote the file.
-	if json.Unmarshal(text, &account) != nil || account.ID == "" || account.Key.PrivateKeyPem == "" {
-		return account, fmt.Errorf("%s is not what gpuaas sa create --save writes", path)
+	if account, err = client.ParseServiceAccount(text); err != nil {
+		return account, fmt.Errorf("%s is %w", path, err)
 	}
 	return account, nil
 }
