@@ -71,13 +71,7 @@ func TestLaw16ARestoredHubIssuesAppInstancesOtherKeys(t *testing.T) {
 		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases},
 		Bundle: n.Bundle.Envelope(), Last: true,
 	})
-	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
-		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
-	})
-	var err error
-	n.Bundle, err = n.Bundle.Succeed(bundle)
-	require.NoError(t, err)
-	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	takeBundle(t, n, l)
 	_, compiled := l.ExpectState(2)
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
 	require.NotContains(t, again.Instance(made.ID).ParametersJSON, "$sealed")
@@ -153,12 +147,7 @@ func TestLaw16AnAdoptedInstanceRefersToItsSecretsAgain(t *testing.T) {
 		State: push.GetEnvelope(), Parts: push.GetParts(), Leases: []*protocol.Envelope{leases},
 		Bundle: n.Bundle.Envelope(), Last: true,
 	})
-	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
-		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
-	})
-	n.Bundle, err = n.Bundle.Succeed(bundle)
-	require.NoError(t, err)
-	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	takeBundle(t, n, l)
 	_, compiled := l.ExpectState(4)
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
 	for id, name := range names {

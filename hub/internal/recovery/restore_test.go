@@ -38,6 +38,18 @@ func holds(incarnation string, state *protocol.DesiredState, env *protocol.Envel
 	return h
 }
 
+// takeBundle accepts the trust bundle that a restored hub pushes first.
+func takeBundle(t *testing.T, n *hubtest.Node, l *hubtest.Session) {
+	t.Helper()
+	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
+		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
+	})
+	var err error
+	n.Bundle, err = n.Bundle.Succeed(bundle)
+	require.NoError(t, err)
+	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+}
+
 // Law 16: a hub comes back from a backup that knows nothing of one instance and nothing of the end of another. It takes
 // over what the node was told since, before it tells the node anything.
 func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
@@ -81,12 +93,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 		State: push.GetEnvelope(), Parts: push.GetParts()[1:], Leases: []*protocol.Envelope{leases},
 		Bundle: n.Bundle.Envelope(), Last: true,
 	})
-	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
-		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
-	})
-	n.Bundle, err = n.Bundle.Succeed(bundle)
-	require.NoError(t, err)
-	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	takeBundle(t, n, l)
 	now, compiled := l.ExpectState(2)
 	require.EqualValues(t, 2, now.GetEpoch(), "what was signed before the restore is older than anything since")
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts(), "the very documents that the node was told before")
@@ -128,12 +135,7 @@ func TestLaw16AVolumeMadeAfterTheBackupIsTakenOver(t *testing.T) {
 	l.UploadState(&protocol.StateUpload{
 		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
 	})
-	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
-		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
-	})
-	n.Bundle, err = n.Bundle.Succeed(bundle)
-	require.NoError(t, err)
-	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	takeBundle(t, n, l)
 	now, _ := l.ExpectVolumes(1)
 	require.True(t, proto.Equal(state.GetVolumes()[0], now.GetVolumes()[0]))
 	require.Equal(t, map[string]string{finding.Volume: v.ID}, again.Findings())
@@ -176,13 +178,7 @@ func TestLaw16SSHKeysAreThoseOfTheNewerState(t *testing.T) {
 	l.UploadState(&protocol.StateUpload{
 		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
 	})
-	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
-		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
-	})
-	var err error
-	n.Bundle, err = n.Bundle.Succeed(bundle)
-	require.NoError(t, err)
-	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	takeBundle(t, n, l)
 	now, _ := l.ExpectSSHKeys(1)
 	require.True(t, proto.Equal(state.GetSshKeys()[0], now.GetSshKeys()[0]))
 	require.Equal(t, capacity.SSHKeysOfApp, now.GetSshKeys()[0].GetManagedBy())
@@ -292,13 +288,7 @@ func TestLaw16AnAdoptedMemberWithoutALeaseGetsOne(t *testing.T) {
 		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(),
 		Last: true,
 	})
-	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
-		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
-	})
-	var err error
-	n.Bundle, err = n.Bundle.Succeed(bundle)
-	require.NoError(t, err)
-	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	takeBundle(t, n, l)
 	l.ExpectState(1)
 	require.NoError(t, again.Dispatcher.Renew(t.Context()))
 	require.Equal(t, made.Members[0].ID, l.ExpectLeases().GetLeases()[0].GetMemberId())
@@ -344,13 +334,7 @@ func TestLaw16WhatThePlatformManagesIsTakenOver(t *testing.T) {
 	l.UploadState(&protocol.StateUpload{
 		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
 	})
-	bundle := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.Envelope, bool) {
-		return m.GetPushBundle().GetEnvelope(), m.GetPushBundle() != nil
-	})
-	var err error
-	n.Bundle, err = n.Bundle.Succeed(bundle)
-	require.NoError(t, err)
-	l.Ack(protocol.Envelope_BUNDLE, 0, n.Bundle.Version())
+	takeBundle(t, n, l)
 	_, compiled := l.ExpectState(1)
 	require.ElementsMatch(t, push.GetParts(), compiled.GetParts())
 	adopted := again.Instance(made.ID)
