@@ -34,6 +34,9 @@
 // parallel actions, probes that fail after readiness, allocations billed by the hub, the API. Segments are chained, not
 // signed.
 //
+// What a member ran must be billed or in suspense, except what faults explain: each explains a span of its node's time
+// (doubt.go), so no member is exempt.
+//
 // Each rule that this simulation once found missing has a name (Breakage); left out, it breaks a law.
 //
 // Where nothing happens a node runs a pass rarely. Before the next event at the node, catchUp takes the sample that was

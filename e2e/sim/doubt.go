@@ -17,47 +17,35 @@ type doubt struct {
 
 func (d *doubt) isOpen() bool { return d.clock || d.state || d.leases }
 
-// open begins a doubt, or extends the open one to an earlier time.
-func (d *doubt) open(from instant) {
-	if !d.isOpen() || from < d.from {
-		d.from = from
+// begin adds reasons for a doubt since a time; the open doubt may reach further back.
+func (d *doubt) begin(since instant, reasons ...*bool) {
+	if !d.isOpen() || since < d.from {
+		d.from = since
+	}
+	for _, reason := range reasons {
+		*reason = true
 	}
 }
 
-// settle ends the doubt where no reason for it is left.
-func (d *doubt) settle(was bool, now instant) {
-	if was && !d.isOpen() {
+// end takes a reason away, and with the last one the doubt ends.
+func (d *doubt) end(reason *bool, now instant) {
+	if !*reason {
+		return
+	}
+	*reason = false
+	if !d.isOpen() {
 		d.closed = append(d.closed, window{d.from, now})
 	}
 }
 
 // clockWrong begins a doubt of the node's time. What happened since the last sample is dated by it, too.
-func (n *node) clockWrong() {
-	n.doubt.open(min(n.lastSample, n.w.now))
-	n.doubt.clock = true
-}
+func (n *node) clockWrong() { n.doubt.begin(min(n.lastSample, n.w.now), &n.doubt.clock) }
 
-func (n *node) clockRight() {
-	was := n.doubt.isOpen()
-	n.doubt.clock = false
-	n.doubt.settle(was, n.w.now)
-}
+func (n *node) clockRight() { n.doubt.end(&n.doubt.clock, n.w.now) }
 
-// diskForgot begins a doubt: what the disk learned after the image is lost.
-func (n *node) diskForgot(image instant) {
-	n.doubt.open(image)
-	n.doubt.state, n.doubt.leases = true, true
-}
-
-func (n *node) learned(what *bool) {
-	was := n.doubt.isOpen()
-	*what = false
-	n.doubt.settle(was, n.w.now)
-}
-
-// explained is how much of the windows faults at the node explain, each moment once.
-func (d *doubt) explained(ran []window, more []window, now instant) (total instant) {
-	doubts := append(append([]window(nil), d.closed...), more...)
+// explained is how much of the windows the doubt and more windows explain, each moment once.
+func (d *doubt) explained(ran, more []window, now instant) (total instant) {
+	doubts := slices.Concat(d.closed, more)
 	if d.isOpen() {
 		doubts = append(doubts, window{d.from, now})
 	}

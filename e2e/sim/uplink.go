@@ -462,7 +462,7 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 	}
 	n.w.oracle.applied(n)
 	n.diskRestored = false
-	n.learned(&n.doubt.state)
+	n.doubt.end(&n.doubt.state, n.w.now)
 	epoch, generation, digest := n.store.State.GetEpoch(), n.store.State.GetGeneration(), n.store.Digest
 	if attempt == u.attempt {
 		u.carry(true, "accepted", func() { n.w.peer.accepted(n.i, attempt, epoch, generation, digest) })
@@ -477,7 +477,7 @@ func (u *uplink) pushedLeases(env *protocol.Envelope) {
 		err = n.store.AcceptLeases(v.Message())
 	}
 	if err == nil {
-		n.learned(&n.doubt.leases)
+		n.doubt.end(&n.doubt.leases, n.w.now)
 		n.wake()
 	}
 }
