@@ -14,7 +14,7 @@ import (
 
 // Conditions are those under which a line was measured.
 type Conditions struct {
-	// Commit is the tree's; Dirty reports whether it had changes that are in no commit. What bench/ holds counts not.
+	// Commit is the tree's; Dirty reports whether it had changes that are in no commit. What bench/ holds does not count.
 	Commit string `json:"commit"`
 	Dirty  bool   `json:"dirty"`
 	// Limits are those of the measuring process, which its children inherit: resource limits and its control group's.

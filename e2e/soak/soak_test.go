@@ -51,7 +51,7 @@ func TestAnInterruptedSoakGoesOnAndForgetsNoFailure(t *testing.T) {
 	whole, count := c.run, 0
 	c.run = func(ctx context.Context, x test) (string, error) {
 		if count++; count == 8 {
-			stop() // in the middle of the eighth run, which counts not
+			stop() // in the middle of the eighth run, which does not count
 			return "", ctx.Err()
 		}
 		return whole(ctx, x)

@@ -32,7 +32,7 @@ const (
 	Volume = "volume_unknown"
 	// Snapshot: the rows do not know a snapshot of a volume.
 	Snapshot = "volume_snapshot_unknown"
-	// Secret: a node holds a value of a secret that was issued after the backup.
+	// Secret: a secret was issued, rotated or revoked after the backup; the hub does not have its newest value.
 	Secret = "secret_unknown"
 	// Released: an accelerator of the restored rows belongs to a newer allocation.
 	Released = "allocation_superseded"

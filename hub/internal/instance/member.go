@@ -40,7 +40,7 @@ func RemoveMember(ctx context.Context, tx db.Tx, i Instance, c *manifest.Compone
 	if err != nil {
 		return Change{}, err
 	}
-	// A member that goes already does not count, so its second removal would count as one too many.
+	// A member that is being removed is not counted any more: changeMember refuses its second removal, as busy.
 	if m.settled() && c != nil && c.Role == m.Role && i.countRole(c.Role) <= c.Min {
 		return Change{}, outOfBounds("as few members of this role as the version needs")
 	}

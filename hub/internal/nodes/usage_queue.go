@@ -27,6 +27,7 @@ const (
 
 // queuedSegment is a segment that waits to be posted.
 type queuedSegment struct {
+	// from is the connection that it came by.
 	from origin
 	// incarnation is the one that the segment names.
 	incarnation string
