@@ -67,6 +67,8 @@ type unpacking struct {
 	// layers are those of the manifest; fetcher fetches them.
 	layers  []ocispec.Descriptor
 	fetcher remotes.Fetcher
+	// writeback is there while layers are unpacked.
+	writeback *writeback
 }
 
 func (u *unpacking) limit() int64 {

@@ -202,7 +202,14 @@ func mountedDirs(mounts []mount.Mount) (upper string, lower []string) {
 }
 
 // unpackMissing fetches and unpacks layers side by side, and commits each after its parent.
-func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) error {
+func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) (err error) {
+	if len(missing) == 0 {
+		return nil
+	}
+	if u.writeback, err = startWriteback(missing[0].dir); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, u.writeback.close()) }()
 	group, ctx := errgroup.WithContext(ctx)
 	slots := semaphore.NewWeighted(parallelLayers)
 	below := make(chan struct{})
@@ -238,26 +245,13 @@ func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) er
 	return group.Wait()
 }
 
-// record makes a snapshot of what is unpacked in its directory, which is durable by then: containerd syncs its records,
-// not the files, and after a power cut a record of files that were never written would count as the layer.
-func (u *unpacking) record(ctx context.Context, l *imageLayer, key, dir string) error {
-	if err := syncFiles(dir); err != nil {
+// record makes a snapshot of what is unpacked, which is on the disk by then: containerd syncs its records, not the files,
+// and after a power cut a record of files that were never written would count as the layer.
+func (u *unpacking) record(ctx context.Context, l *imageLayer, key string) error {
+	if err := u.writeback.sync(); err != nil {
 		return err
 	}
 	return u.snapshots().Commit(ctx, l.name, key, l.labels())
-}
-
-// syncFiles writes everything that is dirty on the directory's file system to the disk (syncfs(2)).
-func syncFiles(dir string) error {
-	f, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	err = unix.Syncfs(int(f.Fd()))
-	if err != nil {
-		err = &os.PathError{Op: "syncfs", Path: dir, Err: err}
-	}
-	return errors.Join(err, f.Close())
 }
 
 // commit makes a checked layer a snapshot on its parent.
@@ -267,7 +261,7 @@ func (u *unpacking) commit(ctx context.Context, l *imageLayer) (err error) {
 		if err := l.inherited.complete(l.dir, nil, u.r.rootfs.shift()); err != nil {
 			return err
 		}
-		err = u.record(ctx, l, l.staging, l.dir)
+		err = u.record(ctx, l, l.staging)
 		if !errdefs.IsAlreadyExists(err) {
 			return err
 		}
@@ -311,7 +305,7 @@ func (u *unpacking) commitOn(ctx context.Context, l *imageLayer) error {
 	if err := l.inherited.complete(upper, lower, u.r.rootfs.shift()); err != nil {
 		return err
 	}
-	if err := u.record(ctx, l, key, upper); err != nil {
+	if err := u.record(ctx, l, key); err != nil {
 		if errdefs.IsAlreadyExists(err) {
 			_ = u.snapshots().Remove(ctx, key)
 		}

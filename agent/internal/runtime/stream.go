@@ -47,7 +47,7 @@ func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 	defer func() { _ = compressed.Close() }()
 	sum := l.desc.Digest.Algorithm().Digester()
 	in := bufio.NewReaderSize(io.TeeReader(compressed, sum.Hash()), streamBufferBytes)
-	err := applyTar(ctx, l, in, u.r.rootfs.shift())
+	err := u.applyTar(ctx, l, in)
 	if err != nil && (compressed.err != nil || ctx.Err() != nil) {
 		return err
 	}
@@ -62,7 +62,8 @@ func (u *unpacking) apply(ctx context.Context, l *imageLayer) error {
 }
 
 // applyTar does what containerd's applier does with the layer's mounts, but without a mount.
-func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift) error {
+func (u *unpacking) applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader) error {
+	ids := u.r.rootfs.shift()
 	plain, err := decompress(in, l.decoders)
 	if err != nil {
 		return err
@@ -83,7 +84,7 @@ func applyTar(ctx context.Context, l *imageLayer, in *bufio.Reader, ids idShift)
 		}
 		return true, ids.entry(entry)
 	}))
-	if _, err := archive.Apply(ctx, l.dir, plain, opts...); err != nil {
+	if _, err := archive.Apply(ctx, l.dir, io.TeeReader(plain, u.writeback), opts...); err != nil {
 		return err
 	}
 	_, err = io.Copy(io.Discard, plain) // a decoder's checksum stands at the end
