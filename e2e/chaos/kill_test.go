@@ -254,8 +254,7 @@ func (k *killTest) enroll() {
 	require.Empty(k.T, k.hubProgram.point, "it is not reached")
 	k.programs = append(k.programs, k.agentProgram)
 	k.Agent.Config.JoinToken = ""
-	_, err = scenario.AwaitNode(k.Ctx, k.Admin(), k.Agent.Ready.NodeID)
-	require.NoError(k.T, err)
+	k.AwaitOnline(k.Agent.Ready.NodeID)
 }
 
 // restartWhile runs do and restarts the programs that crash meanwhile.

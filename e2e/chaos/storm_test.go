@@ -115,6 +115,7 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 	var err error
 	w.Tenant, err = scenario.NewTenant(w.Ctx, w.Hub, filepath.Join(w.Dir, "tenant-acme"), "acme", "10000")
 	require.NoError(t, err)
+	w.Tenant.WaitLimit = harness.ConvergenceBound
 	for n := range stormWorkers {
 		// The hub limits requests by caller, so each worker has an account of its own.
 		hub, err := w.Tenant.ServiceAccount(w.Ctx, fmt.Sprintf("worker-%d", n), client.ServiceAccountRoleAppOperator)

@@ -262,9 +262,17 @@ func (w *Testbed) StartAgent(c devcluster.AgentConfig) *devcluster.Agent {
 		require.NoError(w.T, a.Stop())
 		require.NoError(w.T, devcluster.Uninstall(context.WithoutCancel(w.Ctx), c))
 	})
-	_, err = scenario.AwaitNode(w.Ctx, w.Admin(), a.Ready.NodeID)
-	require.NoError(w.T, err)
+	w.AwaitOnline(a.Ready.NodeID)
 	return a
+}
+
+// AwaitOnline waits until the hub has a session with the node.
+func (w *Testbed) AwaitOnline(nodeID string) {
+	w.T.Helper()
+	w.Eventually("the node is online", func() error {
+		n, err := client.Read[client.Node](w.Admin().GetNode(w.Ctx, nodeID))
+		return Pending(err, n.Status == client.NodeStatusOnline)
+	})
 }
 
 // RestartAgent starts the agent anew in place; it must have been stopped or killed.
@@ -308,6 +316,7 @@ func (w *Testbed) NewTenant(slug string) {
 	var err error
 	w.Tenant, err = scenario.NewTenant(w.Ctx, w.Hub, filepath.Join(w.Dir, "tenant-"+slug), slug, "1000")
 	require.NoError(w.T, err)
+	w.Tenant.WaitLimit = ConvergenceBound
 	w.Operator, err = w.Tenant.ServiceAccount(w.Ctx, "operator", client.ServiceAccountRoleAppOperator)
 	require.NoError(w.T, err)
 }
@@ -363,9 +372,7 @@ func (w *Testbed) Allocate(a *devcluster.Agent) {
 // Launch runs the app and waits until it is running.
 func (w *Testbed) Launch(name string) client.AppInstance {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(w.Ctx, ConvergenceBound)
-	defer cancel()
-	i, _, err := w.Tenant.Launch(ctx, w.Operator, client.AppInstanceCreate{
+	i, _, err := w.Tenant.Launch(w.Ctx, w.Operator, client.AppInstanceCreate{
 		AppSlug: AppSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
 			AllocationIds: []string{w.Allocation.ID},
 		},
