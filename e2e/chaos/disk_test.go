@@ -85,7 +85,7 @@ func TestNodeWhoseDiskBecomesFullLosesNothing(t *testing.T) {
 		conditions, err := nodeConditions(w)
 		return harness.Pending(err, !slices.Contains(conditions, conditionDiskFull))
 	})
-	later, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, later.ID, client.AppInstanceStatusRunning, nil)
+	later, err = w.Tenant.AwaitStatus(w.Ctx, w.Operator, later.ID, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err, "what was refused comes once there is room")
 	w.Decommission(later)
 	w.RequireAnswer(i)

@@ -161,7 +161,7 @@ func (l *stormClient) act(what string, call func(key client.RequestEditorFn) (*h
 
 func (l *stormClient) await(status client.AppInstanceStatus) (client.AppInstance, error) {
 	for {
-		i, err := l.hub.WaitInstance(l.ctx, l.s.Tenant.Project.ID, l.id, status, nil)
+		i, err := l.s.Tenant.AwaitStatus(l.ctx, l.hub, l.id, status, nil)
 		if err == nil || !isTransient(err) || !pause(l.ctx, retryPause) {
 			return i, err
 		}

@@ -421,8 +421,7 @@ func TestTheAgentReportsMisconfigurationsAndChangesNothing(t *testing.T) {
 		require.NoError(t, a.Stop())
 		require.NoError(t, devcluster.Uninstall(context.WithoutCancel(w.Ctx), good))
 	})
-	_, err = scenario.AwaitNode(w.Ctx, w.Admin(), a.Ready.NodeID)
-	require.NoError(t, err)
+	w.AwaitOnline(a.Ready.NodeID)
 	require.NotEqual(t, running.Ready.NodeID, a.Ready.NodeID)
 }
 

@@ -96,7 +96,7 @@ func (c *cluster) operate(controller string, flags ...string) {
 
 func (c *cluster) await(status client.AppInstanceStatus) {
 	c.T.Helper()
-	_, err := c.Operator.WaitInstance(c.Ctx, c.Tenant.Project.ID, c.id, status, nil)
+	_, err := c.Tenant.AwaitStatus(c.Ctx, c.Operator, c.id, status, nil)
 	require.NoError(c.T, err)
 }
 
@@ -145,7 +145,9 @@ func (c *cluster) changed(r *http.Response, err error) client.AppInstance {
 
 func (c *cluster) awaitMember(memberID string, want client.MemberStatus) {
 	c.T.Helper()
-	require.NoError(c.T, c.Operator.Watch(c.Ctx, c.Tenant.Project.ID, c.id, func(i client.AppInstance) (bool, error) {
+	ctx, cancel := context.WithTimeout(c.Ctx, harness.ConvergenceBound)
+	defer cancel()
+	require.NoError(c.T, c.Operator.Watch(ctx, c.Tenant.Project.ID, c.id, func(i client.AppInstance) (bool, error) {
 		for _, m := range i.Members {
 			if m.ID == memberID && m.Status == want {
 				return true, nil

@@ -2,12 +2,12 @@ package guide_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/stretchr/testify/require"
@@ -40,7 +40,7 @@ func TestWalkthroughsWorkAsTyped(t *testing.T) {
 				RequireExplicitExec: true,
 				Cmds: map[string]func(*testscript.TestScript, bool, []string){
 					"record":     record,
-					"until":      until,
+					"until":      w.until,
 					"push-image": w.pushImage,
 				},
 			})
@@ -73,21 +73,16 @@ func record(ts *testscript.TestScript, _ bool, args []string) {
 }
 
 // until repeats a command until a filter of jq gives a value: until FILTER VALUE exec COMMAND.
-func until(ts *testscript.TestScript, _ bool, args []string) {
-	deadline := time.After(time.Minute)
-	for {
+func (w *walkthrough) until(ts *testscript.TestScript, _ bool, args []string) {
+	ts.Check(harness.Await(w.Ctx, harness.ConvergenceBound, func() error {
 		ts.Check(ts.Exec(args[3], args[4:]...))
 		value, err := jq(ts.ReadFile("stdout"), args[0])
 		ts.Check(err)
-		if value == args[1] {
-			return
+		if value != args[1] {
+			return fmt.Errorf("%s is %q and not %q", args[0], value, args[1])
 		}
-		select {
-		case <-deadline:
-			ts.Fatalf("%s is %q and not %q", args[0], value, args[1])
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
+		return nil
+	}))
 }
 
 func jq(text, filter string) (string, error) {

@@ -1,7 +1,6 @@
 package harness
 
 import (
-	"context"
 	"math/big"
 	"slices"
 	"testing"
@@ -95,9 +94,7 @@ func (w *Testbed) GrantCredit() {
 // Decommission ends an instance and waits until its node has proved it.
 func (w *Testbed) Decommission(i api.AppInstance) api.AppInstance {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(w.Ctx, ConvergenceBound)
-	defer cancel()
-	ended, err := w.Tenant.Decommission(ctx, w.Operator, i.ID)
+	ended, err := w.Tenant.Decommission(w.Ctx, w.Operator, i.ID)
 	require.NoError(w.T, err)
 	return ended
 }

@@ -66,10 +66,7 @@ func (n *MonitoredNode) Request(name string) (id string) {
 // AwaitRunning waits until the instance runs and answers on its node.
 func (n *MonitoredNode) AwaitRunning(id string) api.AppInstance {
 	n.Testbed.T.Helper()
-	ctx, cancel := context.WithTimeout(n.Testbed.Ctx, ConvergenceBound)
-	defer cancel()
-	i, err := n.Testbed.Operator.WaitInstance(ctx, n.Testbed.Tenant.Project.ID, id, api.AppInstanceStatusRunning,
-		nil)
+	i, err := n.Testbed.Tenant.AwaitStatus(n.Testbed.Ctx, n.Testbed.Operator, id, api.AppInstanceStatusRunning, nil)
 	require.NoError(n.Testbed.T, err)
 	require.NoError(n.Testbed.T, n.Get(n.Testbed.Ctx, i))
 	n.Instances = append(n.Instances, i)

@@ -103,6 +103,9 @@ type Testbed struct {
 	Publisher  *scenario.Publisher
 	Operator   *client.Hub
 	Allocation client.Allocation
+
+	// audit is shared by the testbeds of one test's nodes.
+	audit *audit
 }
 
 // New makes a testbed beside those of other tests: the test is parallel and is checked for leaks by its own names.
@@ -125,7 +128,7 @@ func newTestbed(t *testing.T, alone bool) *Testbed {
 	skip.Root(t, "containers and network namespaces")
 	Binaries(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-	w := &Testbed{T: t, Ctx: ctx, number: int(testbeds.Add(1)), alone: alone}
+	w := &Testbed{T: t, Ctx: ctx, number: int(testbeds.Add(1)), alone: alone, audit: newAudit()}
 	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
 	w.Dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%03d", os.Getpid(), w.number))
 	leakcheck.Guard(t, w.Scope())
@@ -248,9 +251,11 @@ func (w *Testbed) AgentConfig(name string) devcluster.AgentConfig {
 	}
 }
 
-// StartAgent enrolls a node and waits until the hub sees it. At the end the agent uninstalls itself.
+// StartAgent enrolls a node and waits until the hub sees it. At the end the node is audited and the agent uninstalls
+// itself.
 func (w *Testbed) StartAgent(c devcluster.AgentConfig) *devcluster.Agent {
 	w.T.Helper()
+	w.WatchForAudit(c)
 	token, err := scenario.JoinToken(w.Ctx, w.Admin())
 	require.NoError(w.T, err)
 	withToken := c
@@ -262,9 +267,18 @@ func (w *Testbed) StartAgent(c devcluster.AgentConfig) *devcluster.Agent {
 		require.NoError(w.T, a.Stop())
 		require.NoError(w.T, devcluster.Uninstall(context.WithoutCancel(w.Ctx), c))
 	})
-	_, err = scenario.AwaitNode(w.Ctx, w.Admin(), a.Ready.NodeID)
-	require.NoError(w.T, err)
+	w.AuditAtEnd()
+	w.AwaitOnline(a.Ready.NodeID)
 	return a
+}
+
+// AwaitOnline waits until the hub has a session with the node.
+func (w *Testbed) AwaitOnline(nodeID string) {
+	w.T.Helper()
+	w.Eventually("the node is online", func() error {
+		n, err := client.Read[client.Node](w.Admin().GetNode(w.Ctx, nodeID))
+		return Pending(err, n.Status == client.NodeStatusOnline)
+	})
 }
 
 // RestartAgent starts the agent anew in place; it must have been stopped or killed.
@@ -308,6 +322,7 @@ func (w *Testbed) NewTenant(slug string) {
 	var err error
 	w.Tenant, err = scenario.NewTenant(w.Ctx, w.Hub, filepath.Join(w.Dir, "tenant-"+slug), slug, "1000")
 	require.NoError(w.T, err)
+	w.Tenant.WaitLimit = ConvergenceBound
 	w.Operator, err = w.Tenant.ServiceAccount(w.Ctx, "operator", client.ServiceAccountRoleAppOperator)
 	require.NoError(w.T, err)
 }
@@ -363,9 +378,7 @@ func (w *Testbed) Allocate(a *devcluster.Agent) {
 // Launch runs the app and waits until it is running.
 func (w *Testbed) Launch(name string) client.AppInstance {
 	w.T.Helper()
-	ctx, cancel := context.WithTimeout(w.Ctx, ConvergenceBound)
-	defer cancel()
-	i, _, err := w.Tenant.Launch(ctx, w.Operator, client.AppInstanceCreate{
+	i, _, err := w.Tenant.Launch(w.Ctx, w.Operator, client.AppInstanceCreate{
 		AppSlug: AppSlug, Version: "1.0.0", DisplayName: name, PlacementIntent: client.PlacementIntent{
 			AllocationIds: []string{w.Allocation.ID},
 		},

@@ -90,14 +90,14 @@ func TestATenantChoosesAPortOfTheNode(t *testing.T) {
 		return harness.Pending(nil, waiting.StatusReason == client.StatusReasonInsufficientCapacity)
 	})
 	require.NoError(t, listener.Close())
-	waiting, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, waiting.ID, client.AppInstanceStatusRunning, nil)
+	waiting, err = w.Tenant.AwaitStatus(w.Ctx, w.Operator, waiting.ID, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 	require.Equal(t, first+1, published(t, waiting))
 
 	moved, err := client.Read[client.AppInstance](w.Operator.UpgradeAppInstance(w.Ctx, w.Tenant.Project.ID, chosen.ID,
 		client.AppInstanceUpgrade{TargetVersion: "1.0.0", Ports: choosing(first + 2)}))
 	require.NoError(t, err)
-	moved, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, moved.ID, client.AppInstanceStatusRunning, nil)
+	moved, err = w.Tenant.AwaitStatus(w.Ctx, w.Operator, moved.ID, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 	require.Equal(t, first+2, published(t, moved))
 	w.RequireAnswer(moved)

@@ -1,6 +1,7 @@
 package lifecycle_test
 
 import (
+	"context"
 	"io"
 	"net"
 	"sync/atomic"
@@ -92,7 +93,9 @@ func TestAPullFromASlowRegistryShowsHowFarItIs(t *testing.T) {
 		}))
 	require.NoError(t, err)
 	var pulls []client.ImagePull
-	i, err = w.Operator.FollowInstance(w.Ctx, w.Tenant.Project.ID, i.ID, client.AppInstanceStatusRunning,
+	ctx, cancel := context.WithTimeout(w.Ctx, harness.ConvergenceBound)
+	defer cancel()
+	i, err = w.Operator.FollowInstance(ctx, w.Tenant.Project.ID, i.ID, client.AppInstanceStatusRunning,
 		func(i client.AppInstance) { pulls = append(pulls, i.Members[0].ImagePull) })
 	require.NoError(t, err)
 	link.bytesPerSecond.Store(0)

@@ -79,7 +79,7 @@ func TestChosenResourcesReachTheContainerAndTheBill(t *testing.T) {
 		if err != nil {
 			return i, err
 		}
-		return w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, i.ID, client.AppInstanceStatusRunning, nil)
+		return w.Tenant.AwaitStatus(w.Ctx, w.Operator, i.ID, client.AppInstanceStatusRunning, nil)
 	}
 	_, err = upgrade(client.InstanceResources{MemoryMib: 513})
 	require.ErrorContains(t, err, "insufficient_capacity")

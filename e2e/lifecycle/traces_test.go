@@ -49,8 +49,7 @@ func TestOneTraceFromTheRequestToTheRunningApp(t *testing.T) {
 			PlacementIntent: client.PlacementIntent{AllocationIds: []string{w.Allocation.ID}},
 		}))
 	require.NoError(t, err)
-	i, err = w.Operator.FollowInstance(w.Ctx, w.Tenant.Project.ID, i.ID, client.AppInstanceStatusRunning,
-		func(client.AppInstance) {})
+	i, err = w.Tenant.AwaitStatus(w.Ctx, w.Operator, i.ID, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 
 	const hub, agent, post = "gpuaas-hub", "gpuaas-agent", "POST /projects/{project_id}/app-instances"

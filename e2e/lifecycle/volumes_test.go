@@ -42,7 +42,7 @@ func TestVolumesStayThroughUpgradesAndGoBackWithARollback(t *testing.T) {
 	_, err = client.Read[client.AppInstance](w.Operator.UpgradeAppInstance(w.Ctx, w.Tenant.Project.ID, first.ID,
 		client.AppInstanceUpgrade{TargetVersion: "3.0.0"}))
 	require.NoError(t, err)
-	second, err := w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, first.ID, client.AppInstanceStatusRunning, nil)
+	second, err := w.Tenant.AwaitStatus(w.Ctx, w.Operator, first.ID, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 	requireContent(second, "of 2.0.0")
 	require.NoError(t, os.WriteFile(file(second), []byte("of 3.0.0"), 0o600))

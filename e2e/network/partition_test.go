@@ -20,8 +20,8 @@ import (
 // certificateLife is so short that the certificate of a node that is cut off expires within the test, as it does after
 // a day with the lifetime that is usual. Cuts of hours are shown in test time: of the connection on real QUIC in
 // protocol/link (TestCutOfHoursEndsTheConnectionOnBothSidesAndTheNextDialAfterItWorks), of leases, usage and documents
-// in e2e/sim. So is that 10,000 nodes come back without a stampede: TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate
-// in agent/internal/uplink.
+// in e2e/sim. So is that nodes come back without a stampede: TestNodesOfAHubThatWasAwayForLongDialAtAnEvenRate in
+// agent/hubsession, TestLaw13NodesThatAHubComesBackToDialOnceEachAndSpread in agent/internal/uplink.
 const certificateLife = "20s"
 
 // partitionedNetwork is a hub and nodes in network namespaces of their own; a node reaches only the proxy between them.

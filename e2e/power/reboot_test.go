@@ -42,8 +42,7 @@ GPUAAS_AGENT_ROOT_FINGERPRINT=`+w.Hub.RootFingerprint+"\n")
 	outside := networks()
 	m.boot()
 	w.Agent = &devcluster.Agent{Ready: devcluster.AgentReady{NodeID: m.nodeID()}}
-	_, err = scenario.AwaitNode(w.Ctx, w.Admin(), w.Agent.Ready.NodeID)
-	require.NoError(t, err)
+	w.AwaitOnline(w.Agent.Ready.NodeID)
 	w.ShipApp()
 	w.Allocate(w.Agent)
 	n := &node{Testbed: w}

@@ -25,7 +25,7 @@ func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
 	runs, stopped := w.Launch("runs"), w.Launch("stopped")
 	_, err := client.Read[client.AppInstance](w.Operator.StopAppInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID))
 	require.NoError(t, err)
-	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID, client.AppInstanceStatusStopped, nil)
+	_, err = w.Tenant.AwaitStatus(w.Ctx, w.Operator, stopped.ID, client.AppInstanceStatusStopped, nil)
 	require.NoError(t, err)
 	pid := w.PidOf(runs)
 	require.NoError(t, w.Agent.Stop())
@@ -63,7 +63,7 @@ func TestAnAlteredDataDirectoryStartsNothing(t *testing.T) {
 	require.Equal(t, pid, w.PidOf(runs))
 	_, err = client.Read[client.AppInstance](w.Operator.StartAppInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID))
 	require.NoError(t, err)
-	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, stopped.ID, client.AppInstanceStatusRunning, nil)
+	_, err = w.Tenant.AwaitStatus(w.Ctx, w.Operator, stopped.ID, client.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 	require.Equal(t, 1, tasks.Starts(), "a start is seen")
 	for _, i := range []client.AppInstance{runs, stopped} {

@@ -225,7 +225,7 @@ func TestYesterdaysAgentSaysThatAFeatureOfTodaysManifestIsMissing(t *testing.T) 
 	require.Equal(t, "feature_missing", problem.Code)
 
 	swapAgent(w, harness.Binaries(t))
-	_, err = w.Operator.WaitInstance(w.Ctx, w.Tenant.Project.ID, waiting.ID, api.AppInstanceStatusRunning, nil)
+	_, err = w.Tenant.AwaitStatus(w.Ctx, w.Operator, waiting.ID, api.AppInstanceStatusRunning, nil)
 	require.NoError(t, err)
 	require.Equal(t, pid, w.PidOf(kept))
 }

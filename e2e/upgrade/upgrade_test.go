@@ -201,8 +201,7 @@ func TestStopAndStartKeepThePlaceAndBillOnlyWhatRan(t *testing.T) {
 	// A restart of the node's agent starts nothing that is stopped.
 	require.NoError(t, w.Agent.Kill9())
 	w.RestartAgent(w.Agent)
-	_, err = scenario.AwaitNode(w.Ctx, w.Admin(), w.Agent.Ready.NodeID)
-	require.NoError(t, err)
+	w.AwaitOnline(w.Agent.Ready.NodeID)
 	require.False(t, runsAt(w, first, 1))
 
 	started, err := w.Tenant.Start(w.Ctx, w.Operator, first.ID)

@@ -298,6 +298,10 @@ func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string, peers []
 			return Run{}, startFault(err)
 		}
 	}
+	// Should a crash come before the note of the start: the process waits since CreateTask, and that time is not billed.
+	if err := r.noteTime(p.Spec.ID, startCalledFile, failpoint.Now()); err != nil {
+		return Run{}, startFault(err)
+	}
 	started, err := r.client.TaskService().Start(ctx, &tasks.StartRequest{ContainerID: p.Spec.ID})
 	if err != nil {
 		return Run{}, startFault(fmt.Errorf("start task: %w", errgrpc.ToNative(err)))
@@ -305,7 +309,7 @@ func (r *Runtime) StartTask(ctx context.Context, p *Pending, ip string, peers []
 	failpoint.Hit("agent/start/task_started")
 	r.noteRunning(p.Spec.ID, started.GetPid())
 	run := Run{ContainerID: p.Spec.ID, PID: started.GetPid(), StartedAt: failpoint.Now()}
-	if err := r.noteStart(p.Spec.ID, run.StartedAt); err != nil {
+	if err := r.noteTime(p.Spec.ID, startedFile, run.StartedAt); err != nil {
 		return run, startFault(err)
 	}
 	return run, nil
@@ -388,7 +392,7 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 		Revision:       revision,
 		SpecDigest:     record.Labels[labelSpecDigest],
 		Image:          record.Image,
-		StartedAt:      r.startedAt(record.ID),
+		StartedAt:      r.notedTime(record.ID, startedFile),
 		UserNamespace:  record.Labels[labelUserNS] != "none",
 		AcceleratorIDs: acceleratorsOf(record.Labels),
 		DependsOn:      strings.Fields(record.Labels[labelDependsOn]),
@@ -429,6 +433,9 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 			// A crash came between the start and the note of it.
 			if p, there := readProcess(c.PID); there {
 				c.StartedAt = p.startedAt()
+			}
+			if called := r.notedTime(record.ID, startCalledFile); called.After(c.StartedAt) {
+				c.StartedAt = called
 			}
 		}
 	default:

@@ -178,18 +178,25 @@ func (r *Runtime) Resolvers() []netip.Addr {
 	return servers
 }
 
-// noteStart writes the time of the start beside the container's files; containerd does not keep it. The file need not
-// be synced: a crash of the machine ends the container as well.
-func (r *Runtime) noteStart(id string, at time.Time) error {
-	path := filepath.Join(r.files(id).dir, "started")
+// The files beside a container's own that hold a time: of the call that started it, and of the answer.
+const (
+	startCalledFile = "start-called"
+	startedFile     = "started"
+)
+
+// noteTime writes a time beside the container's files; containerd does not keep it. The file need not be synced: a
+// crash of the machine ends the container as well.
+func (r *Runtime) noteTime(id, name string, at time.Time) error {
+	path := filepath.Join(r.files(id).dir, name)
 	if err := os.WriteFile(path+".new", strconv.AppendInt(nil, at.UnixNano(), 10), 0o600); err != nil {
 		return err
 	}
 	return os.Rename(path+".new", path)
 }
 
-func (r *Runtime) startedAt(id string) time.Time {
-	data, err := os.ReadFile(filepath.Join(r.files(id).dir, "started"))
+// notedTime is zero where no time was noted.
+func (r *Runtime) notedTime(id, name string) time.Time {
+	data, err := os.ReadFile(filepath.Join(r.files(id).dir, name))
 	if err != nil {
 		return time.Time{}
 	}

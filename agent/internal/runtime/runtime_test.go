@@ -139,6 +139,26 @@ func TestStartOfARunningRunChangesNothing(t *testing.T) {
 	require.ErrorContains(t, err, "run_ended")
 }
 
+// A crash between a start and the note of it: the process has waited for the start since it was created.
+func TestLaw05AStartThatWasNotNotedCountsFromItsCall(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	pending, err := f.rt.Prepare(t.Context(), spec)
+	require.NoError(t, err)
+	defer pending.Close()
+	require.NoError(t, f.rt.CreateTask(t.Context(), pending))
+	created := time.Now()
+	run, err := f.rt.StartTask(t.Context(), pending, spec.IP, spec.Peers)
+	require.NoError(t, err)
+	pending.Close()
+	require.NoError(t, os.Remove(f.cfg.StateDir+"/"+spec.ID+"/started"))
+	c, err := f.rt.Get(t.Context(), spec.ID)
+	require.NoError(t, err)
+	require.False(t, c.StartedAt.Before(created), "it waited since before %s", created)
+	require.False(t, c.StartedAt.After(run.StartedAt))
+	require.NoError(t, f.rt.Stop(t.Context(), spec.ID, time.Minute))
+}
+
 func TestHalfMadeRunIsMadeAgain(t *testing.T) {
 	f := newFixture(t)
 	image := f.image()

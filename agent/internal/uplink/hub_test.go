@@ -324,6 +324,7 @@ func (h *testHub) exchangeHello(conn *link.Conn) {
 	if control.Send(answer) != nil {
 		return
 	}
+	conn.ReleaseSlot()
 	s := &hubSession{t: h.t, conn: conn, control: control, hello: m.GetHello(), usage: make(chan *link.Stream, 4)}
 	go func() {
 		for {

@@ -102,13 +102,7 @@ func newTwin(t *testing.T, seed uint64) (w *twin, end func()) {
 	w.model.SetIncarnation(w.node.store.Incarnation())
 
 	network := linktest.New()
-	cert := w.mesh.issue(w.mesh.hubCert, w.mesh.hubCA, newKey(t), protocol.HubSPIFFE(domain, "hub-1"), time.Now(),
-		24*time.Hour)
-	listener, err := network.Listen(link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil }, link.Peer{
-		Roots: func() *x509.CertPool { return w.mesh.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode,
-		Now: time.Now,
-	}))
-	require.NoError(t, err)
+	listener := w.mesh.listenOn(network)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	serving, running := make(chan struct{}), make(chan error, 1)
 	go func() {
@@ -133,30 +127,44 @@ func newTwin(t *testing.T, seed uint64) (w *twin, end func()) {
 	}
 }
 
-// openNode makes an enrolled node.
-func (w *twin) openNode() {
-	dir := inMemory(w.t)
-	n := &testNode{t: w.t, dir: dir, seen: &observer{changed: make(chan struct{}, 1)}}
+// listenOn listens in test time.
+func (h *testHub) listenOn(network *linktest.Network) *link.Listener {
+	cert := h.issue(h.hubCert, h.hubCA, newKey(h.t), protocol.HubSPIFFE(domain, "hub-1"), time.Now(), 24*time.Hour)
+	listener, err := network.Listen(link.ServerTLS(func() (*tls.Certificate, error) { return cert, nil }, link.Peer{
+		Roots: func() *x509.CertPool { return h.bundle.NodeCAs() }, TrustDomain: domain, Kind: protocol.KindNode,
+		Now: time.Now,
+	}))
+	require.NoError(h.t, err)
+	return listener
+}
+
+// openNode makes the enrolled node.
+func (w *twin) openNode() { w.node = w.mesh.openNode(w.t, nodeID) }
+
+// openNode makes an enrolled node in test time.
+func (h *testHub) openNode(t *testing.T, id string) *testNode {
+	dir := inMemory(t)
+	n := &testNode{t: t, dir: dir, seen: &observer{changed: make(chan struct{}, 1)}}
 	n.seen.clock = func() *state.Clock { return n.clock }
 	var err error
 	n.creds, err = uplink.OpenCredentials(dir)
-	require.NoError(w.t, err)
-	w.mesh.nodeKey = n.creds.PublicKey()
-	leaf := w.mesh.certificate(w.mesh.nodeCACert, w.mesh.nodeCA, n.creds.PublicKey(), protocol.NodeSPIFFE(domain, nodeID),
-		time.Now(), 1000*time.Hour)
-	require.NoError(w.t, n.creds.Save(uplink.Identity{
-		NodeID: nodeID, SessionAddr: "hub:1", RootFingerprint: w.mesh.fingerprint(),
+	require.NoError(t, err)
+	h.nodeKey = n.creds.PublicKey()
+	leaf := h.certificate(h.nodeCACert, h.nodeCA, n.creds.PublicKey(), protocol.NodeSPIFFE(domain, id), time.Now(),
+		1000*time.Hour)
+	require.NoError(t, n.creds.Save(uplink.Identity{
+		NodeID: id, SessionAddr: "hub:1", RootFingerprint: h.fingerprint(),
 	}, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: leaf})))
 	n.store, err = state.Open(dir+"/state", state.Options{MinFreeBytes: 1})
-	require.NoError(w.t, err)
-	require.NoError(w.t, accept.Resume(n.store, w.mesh.fingerprint(), "", n.creds.Node()))
-	require.NoError(w.t, n.store.InitBundle(w.mesh.bundle))
-	require.NoError(w.t, n.store.Identify(nodeID, n.creds.Signer()))
+	require.NoError(t, err)
+	require.NoError(t, accept.Resume(n.store, h.fingerprint(), "", n.creds.Node()))
+	require.NoError(t, n.store.InitBundle(h.bundle))
+	require.NoError(t, n.store.Identify(id, n.creds.Signer()))
 	booted := time.Now()
 	n.clock = state.NewClock(n.store, state.Source{
 		RTC: time.Now, SinceBoot: func() time.Duration { return time.Since(booted) }, BootID: "1",
 	}, time.Time{})
-	w.node = n
+	return n
 }
 
 // inMemory is a directory on a tmpfs where there is one: this test cuts no power.

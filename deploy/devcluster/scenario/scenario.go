@@ -28,6 +28,8 @@ type Tenant struct {
 	Admin   *client.Hub
 	Org     client.Org
 	Project client.Project
+	// WaitLimit bounds each wait for an instance or a charge; zero leaves that to the context.
+	WaitLimit time.Duration
 
 	// credentials of the service accounts, by the connection that uses them.
 	credentials map[*client.Hub]client.Credential
@@ -179,8 +181,24 @@ func (t *Tenant) Launch(ctx context.Context, as *client.Hub, in client.AppInstan
 	if err != nil {
 		return i, 0, fmt.Errorf("create app instance: %w", err)
 	}
-	i, err = as.WaitInstance(ctx, t.Project.ID, i.ID, client.AppInstanceStatusRunning, onChange)
+	i, err = t.AwaitStatus(ctx, as, i.ID, client.AppInstanceStatusRunning, onChange)
 	return i, time.Since(start), err
+}
+
+// AwaitStatus waits until an instance has the status; onChange sees each change and may be nil.
+func (t *Tenant) AwaitStatus(ctx context.Context, as *client.Hub, id string, want client.AppInstanceStatus,
+	onChange func(client.AppInstance),
+) (client.AppInstance, error) {
+	ctx, cancel := t.limited(ctx)
+	defer cancel()
+	return as.WaitInstance(ctx, t.Project.ID, id, want, onChange)
+}
+
+func (t *Tenant) limited(ctx context.Context) (context.Context, context.CancelFunc) {
+	if t.WaitLimit == 0 {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, t.WaitLimit)
 }
 
 // Decommission ends an instance and waits for the node's proof.
@@ -226,7 +244,7 @@ func (t *Tenant) await(ctx context.Context, as *client.Hub, i client.AppInstance
 	if err != nil {
 		return i, fmt.Errorf("ask for an instance that is %s: %w", want, err)
 	}
-	return as.WaitInstance(ctx, t.Project.ID, i.ID, want, onChange)
+	return t.AwaitStatus(ctx, as, i.ID, want, onChange)
 }
 
 // Usage lists all usage records of the instance.
@@ -321,6 +339,8 @@ func await[T any](ctx context.Context, poll func() (T, bool, error)) (T, error) 
 
 // AwaitCharge waits until the instance's usage has cost something.
 func (t *Tenant) AwaitCharge(ctx context.Context, instanceID string) (client.AppInstance, error) {
+	ctx, cancel := t.limited(ctx)
+	defer cancel()
 	return await(ctx, func() (client.AppInstance, bool, error) {
 		i, err := client.Read[client.AppInstance](t.Admin.GetAppInstance(ctx, t.Project.ID, instanceID))
 		if err != nil {
@@ -333,6 +353,8 @@ func (t *Tenant) AwaitCharge(ctx context.Context, instanceID string) (client.App
 
 // AwaitDebit waits until usage of the instance is in the journal, and returns all its postings.
 func (t *Tenant) AwaitDebit(ctx context.Context, instanceID string) ([]client.Posting, error) {
+	ctx, cancel := t.limited(ctx)
+	defer cancel()
 	return await(ctx, func() ([]client.Posting, bool, error) {
 		postings, err := t.Postings(ctx, instanceID)
 		isUsage := func(p client.Posting) bool { return p.Kind == client.PostingKindUsage }
