@@ -179,6 +179,13 @@ func TestATimeThatOnlyTheMachinesClockHasToldMayBeAsEarlyAsItTellsNow(t *testing
 	require.Equal(t, noon.Add(time.Hour), c.Earliest(m.Reading), "a hub's time is no matter of the machine's clock")
 }
 
+func TestAMachinesClockThatIsSetAheadDoesNotMakeTheEarliestTimeLater(t *testing.T) {
+	m := newMachine(noon, "one")
+	c := clock.Start(clock.Known{}, m.Reading)
+	m.RTC = noon.Add(day)
+	require.Equal(t, noon, c.Earliest(m.Reading))
+}
+
 func TestNoHubSetsTheClockBelowWhatHasPassedForSure(t *testing.T) {
 	m := newMachine(noon, "one")
 	c := clock.Start(clock.Known{Certain: noon}, m.Reading)
