@@ -204,8 +204,10 @@ func serveFleet(w http.ResponseWriter, r *http.Request, route string) bool {
 		answer(w, 200, client.JoinTokenList{Items: []client.JoinToken{token}})
 	case "GET /admin/recovery":
 		answer(w, 200, client.Recovery{
-			Waiting:  []client.RecoveringNode{{NodeID: nodeID, Hostname: "rack-1", State: "waiting"}},
-			Findings: []client.RecoveryFinding{{Kind: "state_unverified", ResourceType: "node", ResourceID: nodeID, Detail: "x"}},
+			Waiting: []client.RecoveringNode{{NodeID: nodeID, Hostname: "rack-1", State: "waiting"}},
+			Findings: []client.RecoveryFinding{{
+				Kind: "state_unverified", ResourceType: "node", ResourceID: nodeID, Detail: "x",
+			}},
 		})
 	default:
 		return false
