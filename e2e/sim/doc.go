@@ -1,12 +1,13 @@
 // Package sim runs a hub and many nodes on one heap of events, from one seed, with faults: partitions, crashes, power
 // cuts, restored disks, wrong clocks, messages late, twice and out of order. Then it ends the faults and checks the
-// laws 1, 2, 3, 5, 6, 13, 14, 15, 16 and 17 (docs/design/laws.md). Equal seeds give equal traces: there is no wall clock, no
-// goroutine and no map whose order matters.
+// laws 1, 2, 3, 5, 6, 13, 14, 15, 16 and 17 (docs/design/laws.md). Equal seeds give equal traces: there is
+// no wall clock, no goroutine and no map whose order matters.
 //
 // The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt, StateVersion), hub/lifecycle,
 // hub/billing, hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload,
-// NewLease, what is recorded of each action, and how a listed container is observed, metered and probed), agent/admission,
-// agent/policy, agent/clock, agent/hubsession, agent/meter and agent/spool; pkg/manifest; protocol's signatures and verification.
+// NewLease, what is recorded of each action, and how a listed container is observed, metered and probed),
+// agent/admission, agent/policy, agent/clock, agent/hubsession, agent/meter and agent/spool; pkg/manifest; protocol's signatures
+// and verification.
 // TestTheSimulationDefinesNoConstantOfTheProduct keeps their numbers there, too.
 //
 // The adapters are modelled, because the originals are bound to SQL, Badger, containerd or QUIC:

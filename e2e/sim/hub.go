@@ -326,14 +326,6 @@ func (m *memberRow) begin(l lifecycle.Lifecycle) {
 	m.life, m.Desired, m.Status = l, true, protocol.WorkloadStatus_PENDING
 }
 
-// history is what a user's action on the member depends on.
-func (m *memberRow) history() lifecycle.History {
-	if m.versions != nil {
-		return lifecycle.History{Worked: m.working() > 0, Lost: m.Lost()}
-	}
-	return lifecycle.History{Worked: m.worked, Lost: m.Lost()}
-}
-
 // decommission asks for the member's end.
 func (h *hub) decommission(m *memberRow) error {
 	next, _, err := lifecycle.Decommission(m.life)

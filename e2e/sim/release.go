@@ -21,7 +21,7 @@ const (
 	signed quality = "signed"
 	// unready: the same, and no container of it becomes ready.
 	unready quality = "unready"
-	// stranger: the manifest is signed by somebody to whom nobody has delegated that.
+	// stranger: the manifest is signed by a key that is no publisher's.
 	stranger quality = "stranger"
 	// deviating: the manifest is signed, and the workload has an image beside it.
 	deviating quality = "deviating"

@@ -307,3 +307,11 @@ func (w *World) drawQuality() quality {
 
 // image is the one of the member's desired revision.
 func (m *memberRow) image() string { return m.services[0].GetImage() }
+
+// history is what a user's action on the member depends on.
+func (m *memberRow) history() lifecycle.History {
+	if m.versions != nil {
+		return lifecycle.History{Worked: m.working() > 0, Lost: m.Lost()}
+	}
+	return lifecycle.History{Worked: m.worked, Lost: m.Lost()}
+}

@@ -65,7 +65,9 @@ func TestLaw13ChangesOfVersionEndAtOneVersion(t *testing.T) {
 	requireCompared(t, 2, "rolled back", "fell back")
 }
 
-func TestLaw15TheOwnersRefusalWinsThroughFaults(t *testing.T) { requireCompared(t, 4, "refused by the owner") }
+func TestLaw15TheOwnersRefusalWinsThroughFaults(t *testing.T) {
+	requireCompared(t, 4, "refused by the owner")
+}
 
 // TestCheckerCatchesBrokenVersions leaves one rule out at a time.
 func TestCheckerCatchesBrokenVersions(t *testing.T) {
