@@ -6,8 +6,8 @@
 // The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt, StateVersion), hub/lifecycle,
 // hub/billing, hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload,
 // NewLease, what is recorded of each action, and how a listed container is observed, metered and probed),
-// agent/admission, agent/policy, agent/clock, agent/hubsession, agent/meter and agent/spool; pkg/manifest; protocol's signatures
-// and verification.
+// agent/admission, agent/policy, agent/clock, agent/hubsession, agent/meter and agent/spool; pkg/manifest; protocol's
+// signatures and verification.
 // TestTheSimulationDefinesNoConstantOfTheProduct keeps their numbers there, too.
 //
 // The adapters are modelled, because the originals are bound to SQL, Badger, containerd or QUIC:
