@@ -1,12 +1,13 @@
 // Package sim runs a hub and many nodes on one heap of events, from one seed, with faults: partitions, crashes, power
 // cuts, restored disks, wrong clocks, messages late, twice and out of order. Then it ends the faults and checks the
-// laws 2, 3, 5, 6, 13, 14, 16 and 17 (docs/design/laws.md). Equal seeds give equal traces: there is no wall clock, no
-// goroutine and no map whose order matters.
+// laws 1, 2, 3, 5, 6, 13, 14, 15, 16 and 17 (docs/design/laws.md). Equal seeds give equal traces: there is
+// no wall clock, no goroutine and no map whose order matters.
 //
 // The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt, StateVersion), hub/lifecycle,
 // hub/billing, hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload,
-// NewLease, what is recorded of each action, and how a listed container is observed, metered and probed), agent/clock,
-// agent/hubsession, agent/meter and agent/spool; protocol's signatures and verification.
+// NewLease, what is recorded of each action, and how a listed container is observed, metered and probed),
+// agent/admission, agent/policy, agent/clock, agent/hubsession, agent/meter and agent/spool; pkg/manifest; protocol's
+// signatures and verification.
 // TestTheSimulationDefinesNoConstantOfTheProduct keeps their numbers there, too.
 //
 // The adapters are modelled, because the originals are bound to SQL, Badger, containerd or QUIC:
@@ -30,7 +31,12 @@
 //     Reports at every interval, the dials of a hub that is away and what the network does to messages are this
 //     package's own
 //
-// Not modelled: epochs and key rotation, manifests, configs, published ports, another way to share a GPU, limits of
+// In worlds with versions (Config.Versions), users upgrade apps and roll them back, and a node leaves a revision that
+// never becomes ready for its fallback. Some manifests are signed by a stranger, some workloads deviate from theirs or
+// need a feature of a later release, and owners change their policy. versions.go has the rows of revisions, which no
+// test compares with those of hub/internal/instance; lifecycle.Revisions decides on both.
+//
+// Not modelled: epochs and key rotation, configs, published ports, another way to share a GPU, limits of
 // parallel actions, probes that fail after readiness, allocations billed by the hub, the API. Segments are chained, not
 // signed.
 //

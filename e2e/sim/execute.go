@@ -30,6 +30,7 @@ func (n *node) begin(a agent.Action) {
 	case agent.ConfirmRevision:
 		n.record(a, "confirm", func() { n.updateMember(id, a.Record) })
 	case agent.FallBack:
+		n.w.oracle.fallingBack(n, a)
 		n.record(a, "fall back", func() { n.updateMember(id, a.Record) })
 	case agent.CancelPull:
 		n.cancelPulls(id)
@@ -193,6 +194,7 @@ func (n *node) startContainer(a agent.StartContainer, network instant) (ends ins
 			StopGrace: time.Duration(a.Service.Spec.GetStopGraceSeconds()) * time.Second,
 		},
 		cpuMillis: int64(resources.GetCpuMillis()), memoryBytes: int64(resources.GetMemoryBytes()), org: a.Workload.OrgID,
+		image: a.Service.Spec.GetImage(), began: n.w.now,
 	}
 	if n.beside(c, slices.Concat(n.containers, n.creating)) != nil && !n.w.breaks(BreakNeighbour) {
 		n.store.CloseRun(id)

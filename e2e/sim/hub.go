@@ -119,6 +119,8 @@ type memberRow struct {
 	renewFailures int64
 	settled       bool
 	audit         audit
+	// versions are nil in worlds without them.
+	versions *versions
 }
 
 const (
@@ -144,7 +146,9 @@ func newBundle() protocol.Bundle {
 	root, _ := keyOf(protocol.RoleRoot).Public().(ed25519.PublicKey)
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
 		TrustDomain: "sim.test", Version: 1, Epoch: epoch, IssuedAt: timestamppb.New(genesis()),
-		Roles: []*protocol.Role{role(protocol.RoleRoot), role(protocol.RoleState), role(protocol.RoleLease)},
+		Roles: []*protocol.Role{
+			role(protocol.RoleRoot), role(protocol.RoleState), role(protocol.RoleLease), role(protocol.RoleCatalog),
+		},
 	}, protocol.NewEd25519Signer(keyOf(protocol.RoleRoot)))
 	if err != nil {
 		panic(err)
@@ -195,6 +199,7 @@ func (r *rows) clone() *rows {
 		for j, m := range n.members {
 			copied := *m
 			copied.audit.seen = slices.Clone(m.audit.seen)
+			copied.versions = m.versions.clone()
 			n.members[j] = &copied
 		}
 		marks := make(map[string]*mark, len(n.marks))
@@ -321,11 +326,6 @@ func (m *memberRow) begin(l lifecycle.Lifecycle) {
 	m.life, m.Desired, m.Status = l, true, protocol.WorkloadStatus_PENDING
 }
 
-// history is what a user's action on the member depends on.
-func (m *memberRow) history() lifecycle.History {
-	return lifecycle.History{Worked: m.worked, Lost: m.Lost()}
-}
-
 // decommission asks for the member's end.
 func (h *hub) decommission(m *memberRow) error {
 	next, _, err := lifecycle.Decommission(m.life)
@@ -350,7 +350,7 @@ func (h *hub) restart(m *memberRow) error {
 	next, _, err := lifecycle.Start(m.life, m.history())
 	if err == nil {
 		m.life = next
-		m.revision++
+		m.nextRevision(h.w.now.time())
 	}
 	return err
 }
@@ -442,11 +442,11 @@ func (r *nodeRow) snapshot() plan.Snapshot {
 			MemoryBytes: m.memoryBytes, AcceleratorIDs: claimed,
 		})
 		if m.Desired {
-			snap.Members = append(snap.Members, plan.Member{
+			snap.Members = append(snap.Members, m.compile(plan.Member{
 				ID: m.id, InstanceID: m.instance, AllocationID: m.allocation, OrgID: strconv.Itoa(m.org), ProjectID: "project",
 				Revision:         m.revision,
 				ManifestEnvelope: manifestEnvelope(), Services: m.services, Stopped: m.stopped(),
-			})
+			}))
 		}
 	}
 	return snap

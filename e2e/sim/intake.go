@@ -185,7 +185,11 @@ func (h *hub) applyStatus(row *nodeRow, m *memberRow, s *protocol.WorkloadStatus
 // advance moves the instance of a member on.
 func (h *hub) advance(row *nodeRow, m *memberRow) {
 	stopped := m.stopped()
-	m.life, _ = lifecycle.Advance(m.life, []lifecycle.MemberState{m.State(int64(m.revision))})
+	if m.versions != nil {
+		h.advanceVersion(row, m)
+	} else {
+		m.life, _ = lifecycle.Advance(m.life, []lifecycle.MemberState{m.State(int64(m.revision))})
+	}
 	m.worked = m.worked || m.life.Status == lifecycle.Running
 	if m.stopped() != stopped {
 		row.rev++

@@ -53,6 +53,7 @@ type memberFacts struct {
 	starts       int
 	leases       []rating.Interval
 	accelerators []string
+	versionFacts
 }
 
 func newOracle(w *World) oracle {
@@ -62,7 +63,7 @@ func newOracle(w *World) oracle {
 func (o *oracle) asked(m *memberRow, crashChance float64) {
 	x := &memberFacts{
 		id: m.id, node: m.node, wanted: true, revision: 1, crashChance: crashChance, lowFunds: lowFunds(m.org),
-		accelerators: m.accelerators,
+		accelerators: m.accelerators, versionFacts: newVersionFacts(),
 	}
 	x.leases = append(x.leases, o.w.hub.rows.books.Lease(m.id).Window())
 	o.members[m.id], o.order = x, append(o.order, x)
@@ -171,7 +172,15 @@ func (o *oracle) stopping(n *node, a agent.StopContainer) {
 		if !m.stopped {
 			o.w.fail(law, "%s was stopped on %s, and nobody asked for that", a.MemberID, n.id)
 		}
+	case "refused":
+		if !n.refuses(appOf(c.image)) {
+			o.w.fail(law, "%s was stopped on %s: it is refused, and not by the owner", a.MemberID, n.id)
+		}
 	case "replaced":
+		if o.w.cfg.Versions {
+			o.replacing(law, n, c)
+			return
+		}
 		for _, w := range n.store.Desired().Workloads {
 			if w.MemberID == a.MemberID && w.Revision <= c.Revision {
 				o.w.fail(law, "%s revision %d was replaced by %d", a.MemberID, c.Revision, w.Revision)
@@ -207,9 +216,9 @@ func (o *oracle) recoveredAt(n *node, memberID string, at instant) bool {
 // coldBoot checks law 3 some minutes after a boot without the hub: what is leased runs again.
 func (o *oracle) coldBoot(n *node) {
 	now := n.now()
-	for _, w := range n.store.Desired().Workloads {
+	for _, w := range n.desired().Workloads {
 		l, m := n.store.AgentLeases()[w.MemberID], n.store.Members[w.MemberID]
-		if w.Stopped || !l.Covers(now) || m.Tried(w.Revision) || !n.images[w.Services[0].Images[0]] || n.clockFaulty ||
+		if w.Stopped || o.w.cfg.Versions && o.mayWait(w) || !l.Covers(now) || m.Tried(w.Revision) || !n.images[w.Services[0].Images[0]] || n.clockFaulty ||
 			o.members[w.MemberID].crashChance > 0 {
 			continue
 		}
@@ -372,7 +381,7 @@ func (o *oracle) converged(n *node) {
 		}
 	}
 	now := n.now()
-	desired, leases, observed := s.Desired(), s.AgentLeases(), n.observe(now)
+	desired, leases, observed := n.desired(), s.AgentLeases(), n.observe(now)
 	observed.Busy = nil
 	for _, a := range agent.Diff(desired, leases, observed, now) {
 		if m := o.members[agent.MemberOf(a)]; m.crashChance == 0 && !m.lowFunds {
@@ -388,6 +397,7 @@ func (o *oracle) converged(n *node) {
 
 func (o *oracle) sameView(n *node, row *nodeRow, stuck func(string, ...any)) {
 	for _, m := range row.members {
+		o.versionAtRest(n, m)
 		x := o.members[m.id]
 		mine, known := n.store.Members[m.id]
 		switch {

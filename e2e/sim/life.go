@@ -11,6 +11,14 @@ import (
 // healFor is law 13's bound: two resync periods and a minute, and the second in which the machines come back.
 const healFor = 2*resync + minute + second
 
+// healFor is as long as that, and where versions of apps are changed long enough to leave one that never becomes ready.
+func (w *World) healFor() instant {
+	if w.cfg.Versions {
+		return healFor + 3*minute
+	}
+	return healFor
+}
+
 // planLife schedules users, faults, backups, and now and then a world without faults in which all laws are checked.
 func (w *World) planLife() {
 	end := instant(w.cfg.Days) * day
@@ -22,9 +30,12 @@ func (w *World) planLife() {
 		// All nodes dial again after each, which is what a large world spends its time on.
 		w.again(day/2*instant(1+w.cfg.Nodes/250), "hub fault", w.hubFault)
 	}
+	if w.cfg.Versions {
+		w.again(day/instant(w.cfg.Nodes), "owner", w.changeRules)
+	}
 	heals := max(1, w.cfg.Days/3)
 	for k := 1; k <= heals; k++ {
-		w.after(end/instant(heals)*instant(k)-healFor-minute, -1, "heal", w.heal)
+		w.after(end/instant(heals)*instant(k)-w.healFor()-minute, -1, "heal", w.heal)
 	}
 	restores := map[instant]bool{}
 	every := span(w.cfg.Backup)
@@ -71,7 +82,7 @@ func (w *World) heal() {
 			n.activate()
 		})
 	}
-	w.after(healFor, -1, "check", func() {
+	w.after(w.healFor(), -1, "check", func() {
 		w.oracle.check()
 		w.healing = false
 	})
@@ -83,6 +94,10 @@ func (w *World) command() {
 		return
 	}
 	live := w.liveMember()
+	if w.cfg.Versions {
+		w.versionCommand(live)
+		return
+	}
 	switch dice := w.rng.IntN(10); {
 	case live == nil || dice < 4:
 		w.create()
@@ -161,7 +176,13 @@ func (w *World) createOn(candidates []int, accelerators int) {
 	if w.cfg.Shared > 0 && w.chance(w.cfg.Shared) {
 		org, need = 1+w.rng.IntN(sharingOrgs), w.sliceOf(need)
 	}
-	if m := w.hub.create(candidates, org, need, services); m != nil {
+	var m *memberRow
+	if w.cfg.Versions {
+		m = w.createVersion(candidates, accelerators, w.drawQuality())
+	} else {
+		m = w.hub.create(candidates, org, need, services)
+	}
+	if m != nil {
 		w.oracle.asked(m, crashChance)
 	}
 }

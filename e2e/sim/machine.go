@@ -4,6 +4,7 @@ import (
 	"crypto/ed25519"
 	"crypto/sha256"
 	"fmt"
+	"math"
 	"slices"
 	"time"
 
@@ -20,6 +21,9 @@ type container struct {
 	// upAt, endedAt and readyAt are true times.
 	upAt, endedAt, readyAt instant
 	org                    string
+	image                  string
+	// began is when its start began.
+	began instant
 }
 
 func (c *container) cpuMicros(t instant) int64 {
@@ -83,6 +87,7 @@ type node struct {
 	// clockFaulty: the node's clock was wrong since its last sync.
 	clockFaulty bool
 	doubt       doubt
+	admissions  admissions
 }
 
 // disk is a node's store with what the oracle knows of it: the highest state that this lineage has applied.
@@ -194,9 +199,13 @@ func (n *node) start(c *container) {
 	c.Status, c.upAt, c.StartedAt = agent.Running, n.w.now, n.rtc(n.w.now)
 	n.w.result.Starts++
 	n.w.oracle.started(c)
+	n.w.oracle.startedVersion(n, c)
 	crashChance := n.w.oracle.crashChanceOf(c.MemberID)
 	c.readyAt = n.w.now + n.w.takes("ready", c.MemberID, second/2, 8*second)
 	n.w.after(c.readyAt-n.w.now, n.i, "ready", n.wake)
+	if n.w.qualities[c.image] == unready {
+		c.readyAt = math.MaxInt64
+	}
 	if crashChance > 0 && !n.w.healing && n.w.chance(crashChance) {
 		n.w.after(n.w.between(second, 20*hour), n.i, "exit", func() {
 			if !n.w.healing && c.Status == agent.Running {

@@ -62,7 +62,7 @@ func (n *node) pass() {
 	}
 	n.journalUnknown()
 	now := n.now()
-	desired, leases, observed := n.store.Desired(), n.store.AgentLeases(), n.observe(now)
+	desired, leases, observed := n.desired(), n.store.AgentLeases(), n.observe(now)
 	n.closeMeasuredRuns(observed.Busy)
 	if n.w.breaks(BreakHub) && n.up.no == 0 {
 		leases = nil
@@ -138,6 +138,7 @@ func (n *node) probe(desired agent.Desired, observed agent.Observed) {
 			m := observed.Members[signed.MemberID]
 			if _, probed := signed.Effective(m).Probed(c, m, n.now()); probed {
 				n.store.UpdateRun(c.ID, func(r *agent.Run) { r.ReadyAt = n.now() })
+				n.w.oracle.becameReady(n.containers[i])
 				n.wake()
 			}
 		}

@@ -153,6 +153,7 @@ func (h *hub) apply(row *nodeRow, todo plan.Adoption, up stateUpload) {
 	for _, w := range todo.Changed {
 		m := row.member(w.GetId())
 		m.revision, m.life, m.services = w.GetRevision(), lifecycle.Adopted(w), w.GetServices()
+		h.adoptVersion(m, w)
 	}
 }
 
@@ -169,6 +170,7 @@ func (h *hub) memberOf(row *nodeRow, w *protocol.Workload) *memberRow {
 		m.memoryBytes += int64(s.GetResources().GetMemoryBytes())
 		m.accelerators = append(m.accelerators, s.GetResources().GetAcceleratorIds()...)
 	}
+	h.adoptVersion(m, w)
 	h.openMember(m, h.w.now.time())
 	return m
 }

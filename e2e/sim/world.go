@@ -26,6 +26,9 @@ type Config struct {
 	Restores int
 	// Shared is how many of the GPUs are shared in slices, and of the instances ask for one, from 0 to 1.
 	Shared float64
+	// Versions has users ask for versions of apps with signed manifests, upgrade them and roll them back, and has owners
+	// change their policy.
+	Versions bool
 	// Kinds of faults at nodes; none: all.
 	Kinds []string
 	// Break makes the model break a law on purpose, so that the checker can be checked.
@@ -82,6 +85,12 @@ const (
 	BreakSilence Breakage = "silence"
 	// BreakBalance forgets the host's leg of a posting.
 	BreakBalance Breakage = "balance"
+	// BreakManifest lets a node run what no publisher signed.
+	BreakManifest Breakage = "manifest"
+	// BreakOwner lets a node run what its owner refuses.
+	BreakOwner Breakage = "owner"
+	// BreakRollback rolls back to the revision before, whether it was ready once or not.
+	BreakRollback Breakage = "rollback"
 	// BreakRedial dials once only.
 	BreakRedial Breakage = "redial"
 )
@@ -102,6 +111,8 @@ type Result struct {
 	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, holds for
 	// law 6, nodes for law 13, nodes of a restored hub for law 16.
 	Checked map[int]int
+	// Compared counts, by what was compared, members of worlds with versions at rest.
+	Compared map[string]int
 	// SuspendedSeconds is the running time that is set aside, ExplainedSeconds that for which faults explain a loss.
 	SuspendedSeconds, ExplainedSeconds int64
 }
@@ -221,7 +232,10 @@ type World struct {
 	oracle oracle
 	// healing is set while no fault and no command may happen.
 	healing bool
-	result  Result
+	// releases counts the versions of apps, qualities says what the world knows of their images.
+	releases  int
+	qualities map[string]quality
+	result    Result
 	// script stands for chance where a node runs beside the product's loop; nil in a world.
 	script Script
 }
@@ -270,7 +284,8 @@ func newWorld(cfg Config) *World {
 	set(&cfg.Backup, 12*time.Hour)
 	w := &World{
 		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: newDigest, bundle: newBundle(),
-		result: Result{Faults: map[string]int{}, Checked: map[int]int{}},
+		result:    Result{Faults: map[string]int{}, Checked: map[int]int{}, Compared: map[string]int{}},
+		qualities: map[string]quality{},
 	}
 	w.oracle = newOracle(w)
 	w.hub = newHub(w)

@@ -24,6 +24,8 @@ const (
 	codeInstanceStopping fault.Code = "instance_stopping"
 	// codeInstanceUpgrading: no such action while the app instance is being upgraded.
 	codeInstanceUpgrading fault.Code = "instance_upgrading"
+	// codeNoPreviousVersion: the app instance has no earlier version to go back to.
+	codeNoPreviousVersion fault.Code = "no_previous_version"
 	// codeTaskEnded: the task of the external worker has ended.
 	codeTaskEnded fault.Code = "task_ended"
 	// codeTaskFenced: the call comes from an attempt that does not hold the task.
@@ -34,6 +36,8 @@ const (
 	codeTaskPhaseOrder fault.Code = "task_phase_order"
 	// codeTaskWaits: the task cannot begin before an earlier one has ended.
 	codeTaskWaits fault.Code = "task_waits"
+	// CodeVersionUnchanged: the app instance runs this version already.
+	CodeVersionUnchanged fault.Code = "version_unchanged"
 	// codeNodeLost: the node of the app instance is gone for good.
 	codeNodeLost fault.Code = "node_lost"
 )

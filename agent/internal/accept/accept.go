@@ -1,5 +1,5 @@
-// Package accept verifies and stores signed documents, from the link, the local socket and, at each start, the disk;
-// decides on admission of workloads; and queues refusals for the hub. It neither carries documents
+// Package accept verifies and stores signed documents, from the link, the local socket and, at each start, the disk,
+// and queues refusals for the hub. It neither decides on admission (agent/admission) nor carries documents
 // (agent/internal/uplink, agent/internal/local) nor keeps them (agent/internal/state).
 package accept
 

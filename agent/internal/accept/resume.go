@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -263,7 +264,7 @@ func Verify(store *state.Store, node protocol.NodeIdentity) ([]Check, error) {
 				protocol.Nack_PART_DIGEST_MISMATCH, "the stored document was altered"))
 			continue
 		}
-		v := Admit(w, bundles, accepted.IssuedAt, parsed)
+		v := admission.Admit(w, bundles, accepted.IssuedAt, parsed)
 		failure := ""
 		if !v.Admitted {
 			failure = v.Reason.Text() + ": " + v.Detail

@@ -6,15 +6,19 @@ import (
 	"path/filepath"
 	"runtime"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/internal/accept/accepttest"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
+
+var noon = time.Date(2026, 11, 22, 12, 0, 0, 0, time.UTC)
 
 func reopen(t testing.TB, dir string, s *state.Store) *state.Store {
 	t.Helper()
@@ -25,6 +29,18 @@ func reopen(t testing.TB, dir string, s *state.Store) *state.Store {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = s.Close() })
 	return s
+}
+
+// A node that has no way to its hub's bundles refuses a state of a newer one, and lives on.
+func TestAStateUnderANewerBundleIsRefusedWhereNoneCanBeFetched(t *testing.T) {
+	m := accepttest.New(t, noon)
+	s := reopen(t, t.TempDir(), nil)
+	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
+	require.NoError(t, s.InitBundle(m.Bundle()))
+	m.NextBundle(noon.Add(time.Hour))
+	env, parts := m.Desired(1)
+	_, err := accept.New(accept.Config{Store: s, Node: m.Node}).State(t.Context(), env, parts)
+	require.Equal(t, protocol.Nack_BUNDLE_TOO_OLD, protocol.RefusalOf(err))
 }
 
 func TestTheStoredChainLeadsFromThePinnedRootOverItsRotations(t *testing.T) {
@@ -126,7 +142,7 @@ func TestAStartBesideTwentyWorkloadsVerifiesEachDocumentOnce(t *testing.T) {
 		require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
 		accepted, all := s.Accepted(), s.Bundles()
 		for _, p := range accepted.Parts {
-			require.True(t, accept.Admit(p.Workload, all, accepted.IssuedAt, nil).Admitted)
+			require.True(t, admission.Admit(p.Workload, all, accepted.IssuedAt, nil).Admitted)
 		}
 		runtime.ReadMemStats(&after)
 		require.Len(t, accepted.Parts, workloads)
@@ -168,7 +184,7 @@ func BenchmarkStart(b *testing.B) {
 				require.NoError(b, accept.Resume(s, m.Pin(), "", m.Node()))
 				accepted, bundles := s.Accepted(), s.Bundles()
 				for _, p := range accepted.Parts {
-					require.True(b, accept.Admit(p.Workload, bundles, accepted.IssuedAt, nil).Admitted)
+					require.True(b, admission.Admit(p.Workload, bundles, accepted.IssuedAt, nil).Admitted)
 				}
 				require.Empty(b, s.Unverified())
 				require.NoError(b, s.Close())

@@ -5,9 +5,8 @@ import (
 	"log/slog"
 
 	"github.com/gpuaas/gpuaas/agent"
-	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
-	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -35,7 +34,7 @@ func (r *Reconciler) desiredState(ctx context.Context) agent.Desired {
 				d.Missing = append(d.Missing, agent.MissingPart{MemberID: p.MemberID, SHA256: p.SHA256})
 				continue
 			}
-			d.Workloads = append(d.Workloads, workloadOf(p, owner))
+			d.Workloads = append(d.Workloads, p.Admission.Workload(p.MemberID, p.Workload, owner))
 		}
 		if !undecided {
 			break
@@ -55,36 +54,15 @@ func firstOrg(parts []state.Part) string {
 	return first.Workload.GetOrgSlug()
 }
 
-// workloadOf converts a document with its admission decision; the owner's refusal comes before the manifest's.
-func workloadOf(p state.Part, owner policy.Policy) agent.Workload {
-	w := convertWorkload(p.MemberID, p.Workload, owner)
-	if !p.Admission.Admitted && w.Refused == 0 {
-		w.Refused, w.RefusedDetail = p.Admission.Reason, p.Admission.Detail
-	}
-	if back := p.Workload.GetFallback(); back != nil && p.Admission.FallbackAdmitted {
-		f := convertWorkload(p.MemberID, back, owner)
-		w.Fallback = &f
-	}
-	return w
-}
-
-func convertWorkload(memberID string, p *protocol.Workload, owner policy.Policy) agent.Workload {
-	w := agent.NewWorkload(memberID, p)
-	if rule := owner.Refuses(p); rule != "" {
-		w.Refused, w.RefusedDetail = protocol.WorkloadStatus_OWNER_REFUSED, rule
-	}
-	return w
-}
-
 // admit decides on the documents that are new since the last pass, and on all of them under a newer trust bundle.
 func (r *Reconciler) admit(ctx context.Context) {
 	bundles, accepted := r.store.Bundles(), r.store.Accepted()
-	decisions, parsed := map[string]state.AdmissionDecision{}, manifest.Parsed{}
+	decisions, parsed := map[string]admission.Decision{}, manifest.Parsed{}
 	for _, p := range accepted.Parts {
 		if p.Workload == nil || p.Admission != nil && p.Admission.BundleVersion == r.store.Bundle().Version() {
 			continue
 		}
-		decision := accept.Admit(p.Workload, bundles, accepted.IssuedAt, parsed)
+		decision := admission.Admit(p.Workload, bundles, accepted.IssuedAt, parsed)
 		decisions[p.SHA256Hex()] = decision
 		if !decision.Admitted {
 			r.log.WarnContext(r.workContext(ctx, p.MemberID), "workload refused", slog.String("member_id", p.MemberID),

@@ -6,6 +6,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -69,7 +70,7 @@ func TestPartsComeWithTheStateOrLater(t *testing.T) {
 	require.NotNil(t, s.Accepted().Parts[1].Workload)
 
 	sum := s.Accepted().Parts[1].SHA256Hex()
-	s.SetAdmissions(map[string]state.AdmissionDecision{sum: {Admitted: true}})
+	s.SetAdmissions(map[string]admission.Decision{sum: {Admitted: true}})
 	require.True(t, s.Accepted().Parts[1].Admission.Admitted)
 
 	next, _ := m.desired(2, workload("a", 1))
@@ -94,11 +95,11 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	v, parts := m.desired(1, workload("a", 2))
 	require.NoError(t, s.AcceptState(v, parts))
 	require.False(t, wanted(), "nobody has judged the document")
-	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {
+	s.SetAdmissions(map[string]admission.Decision{s.Accepted().Parts[0].SHA256Hex(): {
 		Reason: protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED,
 	}})
 	require.False(t, wanted())
-	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
+	s.SetAdmissions(map[string]admission.Decision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
 	run.Revision = 1
 	require.False(t, wanted(), "another revision")
 	run.Revision = 2
@@ -110,9 +111,9 @@ func TestLaw01RunIsOpenedOnlyWhileTheAcceptedStateWantsIt(t *testing.T) {
 	v, parts = m.desired(2, next)
 	require.NoError(t, s.AcceptState(v, parts))
 	require.NoError(t, s.UpdateMember("a", func(m *state.Member) { m.FellBackFrom = 3 }))
-	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
+	s.SetAdmissions(map[string]admission.Decision{s.Accepted().Parts[0].SHA256Hex(): {Admitted: true}})
 	require.False(t, wanted(), "the fallback is not admitted")
-	s.SetAdmissions(map[string]state.AdmissionDecision{s.Accepted().Parts[0].SHA256Hex(): {FallbackAdmitted: true}})
+	s.SetAdmissions(map[string]admission.Decision{s.Accepted().Parts[0].SHA256Hex(): {FallbackAdmitted: true}})
 	run.Revision = 3
 	require.False(t, wanted(), "the member went back")
 	run.Revision = 2

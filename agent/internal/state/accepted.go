@@ -11,24 +11,12 @@ import (
 
 	"github.com/dgraph-io/badger/v4"
 
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// AdmissionDecision says whether a workload document is admitted: publisher, manifest and features. It derives from
-// signed documents alone, so it is not stored: each start and each new trust bundle decides again.
-type AdmissionDecision struct {
-	Admitted bool
-	// Reason is a status_reason of the contract, Detail for people.
-	Reason protocol.WorkloadStatus_Reason
-	Detail string
-	// FallbackAdmitted is the same for the fallback that the document carries.
-	FallbackAdmitted bool
-	// BundleVersion is the trust bundle of the decision.
-	BundleVersion uint64
-}
-
 // SetAdmissions sets the decisions on documents, by their digests. It skips documents that the state no longer names.
-func (s *Store) SetAdmissions(admissions map[string]AdmissionDecision) {
+func (s *Store) SetAdmissions(admissions map[string]admission.Decision) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for sum, v := range admissions {
@@ -54,7 +42,7 @@ type Part struct {
 	SHA256   [32]byte
 	Workload *protocol.Workload
 	// Admission is nil until the document was decided on.
-	Admission *AdmissionDecision
+	Admission *admission.Decision
 }
 
 // SHA256Hex is the name of the part in SetAdmissions.

@@ -8,6 +8,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 	"github.com/google/uuid"
 
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -21,7 +22,7 @@ func (s *Store) load() error {
 		leaseFrom:  map[string]string{},
 		sample:     sample{},
 		parts:      map[string]part{},
-		admissions: map[string]AdmissionDecision{},
+		admissions: map[string]admission.Decision{},
 		leases:     map[string]*protocol.Lease{},
 		members:    map[string]Member{},
 		runs:       map[string]Run{},

@@ -16,6 +16,7 @@ import (
 	"github.com/dgraph-io/badger/v4"
 	"github.com/dgraph-io/badger/v4/options"
 
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -138,7 +139,7 @@ type data struct {
 	leaseFrom map[string]string
 	// parts by hex SHA-256.
 	parts      map[string]part
-	admissions map[string]AdmissionDecision
+	admissions map[string]admission.Decision
 	leases     map[string]*protocol.Lease
 	members    map[string]Member
 	runs       map[string]Run

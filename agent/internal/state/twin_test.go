@@ -19,6 +19,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
@@ -333,9 +334,9 @@ func (w *twin) openRun() {
 		ID: fmt.Sprintf("%s.%d", id, w.runNo), MemberID: id, InstanceID: "i-" + id, Service: "main",
 		Revision: 1 + uint64(w.rng.IntN(3)), LeaseNo: w.leaseNo[id], OpenedAt: w.now,
 	}
-	decided := map[string]state.AdmissionDecision{}
+	decided := map[string]admission.Decision{}
 	for _, p := range w.disk.Accepted().Parts {
-		decided[p.SHA256Hex()] = state.AdmissionDecision{Admitted: true}
+		decided[p.SHA256Hex()] = admission.Decision{Admitted: true}
 	}
 	w.disk.SetAdmissions(decided)
 	opened, err := w.disk.OpenRunIfDesired(r)

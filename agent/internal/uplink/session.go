@@ -9,8 +9,8 @@ import (
 	"sync"
 	"time"
 
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/hubsession"
-	"github.com/gpuaas/gpuaas/agent/internal/accept"
 	"github.com/gpuaas/gpuaas/agent/spool"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/loop"
@@ -275,5 +275,5 @@ func (s *session) sendRefusals() bool {
 
 // features are what workloads on this node may need.
 func (u *Uplink) features() []string {
-	return slices.DeleteFunc(accept.Features(), func(f string) bool { return slices.Contains(u.cfg.LacksFeatures, f) })
+	return slices.DeleteFunc(admission.Features(), func(f string) bool { return slices.Contains(u.cfg.LacksFeatures, f) })
 }

@@ -3,7 +3,6 @@ package instance
 import (
 	"context"
 	"reflect"
-	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
@@ -13,21 +12,7 @@ import (
 )
 
 // Revision is one version of what the members of an instance run.
-type Revision struct {
-	No         int64
-	AppVersion string
-	// Previous is the target of a rollback without a version; 0 if there is none.
-	Previous int64
-	// Fallback is the revision to which a node rolls back while the upgrade is in progress.
-	Fallback int64
-	// RollsBack says that the tenant returns to AppVersion.
-	RollsBack bool
-	// ReadyAt is when this content was first ready; zero before.
-	ReadyAt time.Time
-}
-
-// Worked reports whether the revision's content was ready once.
-func (r Revision) Worked() bool { return !r.ReadyAt.IsZero() }
+type Revision = lifecycle.Revision
 
 // Fallback returns the revision to which nodes roll back from an upgrade that is requested now; its number is 0 if none
 // has worked.
@@ -36,7 +21,7 @@ func Fallback(ctx context.Context, tx db.Tx, i Instance) (Revision, error) {
 	if err != nil {
 		return Revision{}, err
 	}
-	return findRevision(revisions, lastWorking(revisions, i.Revision)), nil
+	return revisions.Find(revisions.LastWorking(i.Revision)), nil
 }
 
 // RequestUpgrade makes a revision with another version. If that is not ready in time, the node rolls back to the last
@@ -48,22 +33,21 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, n Ne
 	if err != nil {
 		return Change{}, err
 	}
-	base := lastWorking(revisions, i.Revision)
-	next, step, err := lifecycle.Upgrade(i.Lifecycle, i.history(base))
+	made := revisions.Upgrade(i.Revision)
+	next, step, err := lifecycle.Upgrade(i.Lifecycle, i.history(made.Fallback))
 	if err != nil {
 		return Change{}, err
 	}
 	if i.Lifecycle.Status == lifecycle.Running && n.same(i) {
-		return Change{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.", nil).
+		return Change{}, fault.New(fault.Conflict, lifecycle.CodeVersionUnchanged, "The app instance runs this version already.", nil).
 			WithField("/target_version", "is the version that runs")
 	}
-	i.Revision = newestRevision(revisions).No + 1
-	made := Revision{No: i.Revision, Previous: base, Fallback: base}
+	i.Revision = made.No
 	if err := insertRevision(ctx, tx, i.ID, made, n, req.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
-	if base > 0 && fallbackDelegation != nil {
-		if err := updateDelegation(ctx, tx, i.ID, base, fallbackDelegation); err != nil {
+	if made.Fallback > 0 && fallbackDelegation != nil {
+		if err := updateDelegation(ctx, tx, i.ID, made.Fallback, fallbackDelegation); err != nil {
 			return Change{}, err
 		}
 	}
@@ -92,39 +76,10 @@ func RollbackTarget(ctx context.Context, tx db.Tx, i Instance, version string) (
 	if err != nil {
 		return Revision{}, err
 	}
-	if _, _, err := lifecycle.RollBack(i.Lifecycle, i.history(lastWorking(revisions, i.Revision))); err != nil {
+	if _, _, err := lifecycle.RollBack(i.Lifecycle, i.history(revisions.LastWorking(i.Revision))); err != nil {
 		return Revision{}, err
 	}
-	return rollbackTarget(revisions, i.Revision, i.Lifecycle.Status, version)
-}
-
-// rollbackTarget chooses from revisions in the order of their numbers.
-func rollbackTarget(revisions []Revision, desired int64, status lifecycle.Status, version string) (Revision, error) {
-	now := findRevision(revisions, desired)
-	if version == "" {
-		if r := findRevision(revisions, now.Previous); r.Worked() {
-			return r, nil
-		}
-		if status == lifecycle.Failed && now.Worked() {
-			return now, nil
-		}
-		return Revision{}, fault.New(fault.Conflict, codeNoPreviousVersion, "There is no earlier version that this app "+
-			"instance has been running.", nil)
-	}
-	if version == now.AppVersion && status == lifecycle.Running {
-		return Revision{}, fault.New(fault.Conflict, codeVersionUnchanged, "The app instance runs this version already.",
-			nil).
-			WithField("/target_version", "is the version that runs")
-	}
-	for _, r := range slices.Backward(revisions) {
-		if r.AppVersion == version && r.Worked() {
-			return r, nil
-		}
-	}
-	return Revision{}, fault.New(fault.Unprocessable, fault.CodeReferenceUnknown, "This app instance has not been "+
-		"running that "+
-		"version, or so long ago that it is not kept.", nil).
-		WithField("/target_version", "names no version that it was running within the retention").Permanent()
+	return revisions.RollbackTarget(i.Revision, i.Lifecycle.Status, version)
 }
 
 // RequestRollback makes a revision with the content of an earlier one, and these services of its members. The revision
@@ -137,21 +92,11 @@ func RequestRollback(ctx context.Context, tx db.Tx, i Instance, req Request, tar
 	if err != nil {
 		return Change{}, err
 	}
-	base := lastWorking(revisions, i.Revision)
-	next, step, err := lifecycle.RollBack(i.Lifecycle, i.history(base))
+	next, step, err := lifecycle.RollBack(i.Lifecycle, i.history(revisions.LastWorking(i.Revision)))
 	if err != nil {
 		return Change{}, err
 	}
-	made := Revision{
-		No: newestRevision(revisions).No + 1, AppVersion: target.AppVersion, Previous: base,
-		ReadyAt: target.ReadyAt, RollsBack: true,
-	}
-	if startsFirst {
-		made.Fallback = base
-	}
-	if findRevision(revisions, base).AppVersion == target.AppVersion {
-		made.Previous = target.Previous
-	}
+	made := revisions.RollBack(i.Revision, target, startsFirst)
 	if err := copyRevision(ctx, tx, i, target.No, made, delegationEnvelope, req.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
@@ -187,12 +132,8 @@ func RequestStart(ctx context.Context, tx db.Tx, i Instance, req Request, delega
 	if err != nil {
 		return Change{}, err
 	}
-	stopped := findRevision(revisions, i.Revision)
-	made := Revision{
-		No: newestRevision(revisions).No + 1, AppVersion: stopped.AppVersion, Previous: stopped.Previous,
-		ReadyAt: stopped.ReadyAt,
-	}
-	if err := copyRevision(ctx, tx, i, stopped.No, made, delegationEnvelope, req.CorrelationID, now); err != nil {
+	made := revisions.Restart(i.Revision)
+	if err := copyRevision(ctx, tx, i, i.Revision, made, delegationEnvelope, req.CorrelationID, now); err != nil {
 		return Change{}, err
 	}
 	i.Revision = made.No
@@ -253,35 +194,4 @@ func UpdateSettings(ctx context.Context, tx db.Tx, i Instance, s Settings, now t
 	i.UpdatedAt = now
 	c.Instance = i
 	return c, updateInstance(ctx, tx, i)
-}
-
-// lastWorking is the revision to return to: the desired one if it worked, else the one before it; 0 if neither did.
-func lastWorking(revisions []Revision, desired int64) int64 {
-	now := findRevision(revisions, desired)
-	if now.Worked() {
-		return now.No
-	}
-	if before := findRevision(revisions, now.Previous); before.Worked() {
-		return before.No
-	}
-	return 0
-}
-
-func findRevision(revisions []Revision, no int64) Revision {
-	for _, r := range revisions {
-		if r.No == no {
-			return r
-		}
-	}
-	return Revision{}
-}
-
-func newestRevision(revisions []Revision) Revision {
-	var last Revision
-	for _, r := range revisions {
-		if r.No > last.No {
-			last = r
-		}
-	}
-	return last
 }

@@ -111,12 +111,10 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 	if err != nil {
 		return err
 	}
-	base := lastWorking(revisions, newestRevision(revisions).No)
+	own, fallback := revisions.Adopted(w, now)
 	if back := w.GetFallback(); back != nil {
-		base = int64(back.GetRevision())
-		if findRevision(revisions, base).No == 0 {
-			// A fallback has worked.
-			if err := adoptRevision(ctx, tx, i.ID, Revision{No: base, ReadyAt: now}, back, now); err != nil {
+		if fallback.No != 0 {
+			if err := adoptRevision(ctx, tx, i.ID, fallback, back, now); err != nil {
 				return err
 			}
 		}
@@ -124,13 +122,8 @@ func adoptRevisions(ctx context.Context, tx db.Tx, i Instance, w *protocol.Workl
 			return err
 		}
 	}
-	no := int64(w.GetRevision())
-	if findRevision(revisions, no).No == 0 {
-		made := Revision{No: no, Previous: base, RollsBack: w.GetRollsBack()}
-		if w.GetFallback() != nil {
-			made.Fallback = base
-		}
-		if err := adoptRevision(ctx, tx, i.ID, made, w, now); err != nil {
+	if own.No != 0 {
+		if err := adoptRevision(ctx, tx, i.ID, own, w, now); err != nil {
 			return err
 		}
 	}

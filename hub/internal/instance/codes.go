@@ -14,12 +14,8 @@ const (
 	codeMemberBusy fault.Code = "member_busy"
 	// codeMemberOfNode: the member's node runs it, and no external worker.
 	codeMemberOfNode fault.Code = "member_of_node"
-	// codeNoPreviousVersion: the app instance has no earlier version to go back to.
-	codeNoPreviousVersion fault.Code = "no_previous_version"
 	// codeNotShared: the app instance is its project's alone.
 	codeNotShared fault.Code = "instance_not_shared"
 	// codeTaskUnsupported: the version's external worker knows no task of this kind.
 	codeTaskUnsupported fault.Code = "task_unsupported"
-	// codeVersionUnchanged: the app instance runs this version already.
-	codeVersionUnchanged fault.Code = "version_unchanged"
 )

@@ -195,7 +195,7 @@ func recompute(ctx context.Context, tx db.Tx, i Instance, now time.Time) (Change
 	if err != nil {
 		return Change{}, err
 	}
-	c.Instance.Revision = findRevision(revisions, i.Revision).Fallback
+	c.Instance.Revision = revisions.Find(i.Revision).Fallback
 	if err := updateInstance(ctx, tx, c.Instance); err != nil {
 		return Change{}, err
 	}

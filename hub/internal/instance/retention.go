@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 )
 
 // DeleteHistory deletes operations and revisions of instances that were decommissioned before a time, except the last
@@ -58,10 +59,10 @@ func supersede(ctx context.Context, tx db.Tx, instanceID string, desired int64, 
 
 // keptRevisions are the revisions that are kept whatever their age: the desired one, the newest (its number must not be
 // used again), the fallback of an upgrade, the target of a rollback, and the target of the rollback after that.
-func keptRevisions(revisions []Revision, desired int64) []int64 {
-	now := findRevision(revisions, desired)
-	previous := findRevision(revisions, now.Previous)
-	return []int64{desired, newestRevision(revisions).No, now.Fallback, previous.No, previous.Previous}
+func keptRevisions(revisions lifecycle.Revisions, desired int64) []int64 {
+	now := revisions.Find(desired)
+	previous := revisions.Find(now.Previous)
+	return []int64{desired, revisions.Newest().No, now.Fallback, previous.No, previous.Previous}
 }
 
 // DeleteOldRevisions deletes revisions that were superseded before a time. It returns how many they were, and when the

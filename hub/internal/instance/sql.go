@@ -130,7 +130,7 @@ func updateDelegation(ctx context.Context, tx db.Tx, instanceID string, revision
 }
 
 // selectRevisions returns all revisions of an instance in the order of their numbers.
-func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) ([]Revision, error) {
+func selectRevisions(ctx context.Context, tx db.Tx, instanceID string) (lifecycle.Revisions, error) {
 	return db.Select(ctx, tx, func(row pgx.CollectableRow) (r Revision, err error) {
 		err = row.Scan(&r.No, &r.AppVersion, &r.Previous, &r.Fallback, (*zeronull.Timestamptz)(&r.ReadyAt))
 		return r, err

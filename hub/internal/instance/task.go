@@ -313,7 +313,7 @@ func FailTask(ctx context.Context, tx db.Tx, i Instance, t Task, by principal.Ac
 	if err != nil {
 		return nil, err
 	}
-	back := findRevision(revisions, i.Revision).Fallback
+	back := revisions.Find(i.Revision).Fallback
 	l, steps := lifecycle.TaskFailure(i.Lifecycle, t.Kind, f.Reason, back != 0 && f.Rollback != nil)
 	c, err := move(ctx, tx, i, t, l, steps, nil, "failed", now)
 	if err != nil || l.Status != lifecycle.RollingBack || len(steps) == 0 {

@@ -1,4 +1,7 @@
-package accept
+// Package admission decides whether a node runs a workload: the publisher's signed manifest must admit it, this agent
+// must have the features that it needs, and the owner's policy must not refuse it. It is pure; agent/internal/reconcile
+// asks it about the documents of the accepted state.
+package admission
 
 import (
 	"errors"
@@ -6,11 +9,47 @@ import (
 	"strings"
 	"time"
 
-	"github.com/gpuaas/gpuaas/agent/internal/state"
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
 )
+
+// Decision says whether a workload document is admitted: publisher, manifest and features. It derives from signed
+// documents alone, so it is not stored: each start and each new trust bundle decides again.
+type Decision struct {
+	Admitted bool
+	// Reason is a status_reason of the contract, Detail for people.
+	Reason protocol.WorkloadStatus_Reason
+	Detail string
+	// FallbackAdmitted is the same for the fallback that the document carries.
+	FallbackAdmitted bool
+	// BundleVersion is the trust bundle of the decision.
+	BundleVersion uint64
+}
+
+// Workload converts a document with its decision; the owner's refusal comes before the manifest's. A fallback that is
+// not admitted is none.
+func (d Decision) Workload(memberID string, w *protocol.Workload, owner policy.Policy) agent.Workload {
+	out := converted(memberID, w, owner)
+	if !d.Admitted && out.Refused == 0 {
+		out.Refused, out.RefusedDetail = d.Reason, d.Detail
+	}
+	if back := w.GetFallback(); back != nil && d.FallbackAdmitted {
+		f := converted(memberID, back, owner)
+		out.Fallback = &f
+	}
+	return out
+}
+
+func converted(memberID string, w *protocol.Workload, owner policy.Policy) agent.Workload {
+	out := agent.NewWorkload(memberID, w)
+	if rule := owner.Refuses(w); rule != "" {
+		out.Refused, out.RefusedDetail = protocol.WorkloadStatus_OWNER_REFUSED, rule
+	}
+	return out
+}
 
 // Features lists what a workload may need and this agent has.
 func Features() []string { return manifest.KnownFeatures() }
@@ -20,7 +59,7 @@ func Features() []string { return manifest.KnownFeatures() }
 // present one last; issued is when the state was signed. With parsed, workloads share the parsing of a manifest.
 func Admit(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 	parsed manifest.Parsed,
-) state.AdmissionDecision {
+) Decision {
 	v := admitOne(w, bundles, issued, parsed)
 	if back := w.GetFallback(); back != nil {
 		same := back.GetId() == w.GetId() && back.GetInstanceId() == w.GetInstanceId() &&
@@ -32,12 +71,12 @@ func Admit(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 
 func admitOne(w *protocol.Workload, bundles []protocol.Bundle, issued time.Time,
 	parsed manifest.Parsed,
-) state.AdmissionDecision {
+) Decision {
 	var present protocol.Bundle
 	if len(bundles) > 0 {
 		present = bundles[len(bundles)-1]
 	}
-	v := state.AdmissionDecision{BundleVersion: present.Version()}
+	v := Decision{BundleVersion: present.Version()}
 	for _, f := range w.GetFeatures() {
 		if !slices.Contains(Features(), f) {
 			v.Reason, v.Detail = protocol.WorkloadStatus_FEATURE_MISSING, "this agent lacks the feature "+f

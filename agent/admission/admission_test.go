@@ -1,4 +1,4 @@
-package accept_test
+package admission_test
 
 import (
 	"strings"
@@ -9,7 +9,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
-	"github.com/gpuaas/gpuaas/agent/internal/accept"
+	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/internal/accept/accepttest"
 	"github.com/gpuaas/gpuaas/pkg/manifest/manifesttest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -23,19 +23,19 @@ func TestADelegationThatEndsStopsNothingAdmittedUnderIt(t *testing.T) {
 	m := accepttest.New(t, noon)
 	m.Delegate(noon.Add(time.Hour))
 	w := m.Workload("a", 1)
-	require.True(t, accept.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "other bytes of the same revision, a year "+
+	require.True(t, admission.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "other bytes of the same revision, a year "+
 		"later, in a new store")
 
 	late := proto.CloneOf(w)
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))
-	v := accept.Admit(late, m.Bundles, noon.Add(year), nil)
+	v := admission.Admit(late, m.Bundles, noon.Add(year), nil)
 	require.False(t, v.Admitted, "a revision that was named after the delegation had ended")
 	require.Contains(t, v.Detail, protocol.Nack_EXPIRED.Text())
 
 	unsaid := proto.CloneOf(w)
 	unsaid.FirstNamedAt = nil
-	require.True(t, accept.Admit(unsaid, m.Bundles, noon, nil).Admitted, "without the time, the state's own counts")
-	require.False(t, accept.Admit(unsaid, m.Bundles, noon.Add(year), nil).Admitted)
+	require.True(t, admission.Admit(unsaid, m.Bundles, noon, nil).Admitted, "without the time, the state's own counts")
+	require.False(t, admission.Admit(unsaid, m.Bundles, noon.Add(year), nil).Admitted)
 }
 
 func TestAFallbackIsJudgedAsOfItsOwnTime(t *testing.T) {
@@ -46,7 +46,7 @@ func TestAFallbackIsJudgedAsOfItsOwnTime(t *testing.T) {
 	m.Now = noon.Add(year)
 	w := m.Workload("a", 2)
 	w.Fallback = back
-	v := accept.Admit(w, m.Bundles, m.Now, nil)
+	v := admission.Admit(w, m.Bundles, m.Now, nil)
 	require.True(t, v.Admitted)
 	require.True(t, v.FallbackAdmitted, "what it goes back to ran under a delegation that has ended since")
 }
@@ -70,30 +70,18 @@ func TestLaw01AFallbackNeedsItsOwnSignature(t *testing.T) {
 		w := m.Workload("a", 2)
 		w.Fallback = proto.CloneOf(m.Workload("a", 1))
 		c.spoil(w.GetFallback())
-		v := accept.Admit(w, m.Bundles, noon, nil)
+		v := admission.Admit(w, m.Bundles, noon, nil)
 		require.True(t, v.Admitted, name)
 		require.Equal(t, c.good, v.FallbackAdmitted, name)
 	}
 }
 
-// A node that has no way to its hub's bundles refuses a state of a newer one, and lives on.
-func TestAStateUnderANewerBundleIsRefusedWhereNoneCanBeFetched(t *testing.T) {
-	m := accepttest.New(t, noon)
-	s := reopen(t, t.TempDir(), nil)
-	require.NoError(t, accept.Resume(s, m.Pin(), "", m.Node()))
-	require.NoError(t, s.InitBundle(m.Bundle()))
-	m.NextBundle(noon.Add(time.Hour))
-	env, parts := m.Desired(1)
-	_, err := accept.New(accept.Config{Store: s, Node: m.Node}).State(t.Context(), env, parts)
-	require.Equal(t, protocol.Nack_BUNDLE_TOO_OLD, protocol.RefusalOf(err))
-}
-
 func TestARevokedPublisherIsRefusedWheneverItSigned(t *testing.T) {
 	m := accepttest.New(t, noon)
 	w := m.Workload("a", 1)
-	require.True(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
+	require.True(t, admission.Admit(w, m.Bundles, noon, nil).Admitted)
 	m.NextBundle(noon.Add(time.Hour), accepttest.KeyID(m.Publisher))
-	require.False(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
+	require.False(t, admission.Admit(w, m.Bundles, noon, nil).Admitted)
 }
 
 func TestACatalogKeyThatWasRotatedOutVouchesForWhatItAdmitted(t *testing.T) {
@@ -101,35 +89,35 @@ func TestACatalogKeyThatWasRotatedOutVouchesForWhatItAdmitted(t *testing.T) {
 	w, old := m.Workload("a", 1), m.Catalog
 	m.Catalog = accepttest.Key(t)
 	m.NextBundle(noon.Add(time.Hour))
-	require.True(t, accept.Admit(w, m.Bundles, noon.Add(year), nil).Admitted)
+	require.True(t, admission.Admit(w, m.Bundles, noon.Add(year), nil).Admitted)
 
 	late := proto.CloneOf(w)
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))
-	require.False(t, accept.Admit(late, m.Bundles, noon.Add(year), nil).Admitted, "but not for what is named afterwards")
+	require.False(t, admission.Admit(late, m.Bundles, noon.Add(year), nil).Admitted, "but not for what is named afterwards")
 
 	m.NextBundle(noon.Add(3*time.Hour), accepttest.KeyID(old))
-	require.False(t, accept.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "revoked, it vouches for nothing")
+	require.False(t, admission.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "revoked, it vouches for nothing")
 }
 
 // A thief of the state key can show an old delegation again, and name any time; the bundle only goes forward.
 func TestAVersionBelowTheBundlesLowestIsNotStarted(t *testing.T) {
 	m := accepttest.New(t, noon)
 	w, old := m.Workload("a", 1), m.Catalog
-	require.True(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
+	require.True(t, admission.Admit(w, m.Bundles, noon, nil).Admitted)
 	m.MinVersions = map[string]string{w.GetAppSlug(): "1.0.1", "other": "9"}
 	m.NextBundle(noon.Add(time.Hour))
-	v := accept.Admit(w, m.Bundles, noon, nil)
+	v := admission.Admit(w, m.Bundles, noon, nil)
 	require.False(t, v.Admitted)
 	require.Contains(t, v.Detail, "1.0.1")
 
 	m.Catalog = accepttest.Key(t)
 	require.NotEqual(t, accepttest.KeyID(old), accepttest.KeyID(m.Catalog))
 	m.NextBundle(noon.Add(2 * time.Hour))
-	require.False(t, accept.Admit(w, m.Bundles, noon, nil).Admitted, "nor under an earlier bundle, which named none")
+	require.False(t, admission.Admit(w, m.Bundles, noon, nil).Admitted, "nor under an earlier bundle, which named none")
 
 	m.MinVersions = map[string]string{w.GetAppSlug(): "1.0.0"}
 	m.NextBundle(noon.Add(3 * time.Hour))
-	require.True(t, accept.Admit(w, m.Bundles, noon, nil).Admitted)
+	require.True(t, admission.Admit(w, m.Bundles, noon, nil).Admitted)
 }
 
 // The hub of the test forgets to name the feature, or names it; the answer is the same.
@@ -142,12 +130,12 @@ func TestAManifestWithLaterKeysIsRefusedAsNewerAndNotAsForged(t *testing.T) {
 	named := proto.CloneOf(unnamed)
 	named.Features = append(named.Features, "holograms")
 	for _, w := range []*protocol.Workload{unnamed, named} {
-		v := accept.Admit(w, m.Bundles, noon, nil)
+		v := admission.Admit(w, m.Bundles, noon, nil)
 		require.False(t, v.Admitted)
 		require.Equal(t, protocol.WorkloadStatus_FEATURE_MISSING, v.Reason)
 		require.Contains(t, v.Detail, "holograms")
 	}
 	stranger := proto.CloneOf(unnamed)
 	stranger.Manifest.Signatures[0].Signature[0] ^= 1
-	require.Equal(t, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, accept.Admit(stranger, m.Bundles, noon, nil).Reason)
+	require.Equal(t, protocol.WorkloadStatus_MANIFEST_NOT_ADMITTED, admission.Admit(stranger, m.Bundles, noon, nil).Reason)
 }
