@@ -35,7 +35,7 @@
 // signed.
 //
 // What a member ran must be billed or in suspense, except what faults explain: each explains a span of its node's time
-// (doubt.go), so no member is exempt.
+// (doubt.go), so no member is exempt. What is in suspense, faults must explain, too, to the second (suspense.go).
 //
 // Each rule that this simulation once found missing has a name (Breakage); left out, it breaks a law.
 //

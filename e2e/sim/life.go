@@ -338,6 +338,7 @@ func (w *World) restoreDisk(n *node, image *disk, at instant) {
 	n.killAgent()
 	n.store = image.clone()
 	n.diskRestored = true
+	n.sealsAgain()
 	n.doubt.begin(at, &n.doubt.state, &n.doubt.leases)
 	if w.chance(0.4) {
 		w.cutFor(n, true, true, w.long(day))

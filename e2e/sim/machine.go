@@ -83,6 +83,7 @@ type node struct {
 	// clockFaulty: the node's clock was wrong since its last sync.
 	clockFaulty bool
 	doubt       doubt
+	setAside
 }
 
 // disk is a node's store with what the oracle knows of it: the highest state that this lineage has applied.
@@ -156,6 +157,7 @@ func (n *node) startAgent() {
 	n.life++
 	n.busy, n.hold, n.report = map[string][]*task{}, map[heldWork]time.Time{}, nil
 	n.phase = n.w.now
+	n.attended()
 	n.sample(n.w.now)
 	n.activate()
 	n.up.start(n)

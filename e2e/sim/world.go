@@ -104,6 +104,8 @@ type Result struct {
 	Checked map[int]int
 	// SuspendedSeconds is the running time that is set aside, ExplainedSeconds that for which faults explain a loss.
 	SuspendedSeconds, ExplainedSeconds int64
+	// Suspensions counts pieces of running time in suspense, each of which faults must explain.
+	Suspensions int
 }
 
 // Violation is a broken law.
