@@ -28,6 +28,9 @@ type Config struct {
 	Shared float64
 	// Kinds of faults at nodes; none: all.
 	Kinds []string
+	// Keep names the steps that are taken; nil: all. Until ends the world earlier; 0: after its days.
+	Keep  []string
+	Until time.Duration
 	// Break makes the model break a law on purpose, so that the checker can be checked.
 	Break Breakage
 }
@@ -99,6 +102,8 @@ type Result struct {
 	Faults map[string]int
 	// BilledSeconds is the running time that was billed, RanSeconds that of the containers.
 	BilledSeconds, RanSeconds int64
+	// Steps names those that were taken (steps.go).
+	Steps []string
 	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, holds for
 	// law 6, nodes for law 13, nodes of a restored hub for law 16.
 	Checked map[int]int
