@@ -181,6 +181,14 @@ func forgetful(seed uint64) sim.Config {
 
 func shared(seed uint64) sim.Config { return worldOf(seed + sharedFrom - 1) }
 
+// handedOver worlds give shared GPUs from org to org between backup and restore.
+func handedOver(seed uint64) sim.Config {
+	return sim.Config{
+		Seed: seed, Nodes: 3, Days: 6, Commands: 32, Faults: 8, Backup: 6 * time.Hour, Restores: 8,
+		Quiet: 10 * time.Minute, Shared: 1,
+	}
+}
+
 func busy(seed uint64) sim.Config { return sim.Config{Seed: seed, Nodes: 6, Days: 3, Commands: 24} }
 
 // TestCheckerCatchesWhatIsBroken leaves one rule out at a time: some seed must break one of the laws that the rule is
@@ -201,7 +209,7 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 		{sim.BreakProof, []int{14}, busy},
 		{sim.BreakOrgs, []int{14}, shared},
 		{sim.BreakNeighbour, []int{14}, shared},
-		{sim.BreakTakeover, []int{14}, shared},
+		{sim.BreakTakeover, []int{14}, handedOver},
 		{sim.BreakClip, []int{5, 17}, worldOf},
 		{sim.BreakClock, []int{3, 5, 13, 16, 17}, worldOf},
 		{sim.BreakCap, []int{3, 16}, worldOf},
