@@ -22,7 +22,7 @@ import (
 var (
 	seed   = flag.Uint64("seed", 0, "simulate this seed only, and tell of it")
 	broken = flag.String("break", "", "with -seed: the rule to leave out (world.go names them)")
-	seeds  = flag.String("seeds", "1..16", "which seeds TestSimulation takes: the first and the last, or how many from 1 on")
+	seeds  = flag.String("seeds", "1..16", "the seeds of TestSimulation: first and last, or how many from 1 on")
 )
 
 // sharedFrom is the first seed of a world whose GPUs are shared in slices.

@@ -32,8 +32,8 @@ func requireHolds(t *testing.T, world sim.Config) {
 	require.NoError(t, err)
 }
 
-// TestKeptWorldsHold runs the worlds of testdata, which TestSimulation once found and shrank. One that leaves out a rule
-// breaks a law with it, and holds without. Where the rule breaks nothing any more, because the draws of the world have
+// TestKeptWorldsHold runs the worlds of testdata, which TestSimulation once found and shrank. One that leaves out a
+// rule breaks a law, and holds with the rule. Where it breaks none any more, because the draws of the world have
 // changed: take another seed with -seed and -break.
 func TestKeptWorldsHold(t *testing.T) {
 	paths, err := filepath.Glob("testdata/*.json")
