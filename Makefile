@@ -217,6 +217,10 @@ mutants-all: build build-failpoint demo-app ## as mutants, with every change of 
 	@$(GO) run ./e2e/mutants -all
 	@$(GO) run ./e2e/mutants -e2e -j 1
 
+.PHONY: sim
+sim: ## simulate more seeds than the tests do, with faults: SEEDS=a..b (default 17..80); a failing one prints its violation
+	@$(GO) test -vet=off -count=1 -timeout 24h ./e2e/sim -run 'TestSimulation$$' -seeds $(or $(SEEDS),17..80)
+
 .PHONY: fuzz
 fuzz: ## every fuzz target for FUZZTIME (default 20s) each
 	@deploy/fuzz.sh $${FUZZTIME:-20s}

@@ -41,7 +41,10 @@
 // signed.
 //
 // What a member ran must be billed or in suspense, except what faults explain: each explains a span of its node's time
-// (doubt.go), so no member is exempt.
+// (doubt.go), so no member is exempt. What is in suspense, faults must explain, too, to the second (suspense.go).
+//
+// What users, faults, backups and restores do are steps (steps.go), which can be left out one by one: a world that
+// breaks a law is shrunk and printed, and kept in testdata.
 //
 // Each rule that this simulation once found missing has a name (Breakage); left out, it breaks a law.
 //

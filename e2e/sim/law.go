@@ -20,6 +20,8 @@ type oracle struct {
 	// order holds the members as they were created.
 	order []*memberFacts
 	gpus  map[string]*busyTime
+	// forgotten is what a restored hub knows nothing of: from its backup to the restore.
+	forgotten []window
 }
 
 // busyTime adds up how long something ran.

@@ -124,7 +124,9 @@ func (h *hub) bill(row *nodeRow, seg *protocol.UsageSegment) {
 		if s.Meter != protocol.MeterSessionSeconds || s.Piece.Reason == billing.SuspenseUnknownSubject {
 			continue
 		}
-		row.member(s.MemberID).audit.suspended += s.Piece.Quantity
+		m := row.member(s.MemberID)
+		m.audit.suspended += s.Piece.Quantity
+		h.w.oracle.suspended(h.w.nodes[row.i], m, s.Piece)
 		if len(renew) == 0 || renew[len(renew)-1] != s.MemberID {
 			renew = append(renew, s.MemberID)
 		}

@@ -21,7 +21,6 @@ func (w *World) healFor() instant {
 
 // planLife schedules users, faults, backups, and now and then a world without faults in which all laws are checked.
 func (w *World) planLife() {
-	end := instant(w.cfg.Days) * day
 	if w.cfg.Commands > 0 {
 		w.again(instant(float64(day)/(w.cfg.Commands*float64(w.cfg.Nodes))), "command", w.command)
 	}
@@ -33,20 +32,30 @@ func (w *World) planLife() {
 	if w.cfg.Versions {
 		w.again(day/instant(w.cfg.Nodes), "owner", w.changeRules)
 	}
+	w.planHeals()
+	w.planBackups()
+	w.after(w.end(), -1, "end", func() { w.agenda = nil })
+}
+
+func (w *World) planHeals() {
+	days := instant(w.cfg.Days) * day
 	heals := max(1, w.cfg.Days/3)
 	for k := 1; k <= heals; k++ {
-		w.after(end/instant(heals)*instant(k)-w.healFor()-minute, -1, "heal", w.heal)
+		w.plan(days/instant(heals)*instant(k)-w.healFor()-minute, "heal", k, w.heal)
 	}
-	restores := map[instant]bool{}
-	every := span(w.cfg.Backup)
+}
+
+func (w *World) planBackups() {
+	days, every, draws := instant(w.cfg.Days)*day, span(w.cfg.Backup), w.draws("restore")
+	restores := map[int]bool{}
 	for range w.cfg.Restores {
-		restores[every*instant(1+w.rng.IntN(int(max(end/every-1, 1))))] = true
+		restores[1+draws.IntN(int(max(days/every-1, 1)))] = true
 	}
-	for at := every; at < end-every; at += every {
-		keep := restores[at]
-		w.after(at, -1, "backup", func() { w.hub.takeBackup(keep) })
+	for k := 1; every*instant(k) < days-every; k++ {
+		at, keep := every*instant(k), restores[k]
+		w.plan(at, "backup", k, func() { w.hub.takeBackup(keep) })
 		if keep {
-			w.after(at+w.upTo(every), -1, "restore", func() {
+			w.plan(at+instant(draws.Int64N(int64(every))), "restore", k, func() {
 				if w.healing || w.hub.backup == nil {
 					return
 				}
@@ -55,17 +64,6 @@ func (w *World) planLife() {
 			})
 		}
 	}
-	w.after(end, -1, "end", func() { w.agenda = nil })
-}
-
-// again repeats something at random, on average every so often.
-func (w *World) again(every instant, kind string, do func()) {
-	w.after(1+w.upTo(2*every), -1, kind, func() {
-		if !w.healing {
-			do()
-		}
-		w.again(every, kind, do)
-	})
 }
 
 // heal ends every fault, waits until the world is at rest, and checks the laws.
@@ -231,7 +229,8 @@ func (w *World) fault() {
 	}
 	w.result.Faults[kind.name]++
 	// At the node, so that catchUp samples its usage first.
-	w.after(0, n.i, kind.name, func() { kind.do(n) })
+	draws := w.rng
+	w.after(0, n.i, kind.name, func() { w.drawing(draws, func() { kind.do(n) }) })
 }
 
 func (w *World) cut(n *node) {
@@ -359,6 +358,7 @@ func (w *World) restoreDisk(n *node, image *disk, at instant) {
 	n.killAgent()
 	n.store = image.clone()
 	n.diskRestored = true
+	n.sealsAgain()
 	n.doubt.begin(at, &n.doubt.state, &n.doubt.leases)
 	if w.chance(0.4) {
 		w.cutFor(n, true, true, w.long(day))

@@ -88,6 +88,7 @@ type node struct {
 	clockFaulty bool
 	doubt       doubt
 	admissions  admissions
+	setAside
 }
 
 // disk is a node's store with what the oracle knows of it: the highest state that this lineage has applied.
@@ -161,6 +162,7 @@ func (n *node) startAgent() {
 	n.life++
 	n.busy, n.hold, n.report = map[string][]*task{}, map[heldWork]time.Time{}, nil
 	n.phase = n.w.now
+	n.attended()
 	n.sample(n.w.now)
 	n.activate()
 	n.up.start(n)

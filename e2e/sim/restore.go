@@ -57,6 +57,7 @@ func (h *hub) start() {
 func (h *hub) restore() {
 	h.crash()
 	h.restores++
+	h.w.oracle.forgotten = append(h.w.oracle.forgotten, window{h.backupAt, h.w.now})
 	h.rows = *h.backup.clone()
 	for i := range h.rows.nodes {
 		row := &h.rows.nodes[i]

@@ -31,6 +31,9 @@ type Config struct {
 	Versions bool
 	// Kinds of faults at nodes; none: all.
 	Kinds []string
+	// Keep names the steps that are taken; nil: all. Until ends the world earlier; 0: after its days.
+	Keep  []string
+	Until time.Duration
 	// Break makes the model break a law on purpose, so that the checker can be checked.
 	Break Breakage
 }
@@ -108,6 +111,8 @@ type Result struct {
 	Faults map[string]int
 	// BilledSeconds is the running time that was billed, RanSeconds that of the containers.
 	BilledSeconds, RanSeconds int64
+	// Steps names those that were taken (steps.go).
+	Steps []string
 	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, holds for
 	// law 6, nodes for law 13, nodes of a restored hub for law 16.
 	Checked map[int]int
@@ -115,6 +120,8 @@ type Result struct {
 	Compared map[string]int
 	// SuspendedSeconds is the running time that is set aside, ExplainedSeconds that for which faults explain a loss.
 	SuspendedSeconds, ExplainedSeconds int64
+	// Suspensions counts pieces of running time in suspense, each of which faults must explain.
+	Suspensions int
 }
 
 // Violation is a broken law.
