@@ -23,8 +23,8 @@ func TestADelegationThatEndsStopsNothingAdmittedUnderIt(t *testing.T) {
 	m := accepttest.New(t, noon)
 	m.Delegate(noon.Add(time.Hour))
 	w := m.Workload("a", 1)
-	require.True(t, admission.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "other bytes of the same revision, a year "+
-		"later, in a new store")
+	require.True(t, admission.Admit(w, m.Bundles, noon.Add(year), nil).Admitted,
+		"other bytes of the same revision, a year later, in a new store")
 
 	late := proto.CloneOf(w)
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))
@@ -93,7 +93,8 @@ func TestACatalogKeyThatWasRotatedOutVouchesForWhatItAdmitted(t *testing.T) {
 
 	late := proto.CloneOf(w)
 	late.FirstNamedAt = timestamppb.New(noon.Add(2 * time.Hour))
-	require.False(t, admission.Admit(late, m.Bundles, noon.Add(year), nil).Admitted, "but not for what is named afterwards")
+	require.False(t, admission.Admit(late, m.Bundles, noon.Add(year), nil).Admitted,
+		"but not for what is named afterwards")
 
 	m.NextBundle(noon.Add(3*time.Hour), accepttest.KeyID(old))
 	require.False(t, admission.Admit(w, m.Bundles, noon.Add(year), nil).Admitted, "revoked, it vouches for nothing")

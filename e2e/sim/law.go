@@ -220,8 +220,8 @@ func (o *oracle) coldBoot(n *node) {
 	now := n.now()
 	for _, w := range n.desired().Workloads {
 		l, m := n.store.AgentLeases()[w.MemberID], n.store.Members[w.MemberID]
-		if w.Stopped || o.w.cfg.Versions && o.mayWait(w) || !l.Covers(now) || m.Tried(w.Revision) || !n.images[w.Services[0].Images[0]] || n.clockFaulty ||
-			o.members[w.MemberID].crashChance > 0 {
+		if w.Stopped || o.w.cfg.Versions && o.mayWait(w) || !l.Covers(now) || m.Tried(w.Revision) ||
+			!n.images[w.Services[0].Images[0]] || n.clockFaulty || o.members[w.MemberID].crashChance > 0 {
 			continue
 		}
 		if !slices.ContainsFunc(n.containers, func(c *container) bool {

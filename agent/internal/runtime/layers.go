@@ -245,8 +245,8 @@ func (u *unpacking) unpackMissing(ctx context.Context, missing []*imageLayer) (e
 	return group.Wait()
 }
 
-// record makes a snapshot of what is unpacked, which is on the disk by then: containerd syncs its records, not the files,
-// and after a power cut a record of files that were never written would count as the layer.
+// record makes a snapshot of what is unpacked, which is on the disk by then: containerd syncs its records, not the
+// files, and after a power cut a record of files that were never written would count as the layer.
 func (u *unpacking) record(ctx context.Context, l *imageLayer, key string) error {
 	if err := u.writeback.sync(); err != nil {
 		return err

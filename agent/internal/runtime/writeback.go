@@ -35,7 +35,7 @@ func startWriteback(dir string) (*writeback, error) {
 	w := &writeback{disk: disk, due: make(chan struct{}, 1)}
 	w.ended.Go(func() {
 		for range w.due {
-			_ = w.sync() // kept for whoever records the next layer
+			_ = w.sync() // kept for the next layer that is recorded
 		}
 	})
 	return w, nil
@@ -52,8 +52,8 @@ func (w *writeback) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// sync writes everything that is dirty on the file system to the disk. After an error it never succeeds again: the kernel
-// reports a failed write once, and may have dropped what it did not write.
+// sync writes everything that is dirty on the file system to the disk. After an error it never succeeds again: the
+// kernel reports a failed write once, and may have dropped what it did not write.
 func (w *writeback) sync() error {
 	w.unpacked.Store(0)
 	err := unix.Syncfs(int(w.disk.Fd()))

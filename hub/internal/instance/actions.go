@@ -39,8 +39,8 @@ func RequestUpgrade(ctx context.Context, tx db.Tx, i Instance, req Request, n Ne
 		return Change{}, err
 	}
 	if i.Lifecycle.Status == lifecycle.Running && n.same(i) {
-		return Change{}, fault.New(fault.Conflict, lifecycle.CodeVersionUnchanged, "The app instance runs this version already.", nil).
-			WithField("/target_version", "is the version that runs")
+		return Change{}, fault.New(fault.Conflict, lifecycle.CodeVersionUnchanged,
+			"The app instance runs this version already.", nil).WithField("/target_version", "is the version that runs")
 	}
 	i.Revision = made.No
 	if err := insertRevision(ctx, tx, i.ID, made, n, req.CorrelationID, now); err != nil {
