@@ -17,6 +17,7 @@ import (
 	"github.com/gpuaas/gpuaas/deploy/devcluster"
 	"github.com/gpuaas/gpuaas/deploy/devcluster/scenario"
 	"github.com/gpuaas/gpuaas/e2e/harness"
+	api "github.com/gpuaas/gpuaas/pkg/client"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 )
 
@@ -30,6 +31,7 @@ const (
 	failedUpgrade = "failed upgrade"
 	startFirst    = "upgrade that starts first"
 	reconfigure   = "change of the config"
+	rotate        = "rotation of a secret"
 	onVolume      = "work on a volume"
 	installs      = "upgrade that installs an environment"
 	stop          = "stop"
@@ -73,6 +75,7 @@ func passedIn(point string) []string {
 		{"agent/confirm/", []string{upgrade}},
 		{"agent/fallback/", []string{failedUpgrade}},
 		{"agent/config/", []string{reconfigure}},
+		{"agent/secrets/", []string{rotate}},
 		{"agent/volume/", []string{onVolume}},
 		{"agent/environment/", []string{installs}},
 		{"agent/stop/", ends},
@@ -85,6 +88,7 @@ func passedIn(point string) []string {
 		{"agent/", acts},
 		{"hub/database/", []string{hubRestart}},
 		{"hub/create/", []string{launch}},
+		{"hub/secret/", []string{rotate}},
 		{"hub/leases/", []string{launch}},
 		{"hub/hello/", []string{nodeReconnect}},
 		{"hub/session/registered", []string{nodeReconnect}},
@@ -124,6 +128,9 @@ type killTest struct {
 	due    []string
 	armed  map[string]int
 	oracle *harness.ContainerdOracle
+	// secret is the one that the app's instances refer to, as its last answer shows it; value is what they must have.
+	secret api.Secret
+	value  string
 	// shipped counts the versions with an image of their own.
 	shipped int
 }
@@ -232,17 +239,22 @@ func newKillTest(t *testing.T, seed uint64) *killTest {
 		"path: /healthz", "path: /nowhere", "readiness_timeout_seconds: 30",
 		"readiness_timeout_seconds: 2",
 	}
-	k.ShipApp()
-	k.ShipVersion("2.0.0", second...)
-	k.ShipVersion("3.0.0", unready...)
-	k.ShipVersion("4.0.0", append(second, "metering:", "upgrade: {strategy: start_first}\n  metering:")...)
-	k.ShipVersion("5.0.0", append(second, "    scratch:", "    environment: {path: /opt/environment, python: /app, "+
-		"max_size_mib: 32, build_timeout_seconds: 60}\n    scratch:")...)
+	k.ShipApp(takesSecret()...)
+	for version, changes := range map[string][]string{
+		"2.0.0": second,
+		"3.0.0": unready,
+		"4.0.0": append(second, "metering:", "upgrade: {strategy: start_first}\n  metering:"),
+		"5.0.0": append(second, "    scratch:", "    environment: {path: /opt/environment, python: /app, "+
+			"max_size_mib: 32, build_timeout_seconds: 60}\n    scratch:"),
+	} {
+		k.ShipVersion(version, append(takesSecret(), changes...)...)
+	}
 	k.ShipProject(map[string][]string{"1.0.0": nil, "2.0.0": second, "3.0.0": unready})
 	// There is room for the sentinel and for two copies of another instance.
 	var err error
 	k.Allocation, err = k.Tenant.Allocate(k.Ctx, k.Tenant.Admin, k.Agent.Ready.NodeID, 2, 512)
 	require.NoError(t, err)
+	k.issueSecret()
 	k.oracle = k.WatchContainerd(c.ContainerdNamespace)
 	return k
 }

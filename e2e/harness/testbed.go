@@ -327,14 +327,13 @@ func (w *Testbed) NewTenant(slug string) {
 	require.NoError(w.T, err)
 }
 
-// ShipApp ships version 1.0.0 of the app, entitles the project to it and prices it.
-func (w *Testbed) ShipApp() {
+// ShipApp ships version 1.0.0 of the app with changes of its manifest, entitles the project to it and prices it.
+func (w *Testbed) ShipApp(changes ...string) {
 	w.T.Helper()
 	var err error
 	w.Publisher, err = w.Tenant.NewPublisher(w.Ctx)
 	require.NoError(w.T, err)
-	_, err = w.Tenant.Ship(w.Ctx, w.Publisher, w.Release("1.0.0"))
-	require.NoError(w.T, err)
+	w.ShipVersion("1.0.0", changes...)
 	require.NoError(w.T, w.Tenant.Entitle(w.Ctx, AppSlug))
 	require.NoError(w.T, w.Tenant.Price(w.Ctx, AppSlug, PricePerHour))
 }

@@ -103,7 +103,7 @@ func requireAccountFile(w *harness.Testbed, pid uint32) (a accountFile) {
 	raw, err := os.ReadFile(path)
 	require.NoError(w.T, err)
 	require.NoError(w.T, json.Unmarshal(raw, &a))
-	require.True(w.T, onTmpfs(path))
+	require.True(w.T, harness.InMemory(path))
 	return a
 }
 

@@ -57,6 +57,9 @@ agent/upload/sent
 agent/upload/answered
 agent/upload/acknowledged
 agent/config/delivered
+agent/secrets/staged
+agent/secrets/replaced
+agent/secrets/delivered
 agent/stop/requested
 agent/stop/signalled
 agent/exit/measured
@@ -91,6 +94,8 @@ hub/create/lease_issued
 hub/command/executed
 hub/command/answer_stored
 hub/command/committed
+hub/secret/sealed
+hub/secret/committed
 hub/events/numbered
 hub/audit/linked
 hub/dispatch/compiled

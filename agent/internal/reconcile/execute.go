@@ -167,6 +167,7 @@ func (r *Reconciler) deliverSecrets(ctx context.Context, a agent.DeliverSecrets)
 	if err := r.machine.Containers.DeliverSecrets(ctx, a.ContainerID, secrets, a.Service.Spec.GetSecrets()); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/secrets/delivered")
 	return r.store.UpdateRun(a.ContainerID, a.Record)
 }
 

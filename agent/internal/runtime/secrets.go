@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -47,6 +48,7 @@ func replaceSecrets(dir string, secrets map[string][]byte) error {
 		if err := writeFile(path+newSuffix, secret, 0o444); err != nil {
 			return err
 		}
+		failpoint.Hit("agent/secrets/staged")
 		if err := os.Rename(path+newSuffix, path); err != nil {
 			return directoryFault(path, err)
 		}
@@ -75,6 +77,7 @@ func (r *Runtime) DeliverSecrets(ctx context.Context, id string, secrets map[str
 	if err := replaceSecrets(dir, secrets); err != nil {
 		return err
 	}
+	failpoint.Hit("agent/secrets/replaced")
 	return r.tell(ctx, id, change.GetOnChange(), change.GetSignal())
 }
 

@@ -90,6 +90,9 @@ type app struct {
 	// configFile is empty where the version takes no config; config is its content when it was last loaded.
 	configFile string
 	config     atomic.Pointer[string]
+	// secretsDir is empty where the instance has no secret parameters; secrets are those that were last loaded.
+	secretsDir string
+	secrets    atomic.Pointer[digests]
 
 	mu    sync.Mutex
 	eaten [][]byte
@@ -98,16 +101,14 @@ type app struct {
 func newApp(getenv func(string) string, now time.Time) (*app, error) {
 	a := &app{
 		greeting: getenv("GREETING"), started: now, readyAt: now, exit: make(chan int, 1),
-		configFile: getenv("GPUAAS_CONFIG_FILE"),
+		configFile: getenv("GPUAAS_CONFIG_FILE"), secretsDir: getenv("GPUAAS_PARAMETERS_DIR"),
 	}
 	if a.greeting == "" {
 		a.greeting = "Hello from GPUaaS"
 	}
-	config, err := a.readConfig()
-	if err != nil {
+	if err := a.load(); err != nil {
 		return nil, err
 	}
-	a.config.Store(&config)
 	if text := getenv("READY_AFTER_MILLIS"); text != "" {
 		millis, err := strconv.ParseInt(text, 10, 64)
 		if err != nil {
@@ -124,6 +125,7 @@ func (a *app) handler() http.Handler {
 	mux.HandleFunc("GET /healthz", a.health)
 	mux.HandleFunc("GET /whoami", a.whoami)
 	mux.HandleFunc("GET /config", a.showConfig)
+	mux.HandleFunc("GET /secrets", a.showSecrets)
 	mux.HandleFunc("GET /identity", a.identity)
 	mux.HandleFunc("GET /slow", a.slow)
 	mux.HandleFunc("GET /send", a.send)
@@ -157,16 +159,29 @@ func (a *app) readConfig() (string, error) {
 	return string(content), err
 }
 
+// load reads the config and the secret parameters.
+func (a *app) load() error {
+	config, err := a.readConfig()
+	if err != nil {
+		return err
+	}
+	secrets, err := a.readSecrets()
+	if err != nil {
+		return err
+	}
+	a.config.Store(&config)
+	a.secrets.Store(&secrets)
+	return nil
+}
+
 func (a *app) reloadOnHangup(ctx context.Context) {
 	hangup := make(chan os.Signal, 1)
 	signal.Notify(hangup, syscall.SIGHUP)
 	for {
 		select {
 		case <-hangup:
-			if content, err := a.readConfig(); err != nil {
-				slog.Error("the config stays as it was", "error", err)
-			} else {
-				a.config.Store(&content)
+			if err := a.load(); err != nil {
+				slog.Error("config and secrets stay as they were", "error", err)
 			}
 		case <-ctx.Done():
 			return

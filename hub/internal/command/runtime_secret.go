@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
+	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -46,7 +47,8 @@ func (s *Service) CreateSecret(ctx context.Context, m Meta, projectID, name, val
 
 // RotateSecret gives a secret another value, which reaches the instances that refer to it.
 func (s *Service) RotateSecret(ctx context.Context, m Meta, projectID, id, value string) (secret.Secret, error) {
-	return once(ctx, s, m, secretToChange(m, projectID, id), func(tx db.Tx, before secret.Secret) (secret.Secret, error) {
+	check := secretToChange(m, projectID, id)
+	v, err := once(ctx, s, m, check, func(tx db.Tx, before secret.Secret) (secret.Secret, error) {
 		if before.Status == secret.StatusRevoked {
 			return secret.Secret{}, fault.New(fault.Conflict, codeSecretRevoked, "The secret is revoked; create it anew.",
 				nil).Permanent()
@@ -54,6 +56,10 @@ func (s *Service) RotateSecret(ctx context.Context, m Meta, projectID, id, value
 		before.Version++
 		return s.putSecret(ctx, tx, m, before, value, "apps.secret.rotated")
 	})
+	if err == nil {
+		failpoint.Hit("hub/secret/committed")
+	}
+	return v, err
 }
 
 // RevokeSecret destroys the value of a secret: instances that refer to it get an empty one. A revoked one stays as it
@@ -112,6 +118,7 @@ func (s *Service) putSecret(ctx context.Context, tx db.Tx, m Meta, v secret.Secr
 			return v, err
 		}
 	}
+	failpoint.Hit("hub/secret/sealed")
 	for _, nodeID := range slices.Sorted(maps.Keys(keys)) {
 		if err := fleet.BumpIntent(ctx, tx, nodeID); err != nil {
 			return v, err
