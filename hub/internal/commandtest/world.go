@@ -154,8 +154,8 @@ func (w *World) SetFeatures(features ...string) {
 	w.Exec(`UPDATE nodes SET features = $2 WHERE id = $1`, w.Node, features)
 }
 
-// publish registers the demo, signed by a catalog key, with its image, and entitles the project.
-func (w *World) publish() {
+// NewCatalogKey makes the key that Sign signs with, and the bundle that names it.
+func (w *World) NewCatalogKey() {
 	w.T.Helper()
 	_, root, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(w.T, err)
@@ -184,6 +184,12 @@ func (w *World) publish() {
 		require.NoError(w.T, err)
 		return verified, env
 	}
+}
+
+// publish registers the demo, signed by a catalog key, with its image, and entitles the project.
+func (w *World) publish() {
+	w.T.Helper()
+	w.NewCatalogKey()
 	w.Release = func(version string) {
 		w.T.Helper()
 		verified, env := w.Sign(strings.Replace(Manifest(), "version: 1.0.0", "version: "+version, 1))

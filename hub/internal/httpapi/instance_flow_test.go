@@ -86,6 +86,29 @@ func (s *theater) Logs(_ context.Context, nodeID, _ string, r *protocol.LogsRequ
 // open swaps the operations on people for those on instances; make tenants before.
 func (s *theater) open(t *testing.T) {
 	t.Helper()
+	s.node = s.enroll(t)
+	s.connect(t, s.node)
+	api := serverOn(s.d, nil, nil)
+	api.NodeStreams, api.logCheckEvery, api.rightCheckEvery = s, s.logCheckEvery, s.logCheckEvery
+	api.Queries.ImagePull = func(nodeID, _ string) *protocol.ImagePull {
+		if nodeID != s.node {
+			return nil
+		}
+		return s.pull.Load()
+	}
+	var err error
+	s.Handler, err = NewHandler(api, Config{
+		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
+		Log: jsonLog(t, s.log), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+	})
+	require.NoError(t, err)
+	s.direct = s.Handler
+	s.Handler = conforms(t, s.Handler)
+}
+
+// enroll makes a node that was never in contact.
+func (s *theater) enroll(t *testing.T) (nodeID string) {
+	t.Helper()
 	pub, _, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
 	secret, err := fleet.NewJoinSecret()
@@ -100,33 +123,23 @@ func (s *theater) open(t *testing.T) {
 			NodeID: db.NewID(), Secret: secret, Hostname: "n1", PublicKey: pub,
 			CertificateExpiresAt: now.Add(time.Hour),
 		}, now)
-		if err != nil {
-			return err
-		}
-		s.node = n.ID
-		_, err = fleettest.Connect(ctx, tx, fleet.Connection{NodeID: n.ID, ReplicaID: "r", Hello: &protocol.Hello{
+		nodeID = n.ID
+		return err
+	})
+	return nodeID
+}
+
+func (s *theater) connect(t *testing.T, nodeID string) {
+	t.Helper()
+	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		_, err := fleettest.Connect(ctx, tx, fleet.Connection{NodeID: nodeID, ReplicaID: "r", Hello: &protocol.Hello{
 			Features:    manifest.KnownFeatures(),
 			Incarnation: "i", Facts: &protocol.NodeFacts{
 				Hostname: "n1", CpuCores: 8, MemoryBytes: 16 << 30, VolumeBytes: 1 << 30,
 			},
-		}}, now)
+		}}, s.clock())
 		return err
 	})
-	api := serverOn(s.d, nil, nil)
-	api.NodeStreams, api.logCheckEvery, api.rightCheckEvery = s, s.logCheckEvery, s.logCheckEvery
-	api.Queries.ImagePull = func(nodeID, _ string) *protocol.ImagePull {
-		if nodeID != s.node {
-			return nil
-		}
-		return s.pull.Load()
-	}
-	s.Handler, err = NewHandler(api, Config{
-		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
-		Log: jsonLog(t, s.log), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
-	})
-	require.NoError(t, err)
-	s.direct = s.Handler
-	s.Handler = conforms(t, s.Handler)
 }
 
 func (s *theater) tx(t *testing.T, fn func(context.Context, db.Tx) error) {

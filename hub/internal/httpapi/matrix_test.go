@@ -40,6 +40,9 @@ func (s *stage) actors(t *testing.T) []actor {
 	user := func(name, orgRole, projectRole string) actor {
 		id := s.must(t, s.admin, "POST", "/admin/users", name, `{"org_id":"`+s.ids["org_id"]+`","email":"`+name+
 			`@acme.example","display_name":"`+name+`","roles":[`+orgRole+`]}`, 201).text("id")
+		if orgRole == "" { // without a role a new user is a member
+			s.must(t, s.boss, "PUT", "/users/"+id+"/roles", "", `{"roles":[]}`, 200)
+		}
 		if projectRole != "" {
 			s.must(t, s.boss, "PUT", "/projects/"+s.ids["project_id"]+"/roles/"+id, "", `{"roles":[`+projectRole+`]}`, 200)
 		}

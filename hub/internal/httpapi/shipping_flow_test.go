@@ -42,7 +42,26 @@ type yard struct {
 
 func newYard(t *testing.T) *yard {
 	t.Helper()
-	y := &yard{house: newHouse(t), passphrase: "correct horse battery"}
+	y := &yard{house: newHouse(t)}
+	registry := y.openRegistry(t)
+	kek, err := secret.NewKEK([]byte(houseKey))
+	require.NoError(t, err)
+	api := serverOn(y.d, secret.NewSealer(kek), y.keys)
+	api.Queries.Registry, api.Commands.Registry, api.RegistryHost = registry, registry, registry.Host()
+	y.Handler, err = NewHandler(api, Config{
+		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.Service{DB: y.d}, Registry: registry,
+		Log: jsonLog(t, y.log), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
+	})
+	require.NoError(t, err)
+	y.Handler = conforms(t, y.Handler)
+	y.orgID, y.projectID, y.boss = y.tenant(t, "acme")
+	return y
+}
+
+// openRegistry makes the keys of the hub and of a publisher, and a registry in a house whose handler is served by TLS.
+func (y *yard) openRegistry(t *testing.T) *artifact.Registry {
+	t.Helper()
+	y.passphrase = "correct horse battery"
 	dir := t.TempDir()
 	var err error
 	y.init, err = trust.Init(trust.InitOptions{
@@ -57,7 +76,7 @@ func newYard(t *testing.T) *yard {
 	y.publicPEM, err = os.ReadFile(filepath.Join(dir, "publisher.pub"))
 	require.NoError(t, err)
 
-	server := httptest.NewUnstartedServer(nil)
+	server := httptest.NewUnstartedServer(y)
 	access := &query.RegistryAccess{DB: y.d, Now: y.clock}
 	ctx, cancel := context.WithCancel(t.Context())
 	registry, err := artifact.OpenRegistry(ctx, artifact.RegistryConfig{
@@ -66,18 +85,6 @@ func newYard(t *testing.T) *yard {
 		IntentOpen:  access.IntentOpen, Authenticate: access.Authenticate, MayPull: access.MayPull, Now: y.clock,
 	})
 	require.NoError(t, err)
-	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
-	require.NoError(t, err)
-	sealer := secret.NewSealer(kek)
-	api := serverOn(y.d, sealer, y.keys)
-	api.Queries.Registry, api.Commands.Registry, api.RegistryHost = registry, registry, registry.Host()
-	y.Handler, err = NewHandler(api, Config{
-		Authenticator: TokenAuthenticator{DB: y.d}, Auditor: &command.Service{DB: y.d}, Registry: registry,
-		Log: jsonLog(t, y.log), Now: y.clock, RequestsPerSecond: 1e6, Burst: 1e6,
-	})
-	require.NoError(t, err)
-	y.Handler = conforms(t, y.Handler)
-	server.Config.Handler = y
 	server.StartTLS()
 	t.Cleanup(func() {
 		server.Close()
@@ -86,8 +93,7 @@ func newYard(t *testing.T) *yard {
 	y.caFile = filepath.Join(dir, "ca.pem")
 	require.NoError(t,
 		os.WriteFile(y.caFile, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600))
-	y.orgID, y.projectID, y.boss = y.tenant(t, "acme")
-	return y
+	return registry
 }
 
 func (y *yard) delegate(t *testing.T, orgSlug, prefix string) string {

@@ -8,7 +8,6 @@ import (
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
-	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
@@ -16,12 +15,9 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/gpuaas/gpuaas/hub/internal/artifact"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
-	"github.com/gpuaas/gpuaas/hub/internal/query"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
-	"github.com/gpuaas/gpuaas/hub/internal/trust"
 )
 
 // stage is a theater with one of each resource that a request can name, in the org acme, and another org beside it.
@@ -31,6 +27,8 @@ type stage struct {
 	ids map[string]string
 	// strange are some of the other org's.
 	strange map[string]string
+	// ships are the keys and the registry with which acme ships apps.
+	ships *yard
 	// boss is a token of acme's admin, stranger of the other org's.
 	boss, stranger string
 }
@@ -59,6 +57,7 @@ func newStageOn(t *testing.T, h *house) *stage {
 	role := s.must(t, boss, "POST", "/orgs/"+orgID+"/roles", "role",
 		`{"slug":"reader","display_name":"R","permissions":["apps.instance.read"]}`, 201).text("id")
 	s.open(t)
+	s.ships = &yard{house: s.house, orgID: orgID, projectID: projectID, boss: boss}
 	allocation := s.must(t, boss, "POST", project+"/allocations", "allocation", sliceBody, 201).text("id")
 	volume := s.must(t, boss, "POST", project+"/volumes", "volume", `{"name":"v","size_mib":64}`, 201).text("id")
 	s.direct = s.handler(t, s.log)
@@ -117,7 +116,7 @@ func (s *stage) insert(t *testing.T) {
 			},
 			{
 				`INSERT INTO instance_tasks (id, instance_id, kind, revision, phases, state, requested_by_type, requested_by_id,
-				correlation_id, created_at, updated_at) VALUES ($1, $2, 'deploy', 1, '[]', 'pending', 'user', $3, 'c', $4, $4)`,
+				correlation_id, created_at, updated_at) VALUES ($1, $2, 'deploy', 1, '["a"]', 'pending', 'user', $3, 'c', $4, $4)`,
 				[]any{s.ids["task_id"], s.ids["app_instance_id"], s.ids["user_id"], now},
 			},
 			{
@@ -149,26 +148,14 @@ func (s *stage) insert(t *testing.T) {
 // handler has every operation, also those that seal or sign.
 func (s *stage) handler(t *testing.T, log io.Writer) http.Handler {
 	t.Helper()
-	kek, err := secret.NewKEK([]byte("0123456789abcdef0123456789abcdef"))
+	kek, err := secret.NewKEK([]byte(houseKey))
 	require.NoError(t, err)
-	dir := t.TempDir()
-	_, err = trust.Init(trust.InitOptions{
-		DataDir: filepath.Join(dir, "data"), OfflineDir: filepath.Join(dir, "offline"), TrustDomain: "gpuaas.test",
-		Passphrase: "correct horse battery", Now: s.clock(), ScryptWorkFactor: 10,
-	})
-	require.NoError(t, err)
-	keys, err := trust.Open(filepath.Join(dir, "data"))
-	require.NoError(t, err)
-	entry := &query.RegistryAccess{DB: s.d, Now: s.clock}
-	registry, err := artifact.OpenRegistry(t.Context(), artifact.RegistryConfig{
-		Dir: filepath.Join(dir, "registry"), Host: "registry.test", SigningKey: keys.Token(), TrustDomain: "gpuaas.test",
-		IntentOpen: entry.IntentOpen, Authenticate: entry.Authenticate, MayPull: entry.MayPull, Now: s.clock,
-	})
-	require.NoError(t, err)
-	api := serverOn(s.d, secret.NewSealer(kek), keys)
+	registry := s.ships.openRegistry(t)
+	api := serverOn(s.d, secret.NewSealer(kek), s.ships.keys)
 	api.NodeStreams, api.Queries.Registry, api.Commands.Registry = s, registry, registry
+	api.RegistryHost = registry.Host()
 	h, err := NewHandler(api, Config{
-		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d},
+		Authenticator: TokenAuthenticator{DB: s.d}, Auditor: &command.Service{DB: s.d}, Registry: registry,
 		Log: slog.New(slog.NewJSONHandler(log, nil)), Now: s.clock, RequestsPerSecond: 1e6, Burst: 1e6,
 	})
 	require.NoError(t, err)
@@ -197,10 +184,18 @@ func (s *stage) sendOver(t *testing.T, conn *tls.ConnectionState, token string, 
 	header http.Header,
 ) answer {
 	t.Helper()
+	return s.sendBody(t, conn, token, op, header, samples()[op.id])
+}
+
+// sendBody sends a request with another body than the sample.
+func (s *stage) sendBody(t *testing.T, conn *tls.ConnectionState, token string, op *operation, header http.Header,
+	body string,
+) answer {
+	t.Helper()
 	text := strings.NewReplacer(`"org_id":"`+someID, `"org_id":"`+s.ids["org_id"],
 		`"project_id":"`+someID, `"project_id":"`+s.ids["project_id"],
 		`"custom_roles":["`+someID, `"custom_roles":["`+s.ids["role_id"],
-		`,"ca_pem":"pem"`, "").Replace(samples()[op.id])
+		`,"ca_pem":"pem"`, "").Replace(body)
 	r := httptest.NewRequest(op.method, basePath+s.path(t, op), strings.NewReader(text))
 	r.Header, r.TLS = header.Clone(), conn
 	if token != "" {
