@@ -3,6 +3,7 @@ package httpapi
 import (
 	"context"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"testing"
@@ -59,7 +60,8 @@ func arrange(t *testing.T, s *stage) *arranged {
 	stageNode := s.node
 	s.node = s.enroll(t)
 	s.connect(t, s.node)
-	a.post(t, s.admin, "/admin/credits", `{"org_id":"`+s.ids["org_id"]+`","amount":"1000","currency":"EUR","description":"d"}`, 201)
+	a.post(t, s.admin, "/admin/credits", `{"org_id":"`+s.ids["org_id"]+`","amount":"1000","currency":"EUR",
+		"description":"d"}`, 201)
 	a.post(t, s.admin, "/admin/prices", `{"meter":"session_seconds","currency":"EUR","price":"1","per":"hour","from":"`+
 		s.clock().Add(time.Second).Format(time.RFC3339)+`"}`, 201)
 	s.wait(time.Minute)
@@ -206,9 +208,7 @@ func (a *arranged) addRows(t *testing.T) {
 func (a *arranged) arrangements(t *testing.T) map[string]arrangement {
 	t.Helper()
 	all := a.ofResources(t)
-	for id, of := range a.ofInstances(t) {
-		all[id] = of
-	}
+	maps.Copy(all, a.ofInstances(t))
 	return all
 }
 
