@@ -3,6 +3,7 @@ package runtime
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -125,6 +126,9 @@ func (r *Runtime) removeEmptyCgroup(path string) error {
 func (r *Runtime) removeMemberCgroups() error {
 	for _, dir := range r.cgroupDirs(r.cfg.CgroupParent) {
 		entries, err := os.ReadDir(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // it went with the last member's cgroup of another hierarchy
+		}
 		if err != nil {
 			return err
 		}

@@ -64,3 +64,15 @@ func TestBothVersionsMetricsAreDecoded(t *testing.T) {
 	_, err = statsOf("something else")
 	require.Error(t, err)
 }
+
+func TestCgroupsOfMembersGoFromEachHierarchy(t *testing.T) {
+	root := t.TempDir()
+	r := &Runtime{cfg: Config{CgroupParent: "/p"}, host: hostSupport{cgroupRoot: root}}
+	for _, hierarchy := range []string{"cpu", "memory"} {
+		require.NoError(t, os.MkdirAll(filepath.Join(root, hierarchy, "p", "member"), 0o755))
+	}
+	require.NoError(t, r.removeMemberCgroups())
+	for _, hierarchy := range []string{"cpu", "memory"} {
+		require.NoDirExists(t, filepath.Join(root, hierarchy, "p"))
+	}
+}
