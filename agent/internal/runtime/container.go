@@ -380,6 +380,7 @@ func (r *Runtime) Get(ctx context.Context, id string) (Container, error) {
 func (r *Runtime) describe(ctx context.Context, record containers.Container,
 	process *tasktypes.Process,
 ) (Container, error) {
+	_, starting := r.starting.Load(record.ID) // before the note is read, which StartTask makes before it ends
 	revision, _ := strconv.ParseUint(record.Labels[labelRevision], 10, 64)
 	grace, _ := strconv.ParseUint(record.Labels[labelStopGrace], 10, 32)
 	restart, _ := strconv.ParseInt(record.Labels[labelRestart], 10, 32)
@@ -401,7 +402,7 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 		Environment:    record.Labels[labelEnvironment],
 	}
 	if process == nil {
-		if _, starting := r.starting.Load(record.ID); starting {
+		if starting {
 			c.State = StateCreated // StartTask notes the process before it runs
 			return c, nil
 		}
@@ -429,7 +430,11 @@ func (r *Runtime) describe(ctx context.Context, record containers.Container,
 		c.OOMKilled = r.oomKilled(record.ID)
 	case tasktypes.Status_RUNNING, tasktypes.Status_PAUSED, tasktypes.Status_PAUSING:
 		c.State = StateRunning
-		if c.StartedAt.IsZero() {
+		switch {
+		case !c.StartedAt.IsZero():
+		case starting:
+			c.State = StateCreated // StartTask is about to note when it started
+		default:
 			// A crash came between the start and the note of it.
 			if p, there := readProcess(c.PID); there {
 				c.StartedAt = p.startedAt()
