@@ -83,6 +83,9 @@ func start(ctx context.Context, c command) (*Process, error) {
 	} else {
 		cmd.Stdout = logFile
 	}
+	if err := noteStart(logFile); err != nil {
+		return nil, fmt.Errorf("start %s: %w", c.name, err)
+	}
 	if err := cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start %s: %w", c.name, err)
 	}
@@ -102,6 +105,13 @@ func start(ctx context.Context, c command) (*Process, error) {
 		return nil, fmt.Errorf("%s did not become ready: %w\n%s", c.name, err, p.LogTail(20))
 	}
 	return p, nil
+}
+
+// StartMessage is a line in a program's log at each of its starts.
+const StartMessage = "devcluster starts the program"
+
+func noteStart(log io.Writer) error {
+	return json.NewEncoder(log).Encode(map[string]any{"time": time.Now(), "level": "INFO", "msg": StartMessage})
 }
 
 func (p *Process) awaitReady(ctx context.Context, lines *os.File, ready any) error {

@@ -168,6 +168,7 @@ func (n *datedNode) awaitHealthy() {
 // crashApp kills an instance's process, and sets the clock before the agent observes the exit.
 func (n *datedNode) crashApp(i api.AppInstance, off time.Duration) {
 	n.Testbed.T.Helper()
+	n.Testbed.Explain(harness.Faults{Why: "an app is killed", Restarts: 1})
 	pid := n.Testbed.PidOn(n.Agent, i)
 	require.NoError(n.Testbed.T, syscall.Kill(int(pid), syscall.SIGKILL))
 	n.setClock(off)
@@ -225,6 +226,11 @@ func jumpWithoutHub(w *harness.Testbed, ahead, behind *datedNode) {
 // that containerd saw, and with a hub everything is healthy again.
 func TestLaw17WhateverANodesClockSaysOnlyTimeThatHasPassedIsBilled(t *testing.T) {
 	w, began := newLeasedTenant(t), time.Now()
+	w.Explain(harness.Faults{
+		Why:      "clocks are wrong: time that has not passed is not billed, and requireBill bounds what lacks in each bill",
+		Suspense: []string{"beyond_elapsed"},
+		Unbilled: lease,
+	})
 	ahead, behind := newDatedNode(w, "ahead", day), newDatedNode(w, "behind", -day)
 	nodes := []*datedNode{ahead, behind}
 	each := func(do func(n *datedNode)) {

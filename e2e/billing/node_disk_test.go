@@ -86,6 +86,7 @@ func TestLaw05ARestoredNodeDiskTakesANewIncarnationAndIsBilledOnce(t *testing.T)
 	})
 	require.NoError(t, w.Agent.Stop())
 	require.NoError(t, w.Hub.Kill9())
+	w.Explain(harness.Faults{Why: "the copy measures again what is billed", Suspense: []string{"already_billed"}})
 	w.CopyDisk(backup, data)
 	w.RestartAgent(w.Agent)
 	w.Eventually("the copy has sealed more than the hub has posted", func() error {
@@ -104,6 +105,21 @@ func TestLaw05ARestoredNodeDiskTakesANewIncarnationAndIsBilledOnce(t *testing.T)
 	awaitHealthy(w, i)
 	bill := finalBill(w, i)
 	harness.RequireBilledTime(t, containers.RunningTime(t), bill)
+}
+
+// explainClone tells the audit what a clone does. In a minute the pauses of a node whose sessions do not last allow
+// log2(2·60 s/DialRetryMin + 1) dials. The clone may start what its lease allows before it learns of the quarantine,
+// and stops that when it is uninstalled.
+func explainClone(w *harness.Testbed, clone devcluster.AgentConfig) {
+	w.T.Helper()
+	w.Explain(harness.Faults{
+		Why:      "node and clone end each other's sessions, and both run the app",
+		Sessions: 8,
+		Restarts: 1,
+		Suspense: []string{"already_billed"},
+		Unbilled: harness.ConvergenceBound,
+	})
+	w.WatchForAudit(clone)
 }
 
 // Law 5: a node's disk is copied and a second machine started from it. The hub notices and gives neither anything new;
@@ -137,6 +153,7 @@ func TestLaw05AClonedNodeIsQuarantinedAndBilledOnce(t *testing.T) {
 	})
 	before, err := says(w, w.Agent)
 	require.NoError(t, err)
+	explainClone(w, second)
 	clone, err := devcluster.StartAgent(w.Ctx, second)
 	require.NoError(t, err)
 	t.Cleanup(func() {

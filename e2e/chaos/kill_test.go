@@ -166,10 +166,22 @@ func TestEverythingResumesAfterAKillAtAnyPoint(t *testing.T) {
 		"running", "decommission_requested", "decommissioned",
 	}, uninterrupted: true})
 	k.AdminShell().MustRun("audit", "verify", "--org", k.Tenant.Org.ID)
+	k.explainKills()
 	for _, m := range k.programs {
 		t.Logf("%s crashed %d times at its points; %d starts took %s", m.name, m.crashes, m.starts,
 			m.starting.Round(time.Millisecond))
 	}
+}
+
+// explainKills tells the audit what the kills may cause: a pull or a start that is repeated, and a bill that begins
+// with the call of the start, whose answer was lost.
+func (k *killTest) explainKills() {
+	k.Explain(harness.Faults{
+		Why:        "the agent is killed while it pulls or starts",
+		Pulls:      true,
+		Restarts:   k.agentProgram.crashes,
+		Overbilled: time.Duration(k.agentProgram.crashes) * resolution,
+	})
 }
 
 // repeats is how often every point is reached.
@@ -214,11 +226,13 @@ func newKillTest(t *testing.T, seed uint64) *killTest {
 	}
 	k.Agent = &devcluster.Agent{Config: c}
 	k.Agents = append(k.Agents, k.Agent)
+	k.WatchForAudit(c)
 	k.enroll()
 	t.Cleanup(func() {
 		require.NoError(t, k.Agent.Stop())
 		require.NoError(t, devcluster.Uninstall(context.WithoutCancel(k.Ctx), c))
 	})
+	k.AuditAtEnd()
 
 	second := []string{harness.FirstGreeting, harness.SecondGreeting}
 	unready := []string{

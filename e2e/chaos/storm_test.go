@@ -129,6 +129,10 @@ func newStorm(t *testing.T, plan stormPlan) *storm {
 		"--report-interval", "1s", "--dial-retry-max", "1s",
 	}
 	w.Agent = w.StartAgent(conf)
+	w.Explain(harness.Faults{
+		Why:      "agent and containerd are killed: requireBills holds each run to its last checkpoint",
+		Unbilled: stormLimit,
+	})
 	shipSmallApp(w)
 	w.Allocation, err = w.Tenant.Allocate(w.Ctx, w.Tenant.Admin, w.Agent.Ready.NodeID, 2, 2048)
 	require.NoError(t, err)
@@ -370,6 +374,14 @@ func (s *storm) killTarget(ctx context.Context, v *target) {
 			return
 		}
 	}
+	// Each worker may have an instance whose start or pull a kill interrupts. The bill of a start whose answer was lost
+	// begins with its call.
+	s.Explain(harness.Faults{
+		Why:        "programs are killed while containers start",
+		Restarts:   stormWorkers,
+		Overbilled: stormWorkers * resolution,
+		Pulls:      true,
+	})
 	if err := v.kill(); err != nil {
 		s.T.Errorf("kill %s: %v", v.name, err)
 	}

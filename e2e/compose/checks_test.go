@@ -272,6 +272,7 @@ func checkReservation(a *app) {
 func checkAnchors(a *app) {
 	a.requireEnv("app", "TZ=UTC")
 	a.requireEnv("worker", "TZ=UTC", "QUEUE=default")
+	a.Explain(harness.Faults{Why: "a worker is killed", Restarts: 1})
 	require.NoError(a.T, unix.Kill(int(a.containers["worker"].PID), unix.SIGKILL))
 	a.Eventually("the worker is started again", func() error {
 		a.i = a.Instance(a.i.ID)

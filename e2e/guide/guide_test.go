@@ -187,9 +187,10 @@ func newGuideRun(w *harness.Testbed) *guideRun {
 	r := &guideRun{w: w, hub: w.HubConfig(), done: map[string]bool{}}
 	r.hub.Listen, r.hub.SessionListen = address, address
 	// What the guide's agent.env and join token say is read when the agent starts.
-	w.Hub = &devcluster.Hub{}
+	w.Hub = &devcluster.Hub{Config: r.hub}
 	r.node = w.AgentConfig("node")
 	r.node.ExtraArgs = append(r.node.ExtraArgs, "--dial-retry-max", "500ms")
+	w.WatchForAudit(r.node)
 	work, etc, backups := filepath.Join(w.Dir, "work"), filepath.Join(w.Dir, "etc"), filepath.Join(w.Dir, "backups")
 	for _, dir := range []string{r.hub.Dir, r.node.Dir, work, etc, backups} {
 		require.NoError(w.T, os.MkdirAll(dir, 0o711))
@@ -237,6 +238,8 @@ func newGuideRun(w *harness.Testbed) *guideRun {
 			require.NoError(w.T, devcluster.Uninstall(context.WithoutCancel(w.Ctx), r.node))
 		}
 	})
+	w.Explain(harness.Faults{Why: "the operator's guide has the node leave and enroll again, twice", Enrolments: 2})
+	w.AuditAtEnd()
 	return r
 }
 

@@ -52,6 +52,7 @@ func otherBounds() map[string][]string {
 		},
 		"the context has law 13's bound": {
 			"cluster/cluster_test.go awaitMember: Watch",
+			"harness/audit.go observe: context.WithoutCancel",
 			"lifecycle/pull_test.go TestAPullFromASlowRegistryShowsHowFarItIs: FollowInstance",
 		},
 		"a command on the machine, which ends by itself": {
@@ -194,6 +195,35 @@ func TestLaw13EveryWaitOfAnEndToEndTestIsBounded(t *testing.T) {
 	}
 	require.ElementsMatch(t, listed, slices.Collect(maps.Keys(found)),
 		"use Eventually, or list the wait with its bound and the reason")
+}
+
+// Each agent is started by Testbed.StartAgent, which has it audited, or in a place that is listed with the reason.
+func TestLaw13EveryNodeOfAnEndToEndTestIsAudited(t *testing.T) {
+	const again = "starts an audited agent again"
+	listed := map[string]string{
+		"billing/node_disk_test.go TestLaw05AClonedNodeIsQuarantinedAndBilledOnce":    "has the clone audited",
+		"chaos/storm_test.go agentTarget":                                             again,
+		"cli/preflight_test.go TestTheAgentReportsMisconfigurationsAndChangesNothing": "runs no workload",
+		"guide/guide_test.go startNode":                                               "newGuideRun has it audited",
+		"harness/testbed.go StartAgent":                                               "it is what has agents audited",
+		"security/altered_test.go observesOrEnds":                                     again,
+	}
+	var found []string
+	sources(t, func(name string, file *ast.File) {
+		for _, d := range file.Decls {
+			f, is := d.(*ast.FuncDecl)
+			if !is {
+				continue
+			}
+			ast.Inspect(f, func(n ast.Node) bool {
+				if s, is := n.(*ast.SelectorExpr); is && s.Sel.Name == "StartAgent" && nameOf(s.X) == "devcluster" {
+					found = append(found, name+" "+f.Name.Name)
+				}
+				return true
+			})
+		}
+	})
+	require.ElementsMatch(t, slices.Collect(maps.Keys(listed)), found)
 }
 
 func TestWaitsAreFound(t *testing.T) {

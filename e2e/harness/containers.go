@@ -23,6 +23,7 @@ func (w *Testbed) ContainerdClient(a *devcluster.Agent) *client.Client {
 // RemoveContainersOf removes a node's containers without the agent, as a power cut does.
 func (w *Testbed) RemoveContainersOf(a *devcluster.Agent) {
 	w.T.Helper()
+	w.explainPowerCut(a)
 	cl := w.ContainerdClient(a)
 	defer func() { require.NoError(w.T, cl.Close()) }()
 	containers, err := cl.Containers(w.Ctx)

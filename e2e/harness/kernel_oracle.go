@@ -27,8 +27,8 @@ const (
 // program, and when it ended.
 type ContainerProcess struct {
 	CreatedAt, StartedAt, EndedAt time.Time
-	// notStartedAt is the last moment at which it was seen to await its start.
-	notStartedAt time.Time
+	// NotStartedAt is the last moment at which it was seen to await its start.
+	NotStartedAt time.Time
 	pid          int
 	// Hostname begins with the name of its service.
 	Hostname string
@@ -107,7 +107,7 @@ func (o *KernelOracle) noteStart(l *ContainerProcess) {
 	switch {
 	case err != nil:
 	case bytes.HasPrefix(name, []byte(notStarted)):
-		l.notStartedAt = asked
+		l.NotStartedAt = asked
 	default:
 		l.StartedAt = time.Now()
 	}
@@ -141,7 +141,7 @@ func (o *KernelOracle) watchProcess(ctx context.Context, id string) {
 		return
 	}
 	created := o.booted.Add(time.Duration(ticks) * time.Second / ClockTicksPerSecond)
-	l := &ContainerProcess{pid: pid, CreatedAt: created, notStartedAt: created, Hostname: spec.Hostname}
+	l := &ContainerProcess{pid: pid, CreatedAt: created, NotStartedAt: created, Hostname: spec.Hostname}
 	o.mu.Lock()
 	o.byContainer[id] = l
 	o.mu.Unlock()
@@ -187,7 +187,7 @@ func (o *KernelOracle) RunningTimeOf(t *testing.T, memberID string) (sure, possi
 		}
 		require.False(t, l.EndedAt.IsZero(), "container %s has not ended", id)
 		surely[m] = append(surely[m], Stretch{l.StartedAt, l.EndedAt})
-		possibly[m] = append(possibly[m], Stretch{l.notStartedAt, l.EndedAt})
+		possibly[m] = append(possibly[m], Stretch{l.NotStartedAt, l.EndedAt})
 	}
 	require.NotEmpty(t, possibly, "no container of %q ran", memberID)
 	for m := range possibly {

@@ -50,6 +50,12 @@ func (w *Testbed) Reboot(a *devcluster.Agent) (off, on time.Time) {
 // CutPower is PowerOff for a node whose agent and containerd work on a disk that loses what they did not flush.
 func (w *Testbed) CutPower(a *devcluster.Agent, disk *powerloss.Disk, random *rand.Rand) (off time.Time) {
 	w.T.Helper()
+	w.explainPowerCut(a)
+	w.Explain(Faults{
+		Why:      "a power cut interrupts a start, and the agent's log loses the note of its own",
+		Restarts: 1,
+		Sessions: 1,
+	})
 	lost, err := disk.Cut(random, func() error {
 		// A process that waits for the disk dies when the disk has given up: nobody waits for it here.
 		pids := append(processesWith(w.Containerd.Address), a.PID, w.Containerd.PID())
@@ -65,11 +71,17 @@ func (w *Testbed) CutPower(a *devcluster.Agent, disk *powerloss.Disk, random *ra
 	})
 	require.NoError(w.T, err)
 	w.T.Logf("%d pages of the node's disk are lost", lost)
-	return w.PowerOff(a)
+	return w.powerOff(a)
 }
 
 // PowerOff is the first half of Reboot. Nothing of the node runs when it returns.
 func (w *Testbed) PowerOff(a *devcluster.Agent) (off time.Time) {
+	w.T.Helper()
+	w.explainPowerCut(a)
+	return w.powerOff(a)
+}
+
+func (w *Testbed) powerOff(a *devcluster.Agent) (off time.Time) {
 	w.T.Helper()
 	require.NoError(w.T, a.Kill9())
 	require.NoError(w.T, w.Containerd.Kill9())

@@ -103,6 +103,9 @@ type Testbed struct {
 	Publisher  *scenario.Publisher
 	Operator   *client.Hub
 	Allocation client.Allocation
+
+	// audit is shared by the testbeds of one test's nodes.
+	audit *audit
 }
 
 // New makes a testbed beside those of other tests: the test is parallel and is checked for leaks by its own names.
@@ -125,7 +128,7 @@ func newTestbed(t *testing.T, alone bool) *Testbed {
 	skip.Root(t, "containers and network namespaces")
 	Binaries(t)
 	ctx, cancel := context.WithTimeout(context.Background(), testLimit)
-	w := &Testbed{T: t, Ctx: ctx, number: int(testbeds.Add(1)), alone: alone}
+	w := &Testbed{T: t, Ctx: ctx, number: int(testbeds.Add(1)), alone: alone, audit: newAudit()}
 	// Below /tmp, where an unprivileged PostgreSQL can work, and not t.TempDir, whose parents only the owner may pass.
 	w.Dir = filepath.Join("/tmp", fmt.Sprintf("gpuaas-e2e-%d-%03d", os.Getpid(), w.number))
 	leakcheck.Guard(t, w.Scope())
@@ -248,9 +251,11 @@ func (w *Testbed) AgentConfig(name string) devcluster.AgentConfig {
 	}
 }
 
-// StartAgent enrolls a node and waits until the hub sees it. At the end the agent uninstalls itself.
+// StartAgent enrolls a node and waits until the hub sees it. At the end the node is audited and the agent uninstalls
+// itself.
 func (w *Testbed) StartAgent(c devcluster.AgentConfig) *devcluster.Agent {
 	w.T.Helper()
+	w.WatchForAudit(c)
 	token, err := scenario.JoinToken(w.Ctx, w.Admin())
 	require.NoError(w.T, err)
 	withToken := c
@@ -262,6 +267,7 @@ func (w *Testbed) StartAgent(c devcluster.AgentConfig) *devcluster.Agent {
 		require.NoError(w.T, a.Stop())
 		require.NoError(w.T, devcluster.Uninstall(context.WithoutCancel(w.Ctx), c))
 	})
+	w.AuditAtEnd()
 	w.AwaitOnline(a.Ready.NodeID)
 	return a
 }

@@ -167,6 +167,7 @@ func (s *scene) misusesItsVolume(t *testing.T, intruder client.AppInstance) {
 	require.Empty(t, out.Done)
 	require.Len(t, out.Refused, 13)
 	pid := s.PidOf(intruder)
+	s.Explain(harness.Faults{Why: "an intruder is killed", Restarts: 1})
 	require.NoError(t, unix.Kill(int(pid), unix.SIGKILL))
 	s.Eventually("the container runs again upon its volume", func() error {
 		_, err := ask(s.Ctx, intruder, "/see", nil)

@@ -138,6 +138,7 @@ func (l *fieldLife) kill() {
 	l.RestartAgent(l.Agent)
 	require.Equal(l.T, before, l.Running(l.i))
 	server, _, sidecar := l.services()
+	l.Explain(harness.Faults{Why: "a sidecar is killed", Restarts: 1})
 	require.NoError(l.T, unix.Kill(int(before["monitor"].PID), unix.SIGKILL))
 	l.Eventually("the sidecar runs again", func() error {
 		_, _, now := l.services()

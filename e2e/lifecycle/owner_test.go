@@ -41,6 +41,7 @@ func TestLaw15TheOwnersRefusalWins(t *testing.T) {
 	w.RequireAnswer(running)
 	pid := w.PidOf(running)
 
+	w.Explain(harness.Faults{Why: "the owner closes the node for a while", Restarts: 1})
 	require.NoError(t, w.Hub.Kill9())
 	says("closed: true\n")
 	w.Eventually("what ran has stopped without the hub", func() error {

@@ -134,6 +134,7 @@ func TestAppsOfOneOrgShareAGPUByMPS(t *testing.T) {
 	require.NoError(t, err)
 	pid, err := strconv.Atoi(string(daemon))
 	require.NoError(t, err)
+	w.Explain(harness.Faults{Why: "the MPS daemon of both apps is killed", Restarts: len(apps)})
 	require.NoError(t, unix.Kill(pid, unix.SIGKILL))
 	for _, i := range apps {
 		w.Eventually("it runs again", func() error {

@@ -58,6 +58,7 @@ func (s *skewed) requireConverged() {
 func TestLaw05AContainerdOlderThanTheStoreConverges(t *testing.T) {
 	var before says
 	s := newSkewed(t, func(n *node) string { return filepath.Join(n.Containerd.Dir, "root") }, func(s *skewed) {
+		s.Explain(harness.Faults{Why: "the older disk lacks an image", Pulls: true})
 		var err error
 		before, err = s.says(s.Agent)
 		require.NoError(t, err)
@@ -74,6 +75,11 @@ func TestLaw05AContainerdOlderThanTheStoreConverges(t *testing.T) {
 func TestLaw05AStoreOlderThanContainerdConverges(t *testing.T) {
 	var before says
 	s := newSkewed(t, func(n *node) string { return n.Agent.Config.DataDir() }, func(s *skewed) {
+		s.Explain(harness.Faults{
+			Why:      "by the older store, what was decommissioned since runs again for a moment",
+			Restarts: 1,
+			Suspense: []string{"outside_claim"},
+		})
 		s.Eventually("usage of the new instance is posted", func() (err error) {
 			if before, err = s.says(s.Agent); err != nil {
 				return err

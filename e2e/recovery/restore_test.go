@@ -47,6 +47,7 @@ func TestLaw16ARestoredHubStopsNothingAndRebuildsFromItsNodes(t *testing.T) {
 		return harness.Pending(err, len(after) > len(before))
 	})
 	require.NoError(t, away.Stop())
+	w.Explain(harness.Faults{Why: "the backup lacks the request for an upgrade", Restarts: 1})
 
 	running := []api.AppInstance{kept, changed, made}
 	pids := map[string]uint32{}
