@@ -241,6 +241,20 @@ func (k *killTest) choose(m *crashable, step string) string {
 	return best
 }
 
+// chooseBoth returns a point of each program, or one alone that was armed before: the other crash may have prevented it.
+func (k *killTest) chooseBoth(step string) map[*crashable]string {
+	points := map[*crashable]string{}
+	for _, m := range k.programs {
+		points[m] = k.choose(m, step)
+	}
+	for _, m := range k.programs {
+		if k.armed[points[m]] > 0 {
+			return map[*crashable]string{m: points[m]}
+		}
+	}
+	return points
+}
+
 // step arms hub and agent, asks for the action, and waits until both have crashed, are back, and the instance has the
 // wanted status.
 func (k *killTest) step(name string, want api.AppInstanceStatus, l *instanceHistory, ask func(ctx context.Context,
@@ -249,8 +263,9 @@ func (k *killTest) step(name string, want api.AppInstanceStatus, l *instanceHist
 	k.T.Helper()
 	began := time.Now()
 	var chosen []string
+	points := k.chooseBoth(name)
 	for _, m := range k.programs {
-		point, hit := k.choose(m, name), 1
+		point, hit := points[m], 1
 		if point == "" {
 			continue
 		}

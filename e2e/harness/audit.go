@@ -215,7 +215,7 @@ func (o Observed) wrongBills(f Faults) (lines []string) {
 		if end.IsZero() {
 			end = o.At
 		}
-		possibly[m] = append(possibly[m], Stretch{p.NotStartedAt, end})
+		possibly[m] = append(possibly[m], Stretch{p.NotStartedAt, end.Add(p.Waited)})
 		if !p.StartedAt.IsZero() {
 			surely[m] = append(surely[m], Stretch{p.StartedAt, end})
 		}
@@ -247,9 +247,9 @@ func (o Observed) runsOf(member string) (lines string) {
 	const clock = "15:04:05.000"
 	for _, run := range slices.Sorted(maps.Keys(o.Processes)) {
 		if p := o.Processes[run]; MemberOf(run) == member {
-			lines += fmt.Sprintf("\n    %s (%s) created %s, waited until %s, ran from %s to %s: billed %s", run, p.Hostname,
-				p.CreatedAt.Format(clock), p.NotStartedAt.Format(clock), p.StartedAt.Format(clock), p.EndedAt.Format(clock),
-				o.Billed[run])
+			lines += fmt.Sprintf("\n    %s (%s) created %s, waited until %s, ran from %s to %s and %s later: billed %s",
+				run, p.Hostname, p.CreatedAt.Format(clock), p.NotStartedAt.Format(clock), p.StartedAt.Format(clock),
+				p.EndedAt.Format(clock), p.Waited, o.Billed[run])
 		}
 	}
 	return lines
