@@ -241,7 +241,8 @@ func (k *killTest) choose(m *crashable, step string) string {
 	return best
 }
 
-// chooseBoth returns a point of each program, or one alone that was armed before: the other crash may have prevented it.
+// chooseBoth returns a point of each program, or one alone that was armed before: the other crash may have prevented
+// it.
 func (k *killTest) chooseBoth(step string) map[*crashable]string {
 	points := map[*crashable]string{}
 	for _, m := range k.programs {

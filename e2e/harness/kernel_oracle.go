@@ -27,12 +27,12 @@ const (
 // program, and when it ended.
 type ContainerProcess struct {
 	CreatedAt, StartedAt, EndedAt time.Time
-	// Waited is how long processes waited for a processor just after the end. A shim that waits notices the end so much
-	// later, and nothing but the shim can tell an agent when a process ended.
+	// Waited is how long the shim waited for a processor just after the end. It notices the end so much later, and nothing
+	// else can tell an agent when a process ended.
 	Waited time.Duration
 	// NotStartedAt is the last moment at which it was seen to await its start.
 	NotStartedAt time.Time
-	pid          int
+	pid, shim    int
 	// Hostname begins with the name of its service.
 	Hostname string
 }
@@ -45,7 +45,6 @@ type KernelOracle struct {
 
 	mu          sync.Mutex
 	byContainer map[string]*ContainerProcess
-	waits       waits
 	ends        sync.WaitGroup
 }
 
@@ -81,11 +80,6 @@ func (w *Testbed) WatchKernel(namespace string) *KernelOracle {
 }
 
 func (o *KernelOracle) poll(ctx context.Context) {
-	if total, known := processorWaits(); known {
-		o.mu.Lock()
-		o.waits = append(o.waits, waited{time.Now(), total})
-		o.mu.Unlock()
-	}
 	bundles, err := os.ReadDir(o.bundles)
 	if err != nil {
 		return
@@ -119,6 +113,7 @@ func (o *KernelOracle) noteStart(l *ContainerProcess) {
 		l.NotStartedAt = asked
 	default:
 		l.StartedAt = time.Now()
+		l.shim = parentOf(l.pid) // runc, which was the parent, has ended
 	}
 }
 
@@ -169,7 +164,26 @@ func (o *KernelOracle) awaitEnd(ctx context.Context, fd int, l *ContainerProcess
 		o.mu.Lock()
 		l.EndedAt = time.Now()
 		o.mu.Unlock()
+		o.awaitShim(ctx, l)
 		return
+	}
+}
+
+// awaitShim notes how long the shim waits until it must have noticed the end.
+func (o *KernelOracle) awaitShim(ctx context.Context, l *ContainerProcess) {
+	before, err := waitedForProcessor(l.shim)
+	for tick := time.NewTicker(kernelPollInterval); err == nil && time.Since(l.EndedAt) < noticeTime; {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		var waited time.Duration
+		if waited, err = waitedForProcessor(l.shim); err == nil {
+			o.mu.Lock()
+			l.Waited = waited - before
+			o.mu.Unlock()
+		}
 	}
 }
 
@@ -179,11 +193,7 @@ func (o *KernelOracle) Processes() map[string]ContainerProcess {
 	defer o.mu.Unlock()
 	out := make(map[string]ContainerProcess, len(o.byContainer))
 	for id, l := range o.byContainer {
-		p := *l
-		if !p.EndedAt.IsZero() {
-			p.Waited = o.waits.between(p.EndedAt, p.EndedAt.Add(noticeTime))
-		}
-		out[id] = p
+		out[id] = *l
 	}
 	return out
 }
