@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -171,19 +172,23 @@ func (o *KernelOracle) awaitEnd(ctx context.Context, fd int, l *ContainerProcess
 
 // awaitShim notes how long the shim waits until it must have noticed the end.
 func (o *KernelOracle) awaitShim(ctx context.Context, l *ContainerProcess) {
-	before, err := waitedForProcessor(l.shim)
+	waits, err := waitsForProcessor(l.shim)
 	for tick := time.NewTicker(kernelPollInterval); err == nil && time.Since(l.EndedAt) < noticeTime; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
-		var waited time.Duration
-		if waited, err = waitedForProcessor(l.shim); err == nil {
-			o.mu.Lock()
-			l.Waited = waited - before
-			o.mu.Unlock()
+		var now map[string]time.Duration
+		if now, err = waitsForProcessor(l.shim); err != nil {
+			return // the shim has ended as well
 		}
+		o.mu.Lock()
+		for thread, wait := range now {
+			l.Waited += wait - waits[thread]
+		}
+		o.mu.Unlock()
+		maps.Copy(waits, now)
 	}
 }
 

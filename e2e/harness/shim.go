@@ -2,7 +2,6 @@ package harness
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -26,27 +25,31 @@ func parentOf(pid int) (parent int) {
 	return parent
 }
 
-// waitedForProcessor is how long the threads of a process together were ready and waited for a processor
-// (Documentation/scheduler/sched-stats.rst of Linux).
-func waitedForProcessor(pid int) (total time.Duration, err error) {
+// waitsForProcessor is how long each thread of a process was ready and waited for a processor
+// (Documentation/scheduler/sched-stats.rst of Linux). A thread that ends meanwhile is left out.
+func waitsForProcessor(pid int) (map[string]time.Duration, error) {
 	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/schedstat", pid))
-	if err != nil || len(threads) == 0 {
-		return 0, errors.Join(err, os.ErrNotExist)
+	if err != nil {
+		return nil, err
 	}
-	for _, t := range threads {
-		text, err := os.ReadFile(t)
+	waits := map[string]time.Duration{}
+	for _, thread := range threads {
+		text, err := os.ReadFile(thread)
 		if err != nil {
-			return 0, err
+			continue
 		}
 		fields := bytes.Fields(text)
 		if len(fields) < 2 {
-			return 0, fmt.Errorf("%s is %q", t, text)
+			return nil, fmt.Errorf("%s is %q", thread, text)
 		}
 		nanos, err := strconv.ParseInt(string(fields[1]), 10, 64)
 		if err != nil {
-			return 0, err
+			return nil, err
 		}
-		total += time.Duration(nanos)
+		waits[thread] = time.Duration(nanos)
 	}
-	return total, nil
+	if len(waits) == 0 {
+		return nil, fmt.Errorf("process %d: %w", pid, os.ErrNotExist)
+	}
+	return waits, nil
 }

@@ -1,8 +1,10 @@
 package harness
 
 import (
+	"maps"
 	"os"
 	"os/exec"
+	"slices"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -17,9 +19,14 @@ func TestTheParentOfAProcessIsKnown(t *testing.T) {
 }
 
 func TestTheKernelTellsHowLongAProcessWaited(t *testing.T) {
-	before, err := waitedForProcessor(os.Getpid())
+	before, err := waitsForProcessor(os.Getpid())
 	require.NoError(t, err)
-	require.Positive(t, before, "some thread of this program has waited before it first ran")
-	_, err = waitedForProcessor(0)
+	after, err := waitsForProcessor(os.Getpid())
+	require.NoError(t, err)
+	for thread, wait := range after {
+		require.GreaterOrEqual(t, wait, before[thread])
+	}
+	require.Positive(t, slices.Max(slices.Collect(maps.Values(after))), "some thread has waited before it first ran")
+	_, err = waitsForProcessor(0)
 	require.Error(t, err)
 }
