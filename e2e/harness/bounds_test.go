@@ -71,9 +71,7 @@ func otherBounds() map[string][]string {
 			"harness/wait.go Await: context.WithTimeout bound",
 			"harness/wait.go Await: time.NewTicker",
 		},
-		"noticeTime": {
-			"harness/kernel_oracle.go awaitShim: time.NewTicker",
-		},
+		"noticeTime": {"harness/kernel_oracle.go awaitShim: time.NewTicker"},
 		"the time that must not be billed": {
 			"lifecycle/field_steps_test.go stopAndStart: time.Sleep",
 		},
