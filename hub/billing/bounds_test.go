@@ -96,7 +96,7 @@ func TestEachPartOfARecordIsBilledOrNamesWhyNot(t *testing.T) {
 	type parts map[string]int64
 	charge := func(meter string, from, to time.Duration, quantity int64) parts {
 		book := billing.NewBook()
-		book.Members["m"] = &billing.Member{ID: "m", NodeID: "n", OpenedAt: noon, MemoryBytes: 100}
+		book.Members["m"] = &billing.Member{ID: "m", NodeID: "n", OpenedAt: noon, CPUMillis: 200, MemoryBytes: 100}
 		book.Leases["m"] = billing.NewLeases([]billing.Lease{{
 			MemberID: "m", No: 1, NodeID: "n", IssuedAt: noon.Add(time.Minute), ExpiresAt: noon.Add(time.Hour),
 		}})
@@ -126,4 +126,9 @@ func TestEachPartOfARecordIsBilledOrNamesWhyNot(t *testing.T) {
 		charge(protocol.MeterSessionSeconds, 59*time.Minute, 61*time.Minute, 2*minute))
 	require.Equal(t, parts{"billed": 100 * 60, billing.SuspenseBeyondLimit: 1},
 		charge(protocol.MeterMemoryByteSeconds, time.Minute, 2*time.Minute, 100*60+1))
+	// A start costs processor time before the limit holds, also that of a run that ends at once.
+	const brief = time.Minute + 10*time.Millisecond
+	require.Equal(t, parts{"billed": 292_000}, charge(protocol.MeterCPUSeconds, time.Minute, brief, 292_000))
+	require.Equal(t, parts{"billed": 292_000, billing.SuspenseBeyondLimit: 8_000},
+		charge(protocol.MeterCPUSeconds, time.Minute, brief, 300_000))
 }

@@ -27,6 +27,9 @@ const (
 const (
 	// cpuSlack is one scheduling period by which a container may overrun its processor limit, per record.
 	cpuSlack = 200 * time.Millisecond
+	// startCPU is the processor time that starting a container may take outside its limit, per record: the runtime sets up
+	// the container's namespaces and mounts in its cgroup, 20 to 50 ms on an idle machine, before the limit holds.
+	startCPU = 250 * time.Millisecond
 	// hourSlack is what the records of one hour may be longer than it: each may overrun its limit a little.
 	hourSlack = 3 * time.Minute
 	// maxPieces bounds the pieces that billed time cuts one record into.
@@ -142,22 +145,22 @@ func (r *Record) malformed() string {
 
 // ceiling is the largest quantity that the record's length and the member's limits allow.
 func ceiling(r *Record, m *Member) (int64, string) {
-	length := r.Span.Length()
+	length, start := r.Span.Length(), int64(0)
 	switch {
 	case r.Meter == protocol.MeterSessionSeconds:
 		return length, SuspenseBeyondElapsed
 	case r.Meter == protocol.MeterAcceleratorSeconds:
 	case r.Meter == protocol.MeterCPUSeconds && m.CPUMillis > 0:
-		length += cpuSlack.Microseconds()
+		length, start = length+cpuSlack.Microseconds(), startCPU.Microseconds()
 	case r.Meter == protocol.MeterMemoryByteSeconds && m.MemoryBytes > 0:
 	default:
 		return r.Quantity, ""
 	}
 	most, ok := m.MaxUse(r.Meter, length)
-	if !ok {
+	if !ok || most > math.MaxInt64-start {
 		return r.Quantity, ""
 	}
-	return most, SuspenseBeyondLimit
+	return most + start, SuspenseBeyondLimit
 }
 
 // maxPerHour is the most of a meter that is accepted of one hour, over all runs; a record that begins in the hour may

@@ -165,7 +165,7 @@ func TestProcessorAndMemoryAreBoundByTheMembersLimits(t *testing.T) {
 		record(2, s, protocol.MeterMemoryByteSeconds, 0, 10, 4<<30*20),
 	)
 	require.Equal(t, []suspended{
-		{billing.SuspenseBeyondLimit, 30_000_000 - 20_400_000},
+		{billing.SuspenseBeyondLimit, 30_000_000 - 20_650_000},
 		{billing.SuspenseBeyondLimit, 4 << 30 * 10},
 	}, w.suspense())
 	w.checkInvariants()
