@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/http"
+	"os"
 	"strconv"
 	"strings"
 
@@ -59,6 +60,9 @@ func (a *app) createCredential() *cobra.Command {
 	c := a.projectAction("create NAME", "Make an SSH key pair", cobra.ExactArgs(1), func(ctx context.Context, s *session,
 		project string, args []string,
 	) error {
+		if err := absent(save); err != nil {
+			return err
+		}
 		made, err := client.Read[client.AccessCredential](s.hub.CreateAccessCredential(ctx, project,
 			client.AccessCredentialCreate{Name: args[0]}, s.editors()...))
 		return s.deliver(ctx, made, save, err)
@@ -71,6 +75,9 @@ func (a *app) rotateCredential() *cobra.Command {
 	var save string
 	c := a.projectAction("rotate CREDENTIAL", "Replace the key pair of an access credential", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, project string, args []string) error {
+			if err := absent(save); err != nil {
+				return err
+			}
 			id, err := s.credentialID(ctx, project, args[0])
 			if err != nil {
 				return err
@@ -112,6 +119,9 @@ func (a *app) unwrapCommand() *cobra.Command {
 	var file string
 	c := a.action("unwrap FILE", "Write the private key of a wrapping token to a new file, once", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, args []string) error {
+			if err := absent(args[0]); err != nil {
+				return err
+			}
 			text, err := readInput(s.env.Stdin, file)
 			if err != nil {
 				return usage(err)
@@ -120,6 +130,17 @@ func (a *app) unwrapCommand() *cobra.Command {
 		})
 	c.Flags().StringVar(&file, "token-file", "-", "file with the wrapping token; - for stdin")
 	return c
+}
+
+// absent refuses a file that is there, before a key is made for it: what it holds may be a key that is in use.
+func absent(file string) error {
+	if file == "" {
+		return nil
+	}
+	if _, err := os.Lstat(file); err == nil {
+		return usage(fmt.Errorf("%s is there already; name a new file for the key", file))
+	}
+	return nil
 }
 
 func (s *session) unwrap(ctx context.Context, token, file string) error {
