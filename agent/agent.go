@@ -162,6 +162,8 @@ type Container struct {
 	StartedAt  time.Time
 	ExitedAt   time.Time
 	ExitCode   int32
+	// WatchedSince is since when this agent probes containers. One that started before was not probed for a while.
+	WatchedSince time.Time `json:",omitzero"`
 	// ExitRecorded says that exit code and usage are durable, so that the container may be removed.
 	ExitRecorded   bool
 	AcceleratorIDs []string

@@ -280,8 +280,8 @@ func (d *differ) failure(w Workload, m Member) (reason protocol.WorkloadStatus_R
 	}
 	for _, c := range d.containers[w.MemberID] {
 		if d.late(w, c) {
-			return protocol.WorkloadStatus_READINESS_TIMEOUT, ofService(w, c.Service, "not ready within "+
-				d.deadline(w, c).Sub(c.StartedAt).String())
+			_, patience := patienceFor(w, c)
+			return protocol.WorkloadStatus_READINESS_TIMEOUT, ofService(w, c.Service, "not ready within "+patience.String())
 		}
 	}
 	return 0, ""
@@ -301,10 +301,21 @@ func (d *differ) deadline(w Workload, c Container) time.Time {
 	if c.Status != Running || !isCurrent(w, c) || !c.ReadyAt.IsZero() && !mustComplete(w, c.Service) {
 		return time.Time{}
 	}
-	if s, _ := serviceNamed(w, c.Service); s.BuildsEnvironment {
-		return c.StartedAt.Add(s.BuildTimeout + buildGrace)
+	since, patience := patienceFor(w, c)
+	return since.Add(patience)
+}
+
+// patienceFor is how long a container may take until it is ready or done, and since when. No time counts against it in
+// which no agent was there to probe it.
+func patienceFor(w Workload, c Container) (since time.Time, patience time.Duration) {
+	s, _ := serviceNamed(w, c.Service)
+	switch {
+	case s.BuildsEnvironment:
+		return c.StartedAt, s.BuildTimeout + buildGrace
+	case mustComplete(w, c.Service) || c.WatchedSince.Before(c.StartedAt):
+		return c.StartedAt, readinessTimeout(w)
 	}
-	return c.StartedAt.Add(readinessTimeout(w))
+	return c.WatchedSince, readinessTimeout(w)
 }
 
 func (d *differ) late(w Workload, c Container) bool {

@@ -198,6 +198,7 @@ func (w Workload) Probed(c Container, m Member, now time.Time) (s Service, probe
 	}
 	s, probed = serviceNamed(w, c.Service)
 	mayBeLeft := w.Fallback != nil && !w.RollsBack && m.ConfirmedRevision != w.Revision && !s.BuildsEnvironment
-	late := c.ReadyAt.IsZero() && !now.Before(c.StartedAt.Add(readinessTimeout(w)))
+	since, patience := patienceFor(w, c)
+	late := c.ReadyAt.IsZero() && !now.Before(since.Add(patience))
 	return s, probed && (!mayBeLeft || !late)
 }

@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"maps"
+	"slices"
 	"testing"
 	"time"
 
@@ -216,6 +217,35 @@ func TestAOneShotServiceRunsOnce(t *testing.T) {
 	settle(desired(shop(4)), 0)
 	require.Equal(t, before+1+4, m.runs, "all of it starts again")
 	require.Equal(t, protocol.WorkloadStatus_READY, status(desired(shop(4))).GetStatus())
+}
+
+// An agent that was away while a new revision became ready probes it first, and does not leave a healthy revision.
+func TestTheTimeWithoutAnAgentCountsAgainstNoUpgrade(t *testing.T) {
+	w := shopUpgrade()
+	w.ReadinessTimeout = time.Minute
+	i := slices.IndexFunc(w.Services, func(s agent.Service) bool { return s.Name == "server" })
+	w.Services[i].SpecDigest = "spec-server-3"
+	d, l := desired(w), week("web")
+	machine := func(watched time.Duration) agent.Observed {
+		server := changed(of(w, "server"), func(c *agent.Container) {
+			c.StartedAt, c.ReadyAt, c.WatchedSince = noon.Add(-time.Hour), time.Time{}, noon.Add(-watched)
+		})
+		return shopMachine(migrated(nil), of(w, "db"), server, of(w, "sidecar"))
+	}
+	o := machine(10 * time.Second)
+	require.Empty(t, agent.Diff(d, l, o, noon))
+	require.Equal(t, noon.Add(50*time.Second), agent.NextChange(d, l, o, noon))
+	_, probed := w.Probed(o.Containers[1], o.Members["web"], noon)
+	require.True(t, probed)
+
+	for _, watched := range []time.Duration{time.Minute, 2 * time.Hour} {
+		o = machine(watched)
+		back, is := agent.Diff(d, l, o, noon)[0].(agent.FallBack)
+		require.True(t, is)
+		require.Equal(t, "service server: not ready within 1m0s", back.Detail)
+		_, probed = w.Probed(o.Containers[1], o.Members["web"], noon)
+		require.False(t, probed)
+	}
 }
 
 // The server goes on from the revision before while the new revision's migration runs: the upgrade is neither ready nor

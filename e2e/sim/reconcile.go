@@ -154,7 +154,9 @@ func (n *node) observe(now time.Time) agent.Observed {
 	}
 	times := n.at(n.w.now)
 	for _, c := range n.containers {
-		o.Containers = append(o.Containers, c.Container(n.store.Runs[c.ID], times))
+		joined := c.Container(n.store.Runs[c.ID], times)
+		joined.WatchedSince = n.watching
+		o.Containers = append(o.Containers, joined)
 	}
 	for _, a := range n.attachments() {
 		o.Networks = append(o.Networks, n.store.Members[a.memberID].Network(a.service))
