@@ -2,6 +2,7 @@ package meter_test
 
 import (
 	"encoding/json"
+	"math"
 	"testing"
 	"time"
 
@@ -291,6 +292,39 @@ func TestMemoryOfATerabyteDoesNotOverflow(t *testing.T) {
 	s, _ := meter.Sample(opened(), meter.Observation{At: at(0), Runs: []meter.Run{r}})
 	_, got := meter.Sample(s, meter.Observation{At: at(86_400.5), Runs: []meter.Run{r}})
 	require.Equal(t, int64(1<<40)*86_400+1<<39, got[2].GetQuantity())
+}
+
+// Byte-microseconds that make no whole byte-second are kept for the next sample.
+func TestMemoryOfPartsOfASecondAddsUp(t *testing.T) {
+	r := up("r1", 0, 0)
+	r.MemoryBytes = 3
+	s, _ := meter.Sample(opened(), meter.Observation{At: at(0), Runs: []meter.Run{r}, CutEvery: 30 * time.Second})
+	var got []*protocol.UsageRecord
+	for _, now := range []float64{0.25, 0.5, 0.75, 1} {
+		require.Empty(t, got)
+		end := meter.Observation{At: at(now), Runs: []meter.Run{r}, CutEvery: time.Second}
+		s, got = meter.Sample(restart(t, s), end)
+	}
+	require.Equal(t, int64(3), got[2].GetQuantity())
+}
+
+func TestMemoryBeyondTheLargestQuantityIsTheLargest(t *testing.T) {
+	for name, seconds := range map[string][]float64{
+		"the product": {4}, "the byte-seconds": {1.5}, "the sum": {0.75, 1.5}, "the sum with what is too much": {0.5, 2.25},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := up("r1", 0, 0)
+			r.MemoryBytes = math.MaxInt64
+			s, _ := meter.Sample(opened(), meter.Observation{At: at(0), Runs: []meter.Run{r}, CutEvery: time.Minute})
+			for _, now := range seconds {
+				s, _ = meter.Sample(s, meter.Observation{At: at(now), Runs: []meter.Run{r}, CutEvery: time.Minute})
+			}
+			_, got := meter.Sample(s, meter.Observation{
+				At: at(60), Runs: []meter.Run{exited("r1", 0, seconds[len(seconds)-1])}, CutEvery: time.Minute,
+			})
+			require.Equal(t, int64(math.MaxInt64), got[2].GetQuantity())
+		})
+	}
 }
 
 // The last record is under the newest lease and revision of any container of the member.
