@@ -1,6 +1,7 @@
 package iam
 
 import (
+	"encoding/base32"
 	"testing"
 	"time"
 
@@ -36,4 +37,29 @@ func TestAPasswordMatchesItsHashAlone(t *testing.T) {
 	require.False(t, p.Matches("correct horse batterz"))
 	require.False(t, Password{}.Matches(""))
 	require.False(t, Password{Hash: "$argon2id$v=19$m=x"}.Matches(""))
+}
+
+// openSealer seals nothing.
+type openSealer struct{}
+
+func (openSealer) Seal(plain, _ []byte) ([]byte, error)  { return plain, nil }
+func (openSealer) Open(sealed, _ []byte) ([]byte, error) { return sealed, nil }
+
+func TestASecretOfOneTimeCodesHasSixteenBytesToSixtyFour(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	for length, want := range map[int]bool{15: false, 16: true, 64: true, 65: false} {
+		secret := make([]byte, length)
+		step := now.Unix() / totpPeriodSeconds
+		sealed, used, err := TOTP{
+			Secret: base32.StdEncoding.WithPadding(base32.NoPadding).EncodeToString(secret),
+			Code:   totpAt(secret, uint64(step), totpDigits),
+		}.enroll(openSealer{}, "user", now)
+		require.Equal(t, want, err == nil, length)
+		if want {
+			require.Equal(t, secret, sealed)
+			require.Equal(t, step, used)
+		}
+	}
+	_, _, err := TOTP{Secret: "no base32!", Code: "000000"}.enroll(openSealer{}, "user", now)
+	require.Error(t, err)
 }

@@ -1,0 +1,115 @@
+package iam_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+)
+
+// join makes a user with a password by an invitation.
+func (w world) join(t *testing.T, email string) iam.User {
+	t.Helper()
+	_, _, token := w.invite(t, w.org.ID, email)
+	return must(t, w.d, func(tx db.Tx) (iam.User, error) {
+		return iam.AcceptInvitation(t.Context(), tx, clearSealer{}, db.NewID(), iam.Acceptance{
+			Token: token, DisplayName: "Bob", PasswordHash: "hash of " + email,
+		}, start())
+	})
+}
+
+func (w world) passwordOf(t *testing.T, email string) iam.Password {
+	t.Helper()
+	return must(t, w.d, func(tx db.Tx) (iam.Password, error) { return iam.PasswordOf(t.Context(), tx, email) })
+}
+
+func (w world) login(t *testing.T, p iam.Password) error {
+	t.Helper()
+	_, err := run(t, w.d, func(tx db.Tx) (iam.User, error) {
+		return iam.CheckLogin(t.Context(), tx, clearSealer{}, p, "", start())
+	})
+	return err
+}
+
+func TestALoginEndsWithItsUserAndWithNoOther(t *testing.T) {
+	w := newWorld(t)
+	bob, eve := w.join(t, "bob@acme.example"), w.join(t, "eve@acme.example")
+	ofBob, ofEve := w.passwordOf(t, bob.Email), w.passwordOf(t, eve.Email)
+	require.Equal(t, "hash of bob@acme.example", ofBob.Hash)
+	require.NoError(t, w.login(t, ofBob))
+	changed := ofBob
+	changed.Hash = "of before a change"
+	require.True(t, fault.Is(w.login(t, changed), fault.Unauthenticated))
+
+	// Each password was read while its user was active.
+	bob = must(t, w.d, func(tx db.Tx) (iam.User, error) {
+		return iam.SetUserDisabled(t.Context(), tx, bob, true, start())
+	})
+	require.True(t, fault.Is(w.login(t, ofBob), fault.Unauthenticated))
+	require.NoError(t, w.login(t, ofEve))
+	must(t, w.d, func(tx db.Tx) (iam.User, error) { return iam.RemoveFromOrg(t.Context(), tx, bob, start()) })
+	require.True(t, fault.Is(w.login(t, ofBob), fault.Unauthenticated))
+	require.Equal(t, ofEve, w.passwordOf(t, eve.Email))
+	require.NoError(t, w.login(t, ofEve))
+}
+
+func TestASessionEndsOnceAndByItsOwnUser(t *testing.T) {
+	w := newWorld(t)
+	bob, eve := w.join(t, "bob@acme.example"), w.join(t, "eve@acme.example")
+	begin := func(u iam.User) string {
+		return must(t, w.d, func(tx db.Tx) (iam.SessionTokens, error) {
+			return iam.StartSession(t.Context(), tx, iam.NewSessionTokens("browser", "192.0.2.1", start()), u)
+		}).Session.ID
+	}
+	list := func(now time.Time) (ids []string) {
+		for _, s := range must(t, w.d, func(tx db.Tx) ([]iam.Session, error) {
+			return iam.ListSessions(t.Context(), tx, bob.ID, now, db.Page{Limit: 10})
+		}) {
+			ids = append(ids, s.ID)
+		}
+		return ids
+	}
+	revoke := func(userID, id string, now time.Time) error {
+		_, err := run(t, w.d, func(tx db.Tx) (int, error) {
+			return 0, iam.RevokeSession(t.Context(), tx, userID, id, now)
+		})
+		return err
+	}
+	one, two, other := begin(bob), begin(bob), begin(eve)
+	end := start().Add(24 * time.Hour)
+	require.ElementsMatch(t, []string{one, two}, list(end.Add(-time.Second)))
+	require.Empty(t, list(end))
+	require.True(t, fault.Is(revoke(bob.ID, other, start()), fault.NotFound))
+	require.True(t, fault.Is(revoke(bob.ID, "no id", start()), fault.NotFound))
+	require.True(t, fault.Is(revoke(bob.ID, one, end), fault.NotFound), "it is over")
+	require.NoError(t, revoke(bob.ID, one, start()))
+	require.True(t, fault.Is(revoke(bob.ID, one, start()), fault.NotFound))
+	require.Equal(t, []string{two}, list(start()))
+}
+
+func TestTheLastPlatformAdminStaysOne(t *testing.T) {
+	w := newWorld(t)
+	admin := func(email string) iam.User {
+		return must(t, w.d, func(tx db.Tx) (iam.User, error) {
+			return iam.CreateUser(t.Context(), tx, iam.User{
+				ID: db.NewID(), Email: email, DisplayName: "Root", PlatformAdmin: true, CreatedAt: start(),
+			})
+		})
+	}
+	disable := func(u iam.User) error {
+		_, err := run(t, w.d, func(tx db.Tx) (iam.User, error) {
+			return iam.SetUserDisabled(t.Context(), tx, u, true, start())
+		})
+		return err
+	}
+	one := admin("one@gpuaas.example")
+	require.True(t, fault.Is(disable(one), fault.Conflict))
+	require.NoError(t, disable(w.join(t, "bob@acme.example")), "no platform admin")
+	two := admin("two@gpuaas.example")
+	require.NoError(t, disable(one))
+	require.True(t, fault.Is(disable(two), fault.Conflict), "the other one's tokens do not count")
+}
