@@ -41,6 +41,22 @@ func TestContainerRunsStopsAndLeavesNothing(t *testing.T) {
 	require.Empty(t, left)
 }
 
+// A start of an agent that was killed may end in containerd after the next agent has removed the container.
+func TestLaw13ATaskWithoutItsContainerIsRemoved(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	running, created := f.spec(image, "wait"), f.spec(image, "wait")
+	f.start(running)
+	f.makeContainer(created, true)
+	for _, spec := range []runtime.Spec{running, created} {
+		require.NoError(t, f.daemon.Client(t).ContainerService().Delete(f.ns(), spec.ID))
+		require.NoError(t, f.rt.RemoveMember(t.Context(), spec.MemberID))
+		left, err := f.rt.Leftovers(t.Context(), spec.MemberID)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
+
 func TestStopKillsAfterTheGrace(t *testing.T) {
 	f := newFixture(t)
 	spec := f.spec(f.image(), "stubborn")

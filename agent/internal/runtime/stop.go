@@ -13,11 +13,14 @@ import (
 	"time"
 
 	"github.com/containerd/containerd/api/services/tasks/v1"
+	runcoptions "github.com/containerd/containerd/api/types/runc/options"
+	tasktypes "github.com/containerd/containerd/api/types/task"
 	"github.com/containerd/containerd/v2/client"
 	"github.com/containerd/containerd/v2/core/snapshots"
 	"github.com/containerd/errdefs"
 	"github.com/containerd/errdefs/pkg/errgrpc"
 	"github.com/moby/sys/signal"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	"github.com/gpuaas/gpuaas/agent/internal/mountpoint"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
@@ -112,6 +115,9 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 		return badSpec("The run has no usable id.")
 	}
 	container, err := r.client.LoadContainer(ctx, id)
+	if errdefs.IsNotFound(err) {
+		container, err = r.containerOfTask(ctx, id)
+	}
 	if err != nil && !errdefs.IsNotFound(err) {
 		return fmt.Errorf("load container %s: %w", id, err)
 	}
@@ -126,6 +132,21 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	}
 	failpoint.Hit("agent/remove/container_deleted")
 	return r.removeTraces(ctx, id)
+}
+
+// containerOfTask makes a container for a task that has none, or returns errdefs' not found: containerd finds a task by
+// its container, and would not delete it without. One is left where containerd has made a task after the container was
+// removed, as for the start of an agent that was killed.
+func (r *Runtime) containerOfTask(ctx context.Context, id string) (client.Container, error) {
+	all, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
+	if err != nil {
+		return nil, errgrpc.ToNative(err)
+	}
+	if !slices.ContainsFunc(all.GetTasks(), func(p *tasktypes.Process) bool { return p.GetID() == id }) {
+		return nil, errdefs.ErrNotFound
+	}
+	return r.client.NewContainer(ctx, id, client.WithRuntime(runcRuntime, &runcoptions.Options{Root: r.cfg.RuncRoot}),
+		client.WithSpec(&specs.Spec{}))
 }
 
 // deleteWait bounds how long a task may refuse to be deleted, for instance while containerd finds out that its shim is
