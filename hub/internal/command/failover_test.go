@@ -12,6 +12,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -20,8 +21,10 @@ import (
 type grants struct {
 	w        *world
 	commands *command.Service
-	stop     chan struct{}
-	done     sync.WaitGroup
+	// admin grants: keys count for their caller alone.
+	admin iam.Principal
+	stop  chan struct{}
+	done  sync.WaitGroup
 
 	mu       sync.Mutex
 	progress *sync.Cond
@@ -31,7 +34,9 @@ type grants struct {
 }
 
 func (g *grants) one(ctx context.Context, key string) error {
-	return second(g.commands.GrantCredit(ctx, g.w.Admin(key), ledger.Grant{
+	meta := g.w.Meta(key)
+	meta.Principal = g.admin
+	return second(g.commands.GrantCredit(ctx, meta, ledger.Grant{
 		OrgID: g.w.Project.OrgID, Currency: "EUR", Nanos: 1_000_000_000,
 	}))
 }
@@ -99,7 +104,7 @@ func TestLaw06AFailoverLosesNothingThatWasAnswered(t *testing.T) {
 	callers, err := db.Open(t.Context(), pair.URL())
 	require.NoError(t, err)
 	t.Cleanup(callers.Close)
-	g := &grants{w: w, commands: &command.Service{DB: callers}}
+	g := &grants{w: w, commands: &command.Service{DB: callers}, admin: w.Admin("").Principal}
 	g.progress = sync.NewCond(&g.mu)
 	g.start(t.Context(), 4)
 	halt := sync.OnceFunc(func() {
