@@ -2,10 +2,13 @@ package iam
 
 import (
 	"encoding/base32"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // TestOneTimeCodesAreThoseOfTheRFC has the test vectors of RFC 6238, appendix B, for SHA-1.
@@ -62,4 +65,19 @@ func TestASecretOfOneTimeCodesHasSixteenBytesToSixtyFour(t *testing.T) {
 	}
 	_, _, err := TOTP{Secret: "no base32!", Code: "000000"}.enroll(openSealer{}, "user", now)
 	require.Error(t, err)
+}
+
+// otherSealer has the key of another hub.
+type otherSealer struct{ openSealer }
+
+func (otherSealer) Open([]byte, []byte) ([]byte, error) {
+	return nil, errors.New("sealed by another key")
+}
+
+// Everybody can compute the codes of an empty secret.
+func TestASecretThatCannotBeOpenedIsNotAnEmptyOne(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	_, err := CheckLogin(t.Context(), nil, otherSealer{}, Password{UserID: "user", SealedTOTP: []byte("sealed")},
+		totpAt(nil, uint64(now.Unix()/totpPeriodSeconds), totpDigits), now)
+	require.True(t, fault.Is(err, fault.Internal))
 }
