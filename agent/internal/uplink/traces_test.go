@@ -47,3 +47,19 @@ func TestAStatusIsTracedWhenItIsNewToTheHub(t *testing.T) {
 	require.Equal(t, asked, observed[0].GetTraceparent(), "what others read is unchanged")
 	require.Empty(t, ready[1].GetTraceparent())
 }
+
+// A hub of before the traces names none, and a span without a parent would be a trace of its own.
+func TestWhatAHubSendsWithoutATraceBeginsNone(t *testing.T) {
+	collector := telemetrytest.NewCollector(t)
+	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
+	stop, err := telemetry.StartTraces(t.Context(), telemetry.Program{}, slog.New(slog.DiscardHandler))
+	require.NoError(t, err)
+	for _, traceparent := range []string{"", "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"} {
+		_, end := traced(t.Context(), traceparent, "accept state")
+		end(nil)
+	}
+	stop()
+	spans := collector.Spans()
+	require.Len(t, spans, 1)
+	require.Equal(t, "b7ad6b7169203331", spans[0].Parent())
+}
