@@ -162,7 +162,7 @@ type Container struct {
 	StartedAt  time.Time
 	ExitedAt   time.Time
 	ExitCode   int32
-	// WatchedSince is since when this agent probes containers. One that started before was not probed for a while.
+	// WatchedSince is when this agent began to probe containers; the container may have started before.
 	WatchedSince time.Time `json:",omitzero"`
 	// ExitRecorded says that exit code and usage are durable, so that the container may be removed.
 	ExitRecorded   bool

@@ -279,9 +279,9 @@ func (d *differ) failure(w Workload, m Member) (reason protocol.WorkloadStatus_R
 		}
 	}
 	for _, c := range d.containers[w.MemberID] {
-		if d.late(w, c) {
-			_, patience := patienceFor(w, c)
-			return protocol.WorkloadStatus_READINESS_TIMEOUT, ofService(w, c.Service, "not ready within "+patience.String())
+		if isLate(w, c, d.now) {
+			_, limit := timeToBeReady(w, c)
+			return protocol.WorkloadStatus_READINESS_TIMEOUT, ofService(w, c.Service, "not ready within "+limit.String())
 		}
 	}
 	return 0, ""
@@ -297,17 +297,17 @@ func ofService(w Workload, service, detail string) string {
 
 // deadline is when a container should be ready; zero for one that is, or need not be. A one-shot service should be done
 // by then.
-func (d *differ) deadline(w Workload, c Container) time.Time {
+func deadline(w Workload, c Container) time.Time {
 	if c.Status != Running || !isCurrent(w, c) || !c.ReadyAt.IsZero() && !mustComplete(w, c.Service) {
 		return time.Time{}
 	}
-	since, patience := patienceFor(w, c)
-	return since.Add(patience)
+	from, limit := timeToBeReady(w, c)
+	return from.Add(limit)
 }
 
-// patienceFor is how long a container may take until it is ready or done, and since when. No time counts against it in
-// which no agent was there to probe it.
-func patienceFor(w Workload, c Container) (since time.Time, patience time.Duration) {
+// timeToBeReady is how long a container may take to become ready, or to complete, and from when that counts. For one
+// that becomes ready by its probe, it does not count before the agent began to probe.
+func timeToBeReady(w Workload, c Container) (from time.Time, limit time.Duration) {
 	s, _ := serviceNamed(w, c.Service)
 	switch {
 	case s.BuildsEnvironment:
@@ -318,9 +318,10 @@ func patienceFor(w Workload, c Container) (since time.Time, patience time.Durati
 	return c.WatchedSince, readinessTimeout(w)
 }
 
-func (d *differ) late(w Workload, c Container) bool {
-	deadline := d.deadline(w, c)
-	return !deadline.IsZero() && !d.now.Before(deadline)
+// isLate reports whether the container's deadline has passed.
+func isLate(w Workload, c Container, now time.Time) bool {
+	until := deadline(w, c)
+	return !until.IsZero() && !now.Before(until)
 }
 
 // mustComplete reports whether another service waits for this one to complete. While it runs it serves nobody, also

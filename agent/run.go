@@ -198,7 +198,6 @@ func (w Workload) Probed(c Container, m Member, now time.Time) (s Service, probe
 	}
 	s, probed = serviceNamed(w, c.Service)
 	mayBeLeft := w.Fallback != nil && !w.RollsBack && m.ConfirmedRevision != w.Revision && !s.BuildsEnvironment
-	since, patience := patienceFor(w, c)
-	late := c.ReadyAt.IsZero() && !now.Before(since.Add(patience))
+	late := c.ReadyAt.IsZero() && isLate(w, c, now)
 	return s, probed && (!mayBeLeft || !late)
 }

@@ -168,7 +168,7 @@ func (d *differ) serviceStatus(w Workload, r ServiceRecord, service Service) *pr
 		c := d.containers[w.MemberID][i]
 		s.StartedAt, s.ReadyAt = stamp(c.StartedAt), stamp(c.ReadyAt)
 		switch {
-		case d.late(w, c):
+		case isLate(w, c, d.now):
 			s.Status, s.Reason = protocol.ServiceStatus_FAILED, protocol.WorkloadStatus_READINESS_TIMEOUT
 		case c.ReadyAt.IsZero() || mustComplete(w, service.Name) || !d.isPublished(w, service) ||
 			d.runsOther(w.MemberID, service):
@@ -286,7 +286,7 @@ func NextChange(desired Desired, leases Leases, observed Observed, now time.Time
 			consider(m.Services[s.Name].of(w.Revision).RetryAt)
 		}
 		for _, c := range d.containers[w.MemberID] {
-			consider(d.deadline(w, c))
+			consider(deadline(w, c))
 		}
 	}
 	return next

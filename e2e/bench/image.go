@@ -122,7 +122,7 @@ func (s *Testbed) measureCold(ctx context.Context, e *Env, bench *baseline.Bench
 		},
 		func(int) error {
 			unix.Sync()
-			if err := backMemory(); err != nil {
+			if err := touchMemory(); err != nil {
 				return err
 			}
 			t, err := bench.MeasureCold(ctx, ref)
@@ -149,7 +149,7 @@ func (s *Testbed) measureCold(ctx context.Context, e *Env, bench *baseline.Bench
 		},
 		Note: fmt.Sprintf("%d layers of %d files of %d KiB, %d MiB compressed; registries and node on the one machine, "+
 			"everything in the page cache and synced, and %d GiB of free memory touched, before each launch; "+
-			"baseline n = %d, in turn", c.layers, c.files, c.fileBytes>>10, compressed>>20, backedBytes>>30, len(theirs)),
+			"baseline n = %d, in turn", c.layers, c.files, c.fileBytes>>10, compressed>>20, touchedBytes>>30, len(theirs)),
 	}).against(theirs.P50())
 	launch.Reached = launch.Ratio <= c.ratio
 	stored := disk.Into(Result{
@@ -161,13 +161,13 @@ func (s *Testbed) measureCold(ctx context.Context, e *Env, bench *baseline.Bench
 	return []Result{launch, stored}, nil
 }
 
-// backedBytes is more than a launch and the baseline use.
-const backedBytes = 6 << 30
+// touchedBytes is more than a launch and the baseline use.
+const touchedBytes = 6 << 30
 
-// backMemory touches free memory and frees it again. A virtual machine's host takes back what is free, and to touch it
-// for the first time then costs seconds for each GiB, now more, now less: time of the host's, not of a program's.
-func backMemory() error {
-	memory, err := unix.Mmap(-1, 0, backedBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
+// touchMemory touches free memory and frees it again. The host of a virtual machine takes free memory back, and the
+// next touch of it costs up to some seconds for each GiB, which would count for the program that is measured.
+func touchMemory() error {
+	memory, err := unix.Mmap(-1, 0, touchedBytes, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANONYMOUS)
 	if err != nil {
 		return err
 	}
@@ -206,7 +206,7 @@ func (s *Testbed) coldLaunch(ctx context.Context, image v1.Image, version string
 		return 0, 0, err
 	}
 	unix.Sync() // what the preparation has written must not wait for the disk beside the launch
-	if err := backMemory(); err != nil {
+	if err := touchMemory(); err != nil {
 		return 0, 0, err
 	}
 	i, took, err := s.Launch(ctx, "cold-"+version)

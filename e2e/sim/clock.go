@@ -78,7 +78,7 @@ func (n *node) syncClock(hub time.Time, took instant) {
 			n.w.fail(5, "clock of %s: %v", n.id, err)
 		}
 		clear(n.hold)
-		n.watching = to.At
+		n.watchedSince = to.At
 	}
 	n.clock = next
 	n.clockFaulty = false

@@ -72,8 +72,8 @@ type node struct {
 	busy       map[string][]*task
 	hold       map[heldWork]time.Time
 	lastSample instant
-	// watching is since when the agent probes, by its clock.
-	watching time.Time
+	// watchedSince is when the agent began to probe, by its clock.
+	watchedSince time.Time
 	// phase is the agent's start: samples are due at whole intervals after it.
 	phase   instant
 	report  []*protocol.WorkloadStatus
@@ -161,7 +161,7 @@ func (n *node) startAgent() {
 	n.agentUp = true
 	n.store.Reopen()
 	n.startClock()
-	n.watching = n.now()
+	n.watchedSince = n.now()
 	n.life++
 	n.busy, n.hold, n.report = map[string][]*task{}, map[heldWork]time.Time{}, nil
 	n.phase = n.w.now

@@ -155,7 +155,7 @@ func (n *node) observe(now time.Time) agent.Observed {
 	times := n.at(n.w.now)
 	for _, c := range n.containers {
 		joined := c.Container(n.store.Runs[c.ID], times)
-		joined.WatchedSince = n.watching
+		joined.WatchedSince = n.watchedSince
 		o.Containers = append(o.Containers, joined)
 	}
 	for _, a := range n.attachments() {

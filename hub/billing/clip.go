@@ -27,8 +27,8 @@ const (
 const (
 	// cpuSlack is one scheduling period by which a container may overrun its processor limit, per record.
 	cpuSlack = 200 * time.Millisecond
-	// startCPU is the processor time that starting a container may take outside its limit, per record: the runtime sets up
-	// the container's namespaces and mounts in its cgroup, 20 to 50 ms on an idle machine, before the limit holds.
+	// startCPU is the processor time that a start may take beyond the limit, per record: runc sets up namespaces and
+	// mounts within the container's cgroup before it sets the limit, which takes 20 to 50 ms.
 	startCPU = 250 * time.Millisecond
 	// hourSlack is what the records of one hour may be longer than it: each may overrun its limit a little.
 	hourSlack = 3 * time.Minute

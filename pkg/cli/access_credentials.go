@@ -60,7 +60,7 @@ func (a *app) createCredential() *cobra.Command {
 	c := a.projectAction("create NAME", "Make an SSH key pair", cobra.ExactArgs(1), func(ctx context.Context, s *session,
 		project string, args []string,
 	) error {
-		if err := absent(save); err != nil {
+		if err := refuseExisting(save); err != nil {
 			return err
 		}
 		made, err := client.Read[client.AccessCredential](s.hub.CreateAccessCredential(ctx, project,
@@ -75,7 +75,7 @@ func (a *app) rotateCredential() *cobra.Command {
 	var save string
 	c := a.projectAction("rotate CREDENTIAL", "Replace the key pair of an access credential", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, project string, args []string) error {
-			if err := absent(save); err != nil {
+			if err := refuseExisting(save); err != nil {
 				return err
 			}
 			id, err := s.credentialID(ctx, project, args[0])
@@ -119,7 +119,7 @@ func (a *app) unwrapCommand() *cobra.Command {
 	var file string
 	c := a.action("unwrap FILE", "Write the private key of a wrapping token to a new file, once", cobra.ExactArgs(1),
 		func(ctx context.Context, s *session, args []string) error {
-			if err := absent(args[0]); err != nil {
+			if err := refuseExisting(args[0]); err != nil {
 				return err
 			}
 			text, err := readInput(s.env.Stdin, file)
@@ -132,13 +132,14 @@ func (a *app) unwrapCommand() *cobra.Command {
 	return c
 }
 
-// absent refuses a file that is there, before a key is made for it: what it holds may be a key that is in use.
-func absent(file string) error {
+// refuseExisting returns a usage error if the file exists: it may hold a key that is in use. It is called before a key
+// is made or a wrapping token used.
+func refuseExisting(file string) error {
 	if file == "" {
 		return nil
 	}
 	if _, err := os.Lstat(file); err == nil {
-		return usage(fmt.Errorf("%s is there already; name a new file for the key", file))
+		return usage(fmt.Errorf("%s exists; name a new file for the key", file))
 	}
 	return nil
 }

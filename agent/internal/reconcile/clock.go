@@ -65,7 +65,7 @@ func (r *Reconciler) setClock(ctx context.Context) error {
 		return err
 	}
 	r.clock.Set(proposal.next)
-	r.watching.Store(new(r.clock.Now()))
+	r.watchedSince.Store(new(r.clock.Now()))
 	r.pendingClock.Store(nil)
 	close(proposal.done)
 	r.log.WarnContext(ctx, "the clock is set by the hub", slog.Time("from", from), slog.Time("to", to.At))

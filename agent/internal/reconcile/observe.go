@@ -177,11 +177,11 @@ func (r *Reconciler) closeMeasuredRuns(containers []agent.Listed, busy map[strin
 // containers joins the listed containers with the journal.
 func (r *Reconciler) containers(listed []agent.Listed) []agent.Container {
 	runs := r.store.Runs()
-	since := *r.watching.Load()
+	watchedSince := *r.watchedSince.Load()
 	out := make([]agent.Container, 0, len(listed))
 	for _, l := range listed {
 		c := l.Container(runs[l.ID], r.clock)
-		c.WatchedSince, c.Failing = since, r.failing(l.ID)
+		c.WatchedSince, c.Failing = watchedSince, r.failing(l.ID)
 		out = append(out, c)
 	}
 	return out

@@ -82,8 +82,8 @@ type Reconciler struct {
 	// diskCheck wakes the disk guard when a pass finds more containers than the pass before, which found checkedCount.
 	diskCheck    notify.Signal
 	checkedCount int
-	// watching is since when this agent probes containers.
-	watching atomic.Pointer[time.Time]
+	// watchedSince is when this agent began to probe containers, or when its clock was last set.
+	watchedSince atomic.Pointer[time.Time]
 	// sampling orders samples: the meter must not see an older listing after a newer one.
 	sampling sync.Mutex
 	// clockLock is held for reading while node times are compared with stored ones, for writing while the clock is set.
@@ -160,7 +160,7 @@ func New(cfg Config, store *state.Store, clock *state.Clock, machine Machine, hu
 		pulling:    map[string]string{},
 		volumes:    projectVolumes{map[string]bool{}, map[string]*protocol.VolumeStatus{}},
 	}
-	r.watching.Store(new(clock.Now()))
+	r.watchedSince.Store(new(clock.Now()))
 	r.volumeLoop = loop.New("volumes", cfg.Resync, r.applyVolumes, cfg.Log)
 	r.imageGC = loop.New("images", imagesEvery, r.collectImages, cfg.Log)
 	r.loop = loop.New("reconcile", cfg.Resync, r.pass, cfg.Log)

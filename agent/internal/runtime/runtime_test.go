@@ -41,7 +41,7 @@ func TestContainerRunsStopsAndLeavesNothing(t *testing.T) {
 	require.Empty(t, left)
 }
 
-// A start of an agent that was killed may end in containerd after the next agent has removed the container.
+// containerd may end a start of a killed agent after the next agent has removed the container.
 func TestLaw13ATaskWithoutItsContainerIsRemoved(t *testing.T) {
 	f := newFixture(t)
 	image := f.image()

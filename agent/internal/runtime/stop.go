@@ -134,9 +134,9 @@ func (r *Runtime) Remove(ctx context.Context, id string) error {
 	return r.removeTraces(ctx, id)
 }
 
-// containerOfTask makes a container for a task that has none, or returns errdefs' not found: containerd finds a task by
-// its container, and would not delete it without. One is left where containerd has made a task after the container was
-// removed, as for the start of an agent that was killed.
+// containerOfTask makes a container for a task that has none; it returns errdefs' not found if there is no such task.
+// containerd deletes a task only through its container. A task can be left without one when containerd ends a start of
+// a killed agent after the container was removed.
 func (r *Runtime) containerOfTask(ctx context.Context, id string) (client.Container, error) {
 	all, err := r.client.TaskService().List(ctx, &tasks.ListTasksRequest{})
 	if err != nil {

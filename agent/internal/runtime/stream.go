@@ -104,8 +104,8 @@ func decompress(in *bufio.Reader, decoders int) (io.ReadCloser, error) {
 	case bytes.Equal(magic, []byte{0x28, 0xb5, 0x2f, 0xfd}),
 		len(magic) == 4 && magic[0]&0xf0 == 0x50 && bytes.Equal(magic[1:], []byte{0x2a, 0x4d, 0x18}): // skippable frame
 		// Low memory holds one window and moves all of it with each MiB. A decoder alone may hold two; several allocate for
-		// each block too, and with two windows would reach the unit's GOMEMLIMIT. The layer's digest covers each byte, so
-		// the frame's own checksum need not.
+		// each block too, and with two windows would reach the unit's GOMEMLIMIT. The layer's digest covers each byte,
+		// and makes the checksums in the frames unnecessary.
 		d, err := zstd.NewReader(in, zstd.WithDecoderMaxWindow(maxZstdWindow), zstd.WithDecoderLowmem(decoders > 1),
 			zstd.WithDecoderConcurrency(decoders), zstd.IgnoreChecksum(true))
 		if err != nil {

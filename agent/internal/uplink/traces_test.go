@@ -48,7 +48,7 @@ func TestAStatusIsTracedWhenItIsNewToTheHub(t *testing.T) {
 	require.Empty(t, ready[1].GetTraceparent())
 }
 
-// A hub of before the traces names none, and a span without a parent would be a trace of its own.
+// An older hub sends no traceparent; a span without a parent would begin a trace of its own.
 func TestWhatAHubSendsWithoutATraceBeginsNone(t *testing.T) {
 	collector := telemetrytest.NewCollector(t)
 	t.Setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.URL)
