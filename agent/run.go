@@ -175,7 +175,7 @@ func (l Listed) MeterRun(before, run Run, busy Work, clock MachineTime) meter.Ru
 		Accelerators: int64(len(l.AcceleratorIDs)),
 		Up:           l.Status == Running,
 		Unknown:      l.Status == Unknown && !run.ExitRecorded,
-		Crashed:      l.ExitCode != 0 && !run.StopRequested,
+		Crashed:      l.Lost || l.ExitCode != 0 && !run.StopRequested,
 	}
 	// The listing may show a container half started whose start is in the journal by now; that is no exit.
 	halfStarted := before.StartedAt.IsZero() && (l.Status == Created || l.Lost)

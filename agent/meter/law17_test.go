@@ -47,8 +47,8 @@ type machine struct {
 	// jumped says that the machine's clock was set since the last sample.
 	jumped bool
 	// broken says that the accelerators do not work, noDevice that the last scan found that, hadNoDevice that the last
-	// sample knew it.
-	broken, noDevice, hadNoDevice bool
+	// sample knew it, known that some sample since they broke did.
+	broken, noDevice, hadNoDevice, known bool
 	// workedAt is the last scan of this agent that found them working; negative for none.
 	workedAt time.Duration
 	// outages are the times in which they did not work, from and to.
@@ -63,10 +63,13 @@ func (m *machine) reading() clock.Reading {
 	return clock.Reading{RTC: m.rtc(), SinceBoot: m.t - m.bootedAt, BootID: fmt.Sprint(m.boot)}
 }
 
+// neverScanned lies before every time that a clock which leaps may show.
+const neverScanned = -1_000 * time.Hour
+
 // startAgent is a start, which samples before anything else.
 func (m *machine) startAgent() {
 	m.clock, m.told = clock.Start(clock.Known{Last: m.stamp, Certain: noon.AddDate(-1, 0, 0)}, m.reading()), nil
-	m.noDevice, m.workedAt = false, -1
+	m.noDevice, m.workedAt = false, neverScanned
 	m.sample()
 }
 
@@ -92,12 +95,24 @@ func (m *machine) sample() { m.list(false) }
 // breakOrRepair has the accelerators fail, or work again once a sample knew that they did not.
 func (m *machine) breakOrRepair() {
 	switch {
-	case m.accelerators == 0 || m.broken && !m.hadNoDevice:
+	case m.accelerators == 0 || m.broken && (!m.known || !m.hadNoDevice):
 	case m.broken:
 		m.broken, m.outages[len(m.outages)-1][1] = false, m.t
 	default:
+		m.known = false
 		m.broken, m.outages = true, append(m.outages, [2]time.Duration{m.t, math.MaxInt64})
 	}
+}
+
+// mayStart reports whether the accelerators work as far as the agent knows, once a sample knows it too.
+func (m *machine) mayStart() bool {
+	if m.accelerators > 0 && (m.noDevice || m.workedAt < 0) {
+		return false
+	}
+	if m.hadNoDevice {
+		m.sample() // what it knows belongs to the processes before
+	}
+	return true
 }
 
 func (m *machine) scan() {
@@ -109,16 +124,16 @@ func (m *machine) scan() {
 // noteCounted is what a sample that can tell has counted.
 func (m *machine) noteCounted() {
 	m.sampledAt = m.t
+	if m.unconfirmedAt >= 0 && m.unconfirmedAt <= m.workedAt {
+		m.countedTo, m.unconfirmedAt = m.unconfirmedAt, -1
+	}
 	switch {
-	case m.accelerators == 0 || m.noDevice || m.hadNoDevice:
+	case m.accelerators == 0 || m.noDevice || m.hadNoDevice || m.workedAt == m.t:
 		m.countedTo, m.unconfirmedAt = m.t, -1
 	case m.unconfirmedAt < 0:
 		m.unconfirmedAt = m.t
 	}
-	if m.unconfirmedAt >= 0 && m.unconfirmedAt <= m.workedAt {
-		m.countedTo, m.unconfirmedAt = m.unconfirmedAt, -1
-	}
-	m.hadNoDevice = m.noDevice
+	m.hadNoDevice, m.known = m.noDevice, m.known || m.noDevice
 }
 
 // list is a sample; where the runtime is silent, it cannot tell about any process whose end it has not reported yet.
@@ -141,7 +156,7 @@ func (m *machine) list(silent bool) {
 		run := meter.Run{
 			RunID: p.run, MemberID: "m", NoDevice: m.noDevice, Up: p.exited < 0, StartedAt: p.startedOwn,
 			Accelerators: m.accelerators, NeedsDevice: m.accelerators > 0, WorkedAt: o.At.Add(m.workedAt - m.t),
-			ExitedAt: m.clock.Exited(p.exitedRTC, m.stamp, r), Crashed: p.crashed,
+			ExitedAt: m.clock.Exited(p.exitedRTC, m.stamp, r), Crashed: p.crashed || p.exitedRTC.IsZero(),
 		}
 		if run.StartedAt.IsZero() {
 			run.StartedAt = m.clock.FromMachineTime(p.startedRTC, p.openedNode, m.stamp, r)
@@ -152,7 +167,11 @@ func (m *machine) list(silent bool) {
 			p.silent = true
 		} else {
 			if p.silent && p.exited >= 0 && !p.exitListed {
-				m.lost += p.exited - max(m.countedTo, p.started) // such an exit counts as unseen
+				seen := m.sampledAt // such an exit counts as unseen
+				if p.crashed {
+					seen = m.countedTo
+				}
+				m.lost += p.exited - max(seen, p.started)
 			}
 			p.silent, p.exitListed = false, p.exited >= 0
 		}
@@ -299,7 +318,7 @@ func TestLaw17NodeNeverMeasuresMoreThanPhysicalTime(t *testing.T) {
 				m.sync(told, took, rapid.Bool().Draw(rt, "containerd answers"))
 			},
 			"start": func(rt *rapid.T) {
-				if m.running() != nil || m.accelerators > 0 && (m.noDevice || m.workedAt < 0) {
+				if m.running() != nil || !m.mayStart() {
 					return
 				}
 				run := fmt.Sprintf("r%04d", len(m.runs))

@@ -65,6 +65,8 @@ type Interval struct {
 	// Unconfirmed is a sample that saw the container up, and whose time counts once a later scan finds its accelerators
 	// working; zero where there is none.
 	Unconfirmed Reading `json:"unconfirmed,omitzero"`
+	// SeenAt is the last sample that saw the container up with its accelerators, whether its time counts yet or not.
+	SeenAt time.Time `json:"seen_at,omitzero"`
 
 	// CPUMicros is the container's own counter at the last sample, CPUCutMicros what of it is already in records.
 	CPUMicros    int64 `json:"cpu_micros"`
@@ -117,7 +119,8 @@ type Run struct {
 	// came after counts once a later scan confirms it.
 	NeedsDevice bool
 	WorkedAt    time.Time
-	// Crashed says that it ended by itself and without success, perhaps because an accelerator failed.
+	// Crashed says that it ended by itself and without success, perhaps because an accelerator failed, or that nobody saw
+	// how it ended.
 	Crashed bool
 	// Beside says that another copy of its service has run for longer: CPU and memory are counted for one of them.
 	Beside bool
@@ -238,6 +241,7 @@ func ClockStep(s State, from, to time.Time) (State, []*protocol.UsageRecord) {
 		if !iv.Unconfirmed.At.IsZero() {
 			resumes = to.Add(-max(micros(from).Sub(iv.Until), 0))
 			iv.Unconfirmed.At = iv.Unconfirmed.At.Add(to.Sub(micros(from)))
+			iv.SeenAt = iv.SeenAt.Add(to.Sub(micros(from)))
 		}
 		iv.CutAt, iv.Until = clock.Later(iv.CutAt, resumes), clock.Later(iv.Until, resumes)
 	}
@@ -308,7 +312,7 @@ func (iv *Interval) observe(r Run, ok bool, now time.Time) (ended bool) {
 		}
 		return false
 	}
-	iv.Unknown = false
+	iv.Unknown, iv.SeenAt = false, clock.Later(iv.SeenAt, now)
 	iv.confirm(r)
 	reading := Reading{now, r.CPUMicros, r.MemoryBytes, r.Sampled, r.Beside}
 	switch {
@@ -337,6 +341,9 @@ func (iv *Interval) exit(r Run, started time.Time) {
 		return
 	}
 	iv.confirm(r)
+	if !r.Crashed {
+		iv.extend(iv.SeenAt) // its accelerators worked
+	}
 	if exited.IsZero() || iv.Unknown {
 		return
 	}

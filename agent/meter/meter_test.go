@@ -138,6 +138,17 @@ func TestTimeSinceTheLastScanCountsOnceAnotherScanFindsTheAcceleratorWorking(t *
 	end.Crashed = true
 	_, got = meter.Sample(s, observation(28, end))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 23, 22_500_000}, lines(got)[0], "perhaps by a fault")
+
+	s, _ = meter.Sample(s, observation(25, scanned(up("r1", 0.5, 12), 18)))
+	silent := scanned(up("r1", 0.5, 12), 18)
+	silent.Up, silent.Unknown = false, true
+	s, _ = meter.Sample(s, observation(26, silent))
+	end.WorkedAt = at(18)
+	_, got = meter.Sample(restart(t, s), observation(28, end))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 11, 10_500_000}, lines(got)[0], "perhaps by a fault, unseen")
+	end.Crashed = false
+	_, got = meter.Sample(restart(t, s), observation(28, end))
+	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 25, 24_500_000}, lines(got)[0], "it was stopped, unseen")
 }
 
 // A copy that starts beside the one that serves costs nothing until it is alone.
