@@ -8,6 +8,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -28,8 +29,8 @@ const (
 // program, and when it ended.
 type ContainerProcess struct {
 	CreatedAt, StartedAt, EndedAt time.Time
-	// Waited is how long the shim waited for a processor just after the end. It notices the end so much later, and nothing
-	// else can tell an agent when a process ended.
+	// Waited is how long the shim waited just after the end, for a processor and for the runc that had sent a signal. It
+	// notes the end so much later, and nothing else can tell an agent when a process ended.
 	Waited time.Duration
 	// NotStartedAt is the last moment at which it was seen to await its start.
 	NotStartedAt time.Time
@@ -170,10 +171,12 @@ func (o *KernelOracle) awaitEnd(ctx context.Context, fd int, l *ContainerProcess
 	}
 }
 
-// awaitShim notes how long the shim waits until it must have noticed the end.
+// awaitShim notes how long the shim waits until it must have noted the end. containerd's shim holds the lock of a
+// container's process while runc sends it a signal.
 func (o *KernelOracle) awaitShim(ctx context.Context, l *ContainerProcess) {
 	waits, err := waitsForProcessor(l.shim)
-	for tick := time.NewTicker(kernelPollInterval); err == nil && time.Since(l.EndedAt) < noticeTime; {
+	senders, sentAt := signalSenders(l.shim), l.EndedAt
+	for tick := time.NewTicker(kernelPollInterval); err == nil && time.Since(sentAt) < noticeTime; {
 		select {
 		case <-ctx.Done():
 			return
@@ -184,6 +187,11 @@ func (o *KernelOracle) awaitShim(ctx context.Context, l *ContainerProcess) {
 			return // the shim has ended as well
 		}
 		o.mu.Lock()
+		if len(senders) > 0 {
+			l.Waited, sentAt = l.Waited+time.Since(sentAt), time.Now()
+			still := signalSenders(l.shim)
+			senders = slices.DeleteFunc(senders, func(pid int) bool { return !slices.Contains(still, pid) })
+		}
 		for thread, wait := range now {
 			l.Waited += wait - waits[thread]
 		}

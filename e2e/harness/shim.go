@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -23,6 +25,27 @@ func parentOf(pid int) (parent int) {
 		return 0
 	}
 	return parent
+}
+
+// signalSenders returns the runc processes by which a shim sends signals now.
+func signalSenders(shim int) (pids []int) {
+	lists, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", shim))
+	if err != nil {
+		return nil
+	}
+	for _, list := range lists {
+		text, err := os.ReadFile(list)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for child := range strings.FieldsSeq(string(text)) {
+			command, _ := os.ReadFile("/proc/" + child + "/cmdline")
+			if pid, err := strconv.Atoi(child); err == nil && slices.Contains(strings.Split(string(command), "\x00"), "kill") {
+				pids = append(pids, pid)
+			}
+		}
+	}
+	return pids
 }
 
 // waitsForProcessor is how long each thread of a process was ready and waited for a processor

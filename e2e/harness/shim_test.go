@@ -1,6 +1,7 @@
 package harness
 
 import (
+	"io"
 	"maps"
 	"os"
 	"os/exec"
@@ -16,6 +17,22 @@ func TestTheParentOfAProcessIsKnown(t *testing.T) {
 	defer func() { _ = sleeper.Wait() }()
 	defer func() { require.NoError(t, sleeper.Process.Kill()) }()
 	require.Equal(t, os.Getpid(), parentOf(sleeper.Process.Pid))
+}
+
+func TestSendersOfSignalsAreChildrenThatKill(t *testing.T) {
+	require.Empty(t, signalSenders(os.Getpid()))
+	sender := exec.CommandContext(t.Context(), "sh", "-c", "echo; read line", "kill")
+	stdin, err := sender.StdinPipe()
+	require.NoError(t, err)
+	stdout, err := sender.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, sender.Start())
+	_, err = io.ReadFull(stdout, make([]byte, 1)) // its arguments are there
+	require.NoError(t, err)
+	require.Equal(t, []int{sender.Process.Pid}, signalSenders(os.Getpid()))
+	require.NoError(t, stdin.Close())
+	require.Error(t, sender.Wait(), "it has read no line")
+	require.Empty(t, signalSenders(os.Getpid()))
 }
 
 func TestTheKernelTellsHowLongAProcessWaited(t *testing.T) {
