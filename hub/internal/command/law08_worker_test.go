@@ -57,6 +57,46 @@ func law08CallsOfExternalWorkersAreOneTransaction(t *testing.T) {
 			return s.FailTask(ctx, m, ref, task.Attempt, "environment_failed", "no package")
 		})},
 	})
+	requireAtomic(t, otherCallsOfWorkers())
+}
+
+// otherCallsOfWorkers are those after an upgrade or a decommission.
+func otherCallsOfWorkers() []atomicStep {
+	return []atomicStep{
+		{"fail an upgrade", "app_instances", func(w *world) func(commandtest.Around) error {
+			i := w.runningCluster(1)
+			w.upgradeCluster(i)
+			task := w.next(i, "upgrade")
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				return second(s.FailTask(ctx, w.Meta(""), w.ref(task), task.Attempt, "crash_loop", ""))
+			})
+		}},
+		{"stop as asked", "instance_tasks", func(w *world) func(commandtest.Around) error {
+			i, _ := w.cluster(1)
+			task := w.next(i, "deploy")
+			w.decommissioned(i)
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				return second(s.FailTask(ctx, w.Meta(""), w.ref(task), task.Attempt, "internal", ""))
+			})
+		}},
+		{"claim after one that nobody stopped", "instance_tasks", func(w *world) func(commandtest.Around) error {
+			i, _ := w.cluster(1)
+			w.next(i, "deploy")
+			w.decommissioned(i)
+			w.Now = w.Now.Add(time.Minute)
+			end := w.tasks(i, lifecycle.TaskPending)[0]
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				return second(s.ClaimTask(ctx, w.Meta(""), w.ref(end), "b", time.Minute))
+			})
+		}},
+		{"end what no worker began", "app_instances", func(w *world) func(commandtest.Around) error {
+			i, _ := w.cluster(1)
+			m := w.Meta("end")
+			return w.command(func(ctx context.Context, s *command.Service) error {
+				return second(s.DecommissionInstance(ctx, m, i.ProjectID, i.ID))
+			})
+		}},
+	}
 }
 
 // law08ChangesOfMembersAreOneTransaction does so for the members of an external worker's app.

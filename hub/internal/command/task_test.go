@@ -32,6 +32,12 @@ func (w *world) publishCluster(version string) {
 func (w *world) cluster(members int) (instance.Instance, []capacity.Allocation) {
 	w.T.Helper()
 	w.publishCluster("1.0.0")
+	return w.launchCluster("cluster", members)
+}
+
+// launchCluster does so for the version that is published, under an idempotency key.
+func (w *world) launchCluster(key string, members int) (instance.Instance, []capacity.Allocation) {
+	w.T.Helper()
 	in := command.CreateInstanceInput{
 		ProjectID: w.Project.ID, AppSlug: "cluster", Version: "1.0.0", DisplayName: "c",
 		Parameters: map[string]any{"partition": "main"},
@@ -42,7 +48,7 @@ func (w *world) cluster(members int) (instance.Instance, []capacity.Allocation) 
 		allocations = append(allocations, a)
 		in.AllocationIDs = append(in.AllocationIDs, a.ID)
 	}
-	i, err := w.Commands().CreateInstance(w.T.Context(), w.Meta("cluster"), in)
+	i, err := w.Commands().CreateInstance(w.T.Context(), w.Meta(key), in)
 	require.NoError(w.T, err)
 	return i, allocations
 }
@@ -208,6 +214,13 @@ func TestTheTaskOfADeadWorkerPassesOnAndItsFenceHolds(t *testing.T) {
 	require.Equal(t, before, w.Contents())
 	w.finish(heir)
 	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
+
+	_, err = s.CompleteTask(t.Context(), w.Meta(""), w.ref(dead), dead.Attempt)
+	require.EqualValues(t, "task_fenced", fault.As(err).Code, "%v", err)
+	_, err = s.RenewTask(t.Context(), w.Meta(""), w.ref(heir), heir.Attempt, "", "")
+	require.EqualValues(t, "task_ended", fault.As(err).Code, "%v", err)
+	_, err = s.FailTask(t.Context(), w.Meta(""), w.ref(heir), heir.Attempt, "internal", "")
+	require.EqualValues(t, "task_ended", fault.As(err).Code, "%v", err)
 }
 
 func TestPhasesAreReportedInOrderAndAllOfThem(t *testing.T) {

@@ -165,7 +165,7 @@ func (t Task) held(by principal.Actor, attempt int64, end lifecycle.TaskState) (
 	if by != t.HeldBy {
 		attempt = -1 // no attempt of this caller
 	}
-	if t.Attempt == attempt && (t.State == end || t.State == lifecycle.TaskCancelled) && t.State.Ended() {
+	if t.Attempt == attempt && (t.State == end || t.State == lifecycle.TaskCancelled) {
 		return true, nil
 	}
 	return false, t.Held(attempt)
