@@ -71,7 +71,7 @@ func verifyManifest(ctx context.Context, tx db.Tx, env *protocol.Envelope, b pro
 				return v, true, nil
 			}
 			// A fault speaks of the document and is more use than the refusal of a signature.
-			if refusal == nil || errors.As(err, new(*fault.Error)) || !errors.As(refusal, new(*fault.Error)) {
+			if errors.As(err, new(*fault.Error)) || !errors.As(refusal, new(*fault.Error)) {
 				refusal = err
 			}
 		}
