@@ -3,7 +3,6 @@ package command_test
 import (
 	"context"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/crypto/ssh"
@@ -64,7 +63,7 @@ func TestLaw11AWrappingTokenDeliversOnceToItsRequester(t *testing.T) {
 	late := w.Meta("")
 	next, err = commands.RotateAccessCredential(t.Context(), w.Meta("rotate 2"), project, made.Credential.ID)
 	require.NoError(t, err)
-	late.Now = late.Now.Add(secret.WrappingTokenTTL + time.Second)
+	late.Now = late.Now.Add(secret.WrappingTokenTTL)
 	_, err = commands.Unwrap(t.Context(), late, next.Token)
 	require.EqualValues(t, "wrapping_token_expired", fault.As(err).Code)
 	revoked, err := commands.RevokeAccessCredential(t.Context(), w.Meta("revoke"), project, made.Credential.ID)

@@ -1,6 +1,7 @@
 package command_test
 
 import (
+	"encoding/json"
 	"testing"
 	"time"
 
@@ -49,4 +50,18 @@ func TestDenialsAndFailuresAreInTheAuditTrail(t *testing.T) {
 	require.Equal(t, "forbidden", outcomes[event.Denied].Reason)
 	require.Equal(t, principal.Anonymous, outcomes[event.Failed].Actor.Type)
 	require.Equal(t, "invalid_request", outcomes[event.Failed].Reason)
+
+	user, org := db.NewID(), db.NewID()
+	require.NoError(t, audit.AuditFailure(ctx, nobody, command.Failure{
+		Operation: "login", Code: "login_refused", Denied: true, OrgID: org, UserID: user, Unrecorded: 2,
+	}))
+	rows, err = db.ReadTx(ctx, d, func(tx db.Tx) ([]event.AuditRow, error) {
+		return event.AuditOf(ctx, tx, "user", user, 10)
+	})
+	require.NoError(t, err)
+	require.Len(t, rows, 1, "whoever administers the account sees who tries it")
+	require.Equal(t, org, rows[0].OrgID)
+	after, err := json.Marshal(rows[0].After)
+	require.NoError(t, err)
+	require.JSONEq(t, `{"unrecorded_before": 2}`, string(after))
 }
