@@ -207,6 +207,27 @@ func TestUserTokenCountsUntilItExpiresOrIsRevoked(t *testing.T) {
 	}
 }
 
+func TestAUserHasFiftyTokensBesideItsSessions(t *testing.T) {
+	w := newWorld(t)
+	bob := w.join(t, "bob@acme.example")
+	create := func(made time.Time) error {
+		_, err := run(t, w.d, func(tx db.Tx) (int, error) {
+			return 0, iam.CreateUserToken(t.Context(), tx, iam.UserToken{
+				ID: db.NewID(), UserID: bob.ID, CreatedAt: made, ExpiresAt: made.Add(time.Hour),
+			}, iam.NewUserToken())
+		})
+		return err
+	}
+	must(t, w.d, func(tx db.Tx) (iam.SessionTokens, error) {
+		return iam.StartSession(t.Context(), tx, iam.NewSessionTokens("browser", "192.0.2.1", start()), bob)
+	})
+	for range 50 {
+		require.NoError(t, create(start()))
+	}
+	require.True(t, fault.Is(create(start().Add(time.Hour-time.Second)), fault.Conflict))
+	require.NoError(t, create(start().Add(time.Hour)), "those that have expired do not count")
+}
+
 func TestFirstAdminIsMadeOnceAndRecovered(t *testing.T) {
 	w := newWorld(t)
 	first, second := iam.NewUserToken(), iam.NewUserToken()
@@ -359,6 +380,14 @@ func TestListsShowWhatTheCallerMaySee(t *testing.T) {
 		orgs := must(t, w.d, func(tx db.Tx) ([]iam.Org, error) { return iam.ListOrgs(t.Context(), tx, *p, db.Page{}) })
 		require.Len(t, orgs, want)
 	}
+	first := must(t, w.d, func(tx db.Tx) ([]iam.Org, error) {
+		return iam.ListOrgs(t.Context(), tx, admin, db.Page{Limit: 1})
+	})
+	rest := must(t, w.d, func(tx db.Tx) ([]iam.Org, error) {
+		return iam.ListOrgs(t.Context(), tx, admin, db.Page{After: first[0].ID})
+	})
+	require.Equal(t, []string{"acme", "other"}, []string{first[0].Slug, rest[0].Slug})
+	require.Len(t, rest, 1, "no page repeats the last org of the one before")
 	_, err := run(t, w.d, func(tx db.Tx) ([]iam.Org, error) {
 		return iam.ListOrgs(t.Context(), tx, admin, db.Page{After: "x"})
 	})

@@ -116,6 +116,26 @@ func TestAnAttachedProjectConnectsAndDoesNotOperate(t *testing.T) {
 	}
 }
 
+// TestTheAccountOfAnAppInstanceWorksThatOneAlone: no other one, and nothing that is done to none.
+func TestTheAccountOfAnAppInstanceWorksThatOneAlone(t *testing.T) {
+	app := Principal{
+		Type: principal.ServiceAccount, ID: "s", OrgID: "acme", ProjectID: "p1", AppInstanceID: "i1",
+		Bindings: []Binding{{ProjectID: "p1"}},
+	}
+	other := app
+	other.AppInstanceID = ""
+	for _, permission := range Permissions() {
+		works := permission == InstanceRead || permission == InstanceWork
+		for id, own := range map[string]bool{"i1": true, "i2": false, "": false} {
+			err := AuthorizeOperation(app, permission, "acme", "p1", OnInstance{ID: id})
+			require.Equal(t, !works || !own, fault.Is(err, fault.Forbidden), "%s %s: %v", permission, id, err)
+			err = AuthorizeOperation(other, permission, "acme", "p1", OnInstance{ID: id})
+			require.True(t, fault.Is(err, fault.Forbidden), "%s %s: %v", permission, id, err)
+		}
+		require.Error(t, AuthorizeOperation(app, permission, "acme", "p2", OnInstance{ID: "i1"}), permission)
+	}
+}
+
 func TestADisabledPrincipalMayNothing(t *testing.T) {
 	for _, p := range principals() {
 		p.Disabled = true
