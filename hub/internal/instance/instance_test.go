@@ -161,7 +161,10 @@ func TestReportsDriveAnInstanceToRunning(t *testing.T) {
 		{Name: "script", Protocol: "javascript", Host: "127.0.0.1", Port: 20001},
 		{Name: "elsewhere", Protocol: "http", Host: "198.51.100.1", Port: 20001},
 		{Name: "name", Protocol: "http", Host: "localhost@evil.example", Port: 20001},
-		{Name: "port", Protocol: "http", Host: "127.0.0.1", Port: 1 << 17},
+		{Name: "zone", Protocol: "http", Host: "::1%lo", Port: 20001},
+		{Name: "port", Protocol: "http", Host: "127.0.0.1", Port: 1 << 16},
+		{Name: "no port", Protocol: "http", Host: "127.0.0.1"},
+		{Name: "no address", Protocol: "http", Host: "", Port: 20001},
 		{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20001},
 	}
 	ready.StartedAt = timestamppb.New(w.now)
