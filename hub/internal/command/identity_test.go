@@ -70,7 +70,7 @@ func (w *world) account(pair protocol.SealingKeyPair, i instance.Instance) (a ac
 	w.T.Helper()
 	files, _, rev := w.told(pair, i)
 	require.NoError(w.T, json.Unmarshal([]byte(files[protocol.InstanceIdentityParameter]), &a))
-	w.hides(a.PrivateKeyPEM, strings.Split(a.PrivateKeyPEM, "\n")[1])
+	w.RequireHidden(a.PrivateKeyPEM, strings.Split(a.PrivateKeyPEM, "\n")[1])
 	return a, rev
 }
 

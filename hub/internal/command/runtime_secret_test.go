@@ -51,16 +51,6 @@ func (w *world) told(pair protocol.SealingKeyPair, i instance.Instance) (out map
 	return out, sealed, rev
 }
 
-// hides checks that no row has one of the values.
-func (w *world) hides(values ...string) {
-	w.T.Helper()
-	for _, rows := range w.Contents() {
-		for _, value := range values {
-			require.NotContains(w.T, rows, value)
-		}
-	}
-}
-
 // Law 11: a secret of a project is stored sealed, in all its versions, and what refers to it reaches a node as that
 // node alone opens it: at the launch, after a rotation and after a revocation.
 func TestLaw11ASecretReachesTheNodesThatReferToItAndNobodyElse(t *testing.T) {
@@ -129,10 +119,25 @@ func TestLaw11ASecretReachesTheNodesThatReferToItAndNobodyElse(t *testing.T) {
 		"apps.secret.issued", "apps.secret.rotated", "apps.secret.revoked", "apps.secret.issued",
 	}, w.EventTypes(v.ID))
 
-	w.hides("correct-horse", "battery-staple", "third-horse")
+	w.RequireHidden("correct-horse", "battery-staple", "third-horse")
 	w.decommissioned(i)
 	w.Report(uint64(i.Revision)+1, w.Removed(i))
 	require.Zero(t, w.Count(`SELECT count(*) FROM runtime_secret_deliveries`), "nothing stays of a removed member")
+}
+
+func TestASecretHasANameThatAParameterCanReferTo(t *testing.T) {
+	w := newWorld(t)
+	s := w.Commands()
+	s.Sealer = sealer(t)
+	create := func(name string) error {
+		return second(s.CreateSecret(t.Context(), w.Meta("secret "+name), w.Project.ID, name, "x"))
+	}
+	for _, name := range []string{"", ".hidden", "a b", "a/b", "ä", strings.Repeat("a", 65)} {
+		w.requireRefused(create(name), fault.CodeInvalid, "/name")
+	}
+	for _, name := range []string{"_", "hf.token-2", strings.Repeat("a", 64)} {
+		require.NoError(t, create(name), name)
+	}
 }
 
 // Law 10: another org neither sees a secret nor refers to it.

@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -354,36 +353,6 @@ func (w *World) Wallet() (available, held int64) {
 		return nil
 	})
 	return available, held
-}
-
-// Contents hashes the rows of every table: two equal ones mean that nothing was changed.
-func (w *World) Contents() map[string]string {
-	w.T.Helper()
-	out := map[string]string{}
-	w.Tx(func(ctx context.Context, tx db.Tx) error {
-		rows, err := tx.Query(ctx,
-			`SELECT table_name FROM information_schema.tables WHERE table_schema = 'public' AND table_type = 'BASE TABLE'
-				ORDER BY table_name`)
-		if err != nil {
-			return err
-		}
-		tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
-		if err != nil {
-			return err
-		}
-		for _, table := range tables {
-			var digest string
-			// Every row as text, hashed: a changed row shows too.
-			if err := tx.QueryRow(ctx,
-				`SELECT count(*)::TEXT || ' ' || coalesce(md5(string_agg(t::TEXT, '|' ORDER BY t::TEXT)), '') FROM `+
-					pgx.Identifier{table}.Sanitize()+` t`).Scan(&digest); err != nil {
-				return err
-			}
-			out[table] = digest
-		}
-		return nil
-	})
-	return out
 }
 
 // Says is what the node reports of an instance.
