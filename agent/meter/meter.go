@@ -67,6 +67,8 @@ type Interval struct {
 	Unconfirmed Reading `json:"unconfirmed,omitzero"`
 	// SeenAt is the last sample that saw the container up with its accelerators, whether its time counts yet or not.
 	SeenAt time.Time `json:"seen_at,omitzero"`
+	// ended says that the sample under way has seen its end.
+	ended bool
 
 	// CPUMicros is the container's own counter at the last sample, CPUCutMicros what of it is already in records.
 	CPUMicros    int64 `json:"cpu_micros"`
@@ -181,8 +183,8 @@ func Sample(s State, o Observation) (State, []*protocol.UsageRecord) {
 	for i := range s.Intervals {
 		iv := &s.Intervals[i]
 		r, ok := seen[iv.RunID]
-		switch ended := iv.observe(r, ok, now); {
-		case ended:
+		switch iv.ended = iv.observe(r, ok, now); {
+		case iv.ended:
 			gone = append(gone, iv.RunID)
 			due = append(due, iv.MemberID)
 		case iv.NoDevice:
@@ -429,60 +431,4 @@ func (s *State) openUnannounced(runs []Run, ended []string, now time.Time) {
 		}
 		s.insert(iv)
 	}
-}
-
-// cutMembers cuts all intervals of the given members, earliest first. Cutting a member's intervals together makes its
-// running time one line without gap or overlap, however its containers' lives cross.
-func (s *State) cutMembers(ids []string) []*protocol.UsageRecord {
-	var due []*Interval
-	for i := range s.Intervals {
-		if slices.Contains(ids, s.Intervals[i].MemberID) {
-			due = append(due, &s.Intervals[i])
-		}
-	}
-	slices.SortStableFunc(due, func(a, b *Interval) int { return a.CutAt.Compare(b.CutAt) })
-	var records []*protocol.UsageRecord
-	for _, iv := range due {
-		records = append(records, s.cut(iv)...)
-	}
-	return records
-}
-
-func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
-	if !iv.Until.After(iv.CutAt) {
-		return nil
-	}
-	record := func(meter string, from time.Time, quantity int64) *protocol.UsageRecord {
-		return &protocol.UsageRecord{
-			MemberId: iv.MemberID, Revision: iv.Revision, LeaseNo: iv.LeaseNo, RunId: iv.RunID, Meter: meter, Quantity: quantity,
-			StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(iv.Until),
-		}
-	}
-	records := make([]*protocol.UsageRecord, 0, 4)
-	m := s.memberRecord(iv)
-	if from := clock.Later(iv.CutAt, m.Until); iv.Until.After(from) {
-		records = append(records, record(protocol.MeterSessionSeconds, from, iv.Until.Sub(from).Microseconds()))
-		m.Until = iv.Until
-	}
-	if from := clock.Later(iv.CutAt, m.AcceleratorsUntil); iv.Accelerators > 0 && iv.Until.After(from) {
-		records = append(records, record(protocol.MeterAcceleratorSeconds, from,
-			iv.Accelerators*iv.Until.Sub(from).Microseconds()))
-		m.AcceleratorsUntil = iv.Until
-	}
-	records = append(records,
-		record(protocol.MeterCPUSeconds, iv.CutAt, iv.CPUMicros-iv.CPUCutMicros),
-		record(protocol.MeterMemoryByteSeconds, iv.CutAt, iv.MemoryByteSeconds))
-	iv.CutAt, iv.CPUCutMicros, iv.MemoryByteSeconds = iv.Until, iv.CPUMicros, 0
-	return records
-}
-
-func (s *State) memberRecord(iv *Interval) *Member {
-	m := s.member(iv.MemberID)
-	if m == nil {
-		at, _ := slices.BinarySearchFunc(s.Members, iv.MemberID, Member.compare)
-		s.Members = slices.Insert(s.Members, at, Member{ID: iv.MemberID})
-		m = &s.Members[at]
-	}
-	m.Revision, m.LeaseNo = max(m.Revision, iv.Revision), max(m.LeaseNo, iv.LeaseNo)
-	return m
 }

@@ -3,6 +3,7 @@ package meter_test
 import (
 	"encoding/json"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -149,6 +150,38 @@ func TestTimeSinceTheLastScanCountsOnceAnotherScanFindsTheAcceleratorWorking(t *
 	end.Crashed = false
 	_, got = meter.Sample(restart(t, s), observation(28, end))
 	require.Equal(t, line{protocol.MeterSessionSeconds, 0.5, 25, 24_500_000}, lines(got)[0], "it was stopped, unseen")
+}
+
+// The end of one container counts without a scan; what another ran beside it until then is not passed over.
+func TestTheEndOfASidecarLosesNoTimeOfTheContainerThatHasTheAccelerators(t *testing.T) {
+	scanned := func(r meter.Run, seconds float64) meter.Run {
+		r.NeedsDevice, r.WorkedAt = true, at(seconds)
+		return r
+	}
+	s := meter.Open(opened(), meter.Intent{RunID: "r2", MemberID: "m1", Revision: 1, LeaseNo: 1}, at(4))
+	s, _ = meter.Sample(s, observation(1, scanned(up("r1", 0.5, 0), 1)))
+	s, _ = meter.Sample(s, observation(11, scanned(up("r1", 0.5, 0), 8), scanned(up("r2", 5, 0), 8)))
+	s, got := meter.Sample(s, observation(21, scanned(up("r1", 0.5, 0), 8), scanned(exited("r2", 5, 15), 8)))
+	broken := up("r1", 0.5, 0)
+	broken.NoDevice = true
+	for name, c := range map[string]struct {
+		run  meter.Run
+		want int64
+	}{
+		"it was stopped":         {scanned(exited("r1", 0.5, 27), 8), 26_500_000},
+		"its accelerator failed": {scanned(broken, 8), 500_000},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, more := meter.Sample(restart(t, s), observation(28, c.run))
+			var session int64
+			for _, l := range lines(slices.Concat(got, more)) {
+				if l.meter == protocol.MeterSessionSeconds {
+					session += l.quantity
+				}
+			}
+			require.Equal(t, c.want, session)
+		})
+	}
 }
 
 // A copy that starts beside the one that serves costs nothing until it is alone.
