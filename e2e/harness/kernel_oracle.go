@@ -32,9 +32,12 @@ type ContainerProcess struct {
 	// Waited is how long the shim waited just after the end, for a processor and for the runc that had sent a signal. It
 	// notes the end so much later, and nothing else can tell an agent when a process ended.
 	Waited time.Duration
-	// NotStartedAt is the last moment at which it was seen to await its start.
+	// NotStartedAt is the last moment at which it was seen to await its start. The start ends before the image's program
+	// is executed, which the process does within its own limits.
 	NotStartedAt time.Time
 	pid, shim    int
+	// fifo is the file with which runc holds the process until it is started.
+	fifo string
 	// Hostname begins with the name of its service.
 	Hostname string
 }
@@ -108,11 +111,14 @@ func (o *KernelOracle) noteStart(l *ContainerProcess) {
 		return
 	}
 	asked := time.Now()
+	_, held := os.Lstat(l.fifo)
 	name, err := os.ReadFile(fmt.Sprintf("/proc/%d/comm", l.pid))
 	switch {
 	case err != nil:
 	case bytes.HasPrefix(name, []byte(notStarted)):
-		l.NotStartedAt = asked
+		if held == nil {
+			l.NotStartedAt = asked
+		}
 	default:
 		l.StartedAt = time.Now()
 		l.shim = parentOf(l.pid) // runc, which was the parent, has ended
@@ -141,13 +147,16 @@ func (o *KernelOracle) watchProcess(ctx context.Context, id string) {
 		return
 	}
 	var spec struct{ Hostname string }
-	text, err = os.ReadFile(filepath.Join(o.bundles, id, "config.json"))
-	if err != nil || json.Unmarshal(text, &spec) != nil {
+	var runc struct{ Root string }
+	if o.readBundle(id, "config.json", &spec) != nil || o.readBundle(id, "options.json", &runc) != nil {
 		_ = unix.Close(fd)
 		return
 	}
 	created := o.booted.Add(time.Duration(ticks) * time.Second / ClockTicksPerSecond)
-	l := &ContainerProcess{pid: pid, CreatedAt: created, NotStartedAt: created, Hostname: spec.Hostname}
+	l := &ContainerProcess{
+		pid: pid, CreatedAt: created, NotStartedAt: created, Hostname: spec.Hostname,
+		fifo: filepath.Join(runc.Root, filepath.Base(o.bundles), id, "exec.fifo"),
+	}
 	o.mu.Lock()
 	o.byContainer[id] = l
 	o.mu.Unlock()
@@ -155,6 +164,15 @@ func (o *KernelOracle) watchProcess(ctx context.Context, id string) {
 		defer func() { _ = unix.Close(fd) }()
 		o.awaitEnd(ctx, fd, l)
 	})
+}
+
+// readBundle reads a JSON file of a container's bundle.
+func (o *KernelOracle) readBundle(id, name string, into any) error {
+	text, err := os.ReadFile(filepath.Join(o.bundles, id, name))
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(text, into)
 }
 
 func (o *KernelOracle) awaitEnd(ctx context.Context, fd int, l *ContainerProcess) {

@@ -52,9 +52,10 @@ func (w *Testbed) CutPower(a *devcluster.Agent, disk *powerloss.Disk, random *ra
 	w.T.Helper()
 	w.explainPowerCut(a)
 	w.Explain(Faults{
-		Why:      "a power cut interrupts a start, and the agent's log loses the note of its own",
+		Why:      "a power cut interrupts a start or a pull, and the agent's log loses the note of its own",
 		Restarts: 1,
 		Sessions: 1,
+		Pulls:    true,
 	})
 	lost, err := disk.Cut(random, func() error {
 		// A process that waits for the disk dies when the disk has given up: nobody waits for it here.
