@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/admission"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -147,7 +148,7 @@ func (r *resumption) state(docs state.Stored) {
 			r.out.State, r.out.Unverified[doc.Key] = protocol.Verified[*protocol.DesiredState]{}, reason(err)
 		}
 	}
-	if err := docs.Highest.State(0, 0); err != nil && len(docs.State) == 0 {
+	if err := agent.NumberOf(nil).CheckOrder(docs.Highest.State); err != nil && len(docs.State) == 0 {
 		r.out.Unverified[state.StateKey] = reason(err)
 	}
 	named := map[string]bool{}
@@ -180,7 +181,7 @@ func newestState(d *protocol.DesiredState, docs state.Stored) error {
 		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "the record of the highest accepted generation is missing "+
 			"or altered")
 	}
-	return docs.Highest.State(d.GetEpoch(), d.GetGeneration())
+	return agent.NumberOf(d).CheckOrder(docs.Highest.State)
 }
 
 func (r *resumption) leases(docs []state.Document) {

@@ -143,16 +143,11 @@ func (s *Store) partsThatFit(fresh map[string]part) map[string]part {
 }
 
 func (s *Store) checkOrder(next *protocol.DesiredState, env *protocol.Envelope) error {
-	if err := s.highest.State(next.GetEpoch(), next.GetGeneration()); err != nil {
+	number := agent.NumberOf(next)
+	if err := number.CheckOrder(s.highest.State); err != nil {
 		return err
 	}
-	have := s.d.state
-	if have != nil && next.GetEpoch() == have.GetEpoch() && next.GetGeneration() == have.GetGeneration() &&
-		!bytes.Equal(env.GetPayload(), s.d.stateEnv.GetPayload()) {
-		return protocol.Refuse(protocol.Nack_GENERATION_CONFLICT, "this node has accepted other content under generation %d",
-			have.GetGeneration())
-	}
-	return nil
+	return number.CheckContent(agent.NumberOf(s.d.state), bytes.Equal(env.GetPayload(), s.d.stateEnv.GetPayload()))
 }
 
 // membersOf returns the digests that a state names, and the members that it adds or changes. Every member is stored: a

@@ -1,36 +1,19 @@
 package state
 
 import (
-	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Highest holds the highest numbers that the node has accepted. They are kept beside the database: a damaged log of the
 // database loses its newest transactions silently, and older documents are signed as well.
 type Highest struct {
-	Epoch, Generation, BundleVersion uint64
-}
-
-// beyond reports whether the state of the epoch and generation is older.
-func (h Highest) beyond(epoch, generation uint64) bool {
-	return cmp.Or(cmp.Compare(h.Epoch, epoch), cmp.Compare(h.Generation, generation)) > 0
-}
-
-// State returns an error for a state that is older than the highest one.
-func (h Highest) State(epoch, generation uint64) error {
-	switch {
-	case epoch < h.Epoch:
-		return protocol.Refuse(protocol.Nack_EPOCH_UNKNOWN, "the desired state is of epoch %d, this node has accepted "+
-			"epoch %d", epoch, h.Epoch)
-	case h.beyond(epoch, generation):
-		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "generation %d is older than generation %d, which this node "+
-			"has accepted", generation, h.Generation)
-	}
-	return nil
+	State         agent.StateNumber
+	BundleVersion uint64
 }
 
 // Bundle returns an error for a trust bundle that is older than the highest one.
@@ -63,8 +46,8 @@ func (s *Store) readHighest() {
 // saveHighest updates the file. The file is written after the database, so that a crash in between leaves the file
 // behind, which is no sign of damage; the next change repeats a write that fails.
 func (s *Store) saveHighest() error {
-	if s.d.state != nil && !s.highest.beyond(s.d.state.GetEpoch(), s.d.state.GetGeneration()) {
-		s.highest.Epoch, s.highest.Generation = s.d.state.GetEpoch(), s.d.state.GetGeneration()
+	if accepted := agent.NumberOf(s.d.state); accepted.Compare(s.highest.State) > 0 {
+		s.highest.State = accepted
 	}
 	if b := s.d.bundle(); b.Valid() {
 		s.highest.BundleVersion = max(s.highest.BundleVersion, b.Version())

@@ -4,12 +4,11 @@ import (
 	"path/filepath"
 	"time"
 
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/protocol"
 )
-
-// bundleLeap is added to the version at a new epoch. Nodes may hold newer bundles than the restored backup and accept
-// only higher versions; nobody signs as many bundles between two backups.
-const bundleLeap = 1000
 
 // EpochOptions are the options of NewEpoch.
 type EpochOptions struct {
@@ -34,25 +33,20 @@ func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 		return protocol.Bundle{}, err
 	}
 	defer wipe(root)
-	next, err := dated(bundle, o.Now, o.BundleTTL)
+	expires, err := bundleEnd(o.Now, o.BundleTTL)
 	if err != nil {
 		return protocol.Bundle{}, err
 	}
-	next.Version = bundle.Version() + bundleLeap
-	next.Epoch++
-	for i, role := range next.GetRoles() {
-		if role.GetName() != protocol.RoleState && role.GetName() != protocol.RoleLease {
-			continue
-		}
-		for _, k := range bundle.Keys(role.GetName()) {
-			next.RevokedKeyIds = append(next.RevokedKeyIds, k.GetKeyId())
-		}
-		fresh, err := newOnlineRole(dir, role.GetName(), next.GetTrustDomain(), hostNames{}, o.Now)
+	fresh := map[string][]*protocol.PublicKey{}
+	for _, name := range plan.EpochRoles() {
+		role, err := newOnlineRole(dir, name, bundle.TrustDomain(), hostNames{}, o.Now)
 		if err != nil {
 			return protocol.Bundle{}, err
 		}
-		next.Roles[i].Keys = append(next.Roles[i].Keys, fresh.GetKeys()...)
+		fresh[name] = role.GetKeys()
 	}
+	next := plan.NextEpoch(bundle, fresh)
+	next.IssuedAt, next.ExpiresAt = timestamppb.New(o.Now), expires
 	succeeded, err := sign(bundle, next, root)
 	if err != nil {
 		return protocol.Bundle{}, err
