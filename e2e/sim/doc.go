@@ -3,9 +3,10 @@
 // laws 1, 2, 3, 5, 6, 13, 14, 15, 16 and 17 (docs/design/laws.md). Equal seeds give equal traces: there is
 // no wall clock, no goroutine and no map whose order matters.
 //
-// The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt, StateVersion), hub/lifecycle,
-// hub/billing, hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange, NewWorkload,
-// NewLease, what is recorded of each action, and how a listed container is observed, metered and probed),
+// The rules are the product's pure packages: hub/plan (Compile, Check, Fitting, Adopt, StateVersion, NextEpoch),
+// hub/lifecycle, hub/billing, hub/rating, hub/usagechain and hub/nodeidentity; agent (Diff, Statuses, NextChange,
+// NewWorkload, NewLease, StateNumber, what is recorded of each action, and how a listed container is observed, metered
+// and probed),
 // agent/admission, agent/policy, agent/clock, agent/hubsession, agent/meter and agent/spool; pkg/manifest; protocol's
 // signatures and verification.
 // TestTheSimulationDefinesNoConstantOfTheProduct keeps their numbers there, too.
@@ -36,9 +37,13 @@
 // need a feature of a later release, and owners change their policy. versions.go has the rows of revisions, which no
 // test compares with those of hub/internal/instance; lifecycle.Revisions decides on both.
 //
-// Not modelled: epochs and key rotation, configs, published ports, another way to share a GPU, limits of
-// parallel actions, probes that fail after readiness, allocations billed by the hub, the API. Segments are chained, not
-// signed.
+// Each restore of the hub begins an epoch (restore.go), while the last states of the lost hub are still under way. The
+// oracle counts the restores and reads no epoch: a node that has taken a state of the restored hub must take none that
+// was signed before. In some worlds (late, sim_test.go) nodes are cut off meanwhile, and what comes late would have the
+// higher generation.
+//
+// Not modelled: key rotation, configs, published ports, another way to share a GPU, limits of parallel actions, probes
+// that fail after readiness, allocations billed by the hub, the API. Segments are chained, not signed.
 //
 // What a member ran must be billed or in suspense, except what faults explain: each explains a span of its node's time
 // (doubt.go), so no member is exempt. What is in suspense, faults must explain, too, to the second (suspense.go).

@@ -35,9 +35,10 @@ type hub struct {
 	sessions            []*session
 	signer, leaseSigner protocol.Signer
 	made                int
-	// restores counts them. A state that was signed before a restore is not replayed after it: only a new epoch could tell
-	// it from the states that the restored hub signs, and epochs are not modelled.
+	// restores counts them. lost are the states that a lost hub signed last, by node: they are still under way when the
+	// node meets the restored hub.
 	restores int
+	lost     map[int]head
 }
 
 // session is what this process knows of a connection.
@@ -47,6 +48,8 @@ type session struct {
 	incarnation       string
 	epoch, generation uint64
 	digest            [sha256.Size]byte
+	// bundle is the version of the trust bundle that the node has.
+	bundle uint64
 	// leases names what was sent: members and lease numbers.
 	leases string
 	// unread is usage that arrived before the state upload that a restored hub has asked for.
@@ -55,8 +58,10 @@ type session struct {
 
 // rows are the database.
 type rows struct {
-	nodes []nodeRow
-	books *books.Books
+	// bundle is the newest trust bundle. A backup has it, too.
+	bundle protocol.Bundle
+	nodes  []nodeRow
+	books  *books.Books
 }
 
 type nodeRow struct {
@@ -86,6 +91,7 @@ type nodeRow struct {
 // head is the newest signed state of a node.
 type head struct {
 	epoch, generation uint64
+	keyID             string
 	rev               int64
 	digest            [sha256.Size]byte
 	envelope          *protocol.Envelope
@@ -127,7 +133,6 @@ const (
 	largeWallet = 1_000_000_000_000_000
 	smallWallet = 30_000_000_000
 	orgs        = 8
-	epoch       = 1
 )
 
 func keyOf(name string) ed25519.PrivateKey {
@@ -135,17 +140,18 @@ func keyOf(name string) ed25519.PrivateKey {
 	return ed25519.NewKeyFromSeed(seed[:])
 }
 
+func publicKey(name string) *protocol.PublicKey {
+	public, _ := keyOf(name).Public().(ed25519.PublicKey)
+	return &protocol.PublicKey{KeyId: protocol.KeyID(public), Ed25519: public}
+}
+
 func newBundle() protocol.Bundle {
 	role := func(name string) *protocol.Role {
-		public, _ := keyOf(name).Public().(ed25519.PublicKey)
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{{
-			KeyId:   protocol.KeyID(public),
-			Ed25519: public,
-		}}}
+		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{publicKey(name)}}
 	}
 	root, _ := keyOf(protocol.RoleRoot).Public().(ed25519.PublicKey)
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
-		TrustDomain: "sim.test", Version: 1, Epoch: epoch, IssuedAt: timestamppb.New(genesis()),
+		TrustDomain: "sim.test", Version: 1, Epoch: 1, IssuedAt: timestamppb.New(genesis()),
 		Roles: []*protocol.Role{
 			role(protocol.RoleRoot), role(protocol.RoleState), role(protocol.RoleLease), role(protocol.RoleCatalog),
 		},
@@ -163,9 +169,9 @@ func newBundle() protocol.Bundle {
 func newHub(w *World) *hub {
 	h := &hub{
 		w: w, up: true, signer: protocol.NewEd25519Signer(keyOf(protocol.RoleState)),
-		leaseSigner: protocol.NewEd25519Signer(keyOf(protocol.RoleLease)),
+		leaseSigner: protocol.NewEd25519Signer(keyOf(protocol.RoleLease)), lost: map[int]head{},
 	}
-	h.rows.books = newBooks(w)
+	h.rows.books, h.rows.bundle = newBooks(w), newBundle()
 	for o := range orgs {
 		nanos := int64(largeWallet)
 		if lowFunds(o) {
@@ -180,6 +186,7 @@ func newHub(w *World) *hub {
 func lowFunds(org int) bool { return org == 0 }
 
 func (r *rows) enroll(n *node) {
+	n.store.Bundle = r.bundle
 	r.nodes = append(r.nodes, nodeRow{
 		i: n.i, id: n.id, self: n.self, accelerators: n.accelerators, cpuMillis: 16_000, memoryBytes: 64 << 30,
 		claims: map[string]string{}, gpus: n.gpus,
@@ -379,14 +386,19 @@ func (h *hub) sync(i int, floor uint64) {
 		held = s.held()
 	}
 	accepted := plan.StateVersion{Epoch: row.acceptedEpoch, Generation: row.acceptedGeneration}
-	floor = row.head.version().LowestGeneration(epoch, accepted, held, floor)
-	if row.head.rev != row.rev || row.head.generation < floor || row.head.generation == 0 {
+	floor = row.head.version().LowestGeneration(h.rows.bundle.Epoch(), accepted, held, floor)
+	if row.head.rev != row.rev || row.head.generation < floor || h.outdated(row.head) {
 		h.publish(row, floor)
 	}
 	if s == nil {
 		return
 	}
 	h.push(row, s)
+}
+
+// outdated reports whether there is no state, or one that the newest bundle no longer vouches for.
+func (h *hub) outdated(s head) bool {
+	return s.generation == 0 || s.epoch != h.rows.bundle.Epoch() || s.keyID != h.signer.KeyID()
 }
 
 // publish compiles, checks, signs and saves the newest state of a node.
@@ -403,15 +415,18 @@ func (h *hub) publish(row *nodeRow, floor uint64) {
 	}
 	refs := state.Refs()
 	same := slices.EqualFunc(refs, row.head.refs, func(a, b *protocol.PartRef) bool { return proto.Equal(a, b) })
-	if !same || row.head.generation < floor || row.head.generation == 0 {
-		next := head{epoch: epoch, generation: row.head.version().NextGeneration(epoch, floor), refs: refs}
+	if !same || row.head.generation < floor || h.outdated(row.head) {
+		epoch := h.rows.bundle.Epoch()
+		next := head{
+			epoch: epoch, generation: row.head.version().NextGeneration(epoch, floor), keyID: h.signer.KeyID(), refs: refs,
+		}
 		for _, p := range state.Parts {
 			next.parts = append(next.parts, p.Bytes)
 		}
 		next.envelope, err = protocol.SignMessage(protocol.PayloadState, &protocol.DesiredState{
 			NodeId: row.id, NodeKeySha256: row.self.KeySHA256[:], Epoch: epoch, Generation: next.generation,
 			IssuedAt:         timestamppb.New(h.w.now.time()),
-			MinBundleVersion: 1, Parts: refs,
+			MinBundleVersion: h.rows.bundle.Version(), Parts: refs,
 		}, h.signer)
 		if err != nil {
 			h.w.fail(2, "sign: %v", err)
@@ -419,6 +434,7 @@ func (h *hub) publish(row *nodeRow, floor uint64) {
 		}
 		next.digest = sha256.Sum256(next.envelope.GetPayload())
 		row.head = next
+		h.w.oracle.signed(next)
 		h.w.result.States++
 		h.w.trace("signed", row.i, int64(next.generation), "")
 	}
@@ -460,15 +476,22 @@ func manifestEnvelope() []byte {
 	return raw
 }
 
-// push sends the state and the leases that the node does not hold.
+// push sends the state and the leases that the node does not hold, after the trust bundle that vouches for them.
 func (h *hub) push(row *nodeRow, s *session) {
 	u, attempt := &h.w.nodes[row.i].up, s.attempt
+	var bundle *protocol.Envelope
+	if s.bundle < h.rows.bundle.Version() {
+		bundle = h.rows.bundle.Envelope()
+	}
 	if !row.head.version().Equal(s.held()) {
 		env, parts := row.head.envelope, row.head.parts
 		if h.w.chance(0.1) {
 			parts = nil // as if too large: the node fetches them
 		}
-		u.carry(false, "state", func() { u.pushedState(attempt, env, parts) })
+		u.carry(false, "state", func() {
+			u.pushedBundle(attempt, bundle)
+			u.pushedState(attempt, env, parts)
+		})
 	}
 	var content []byte
 	for _, m := range row.members {
@@ -482,7 +505,8 @@ func (h *hub) push(row *nodeRow, s *session) {
 	}
 	s.leases = string(content)
 	batch := &protocol.LeaseBatch{
-		NodeId: row.id, Incarnation: s.incarnation, Epoch: epoch, IssuedAt: timestamppb.New(h.w.now.time()),
+		NodeId: row.id, Incarnation: s.incarnation, Epoch: h.rows.bundle.Epoch(),
+		IssuedAt: timestamppb.New(h.w.now.time()),
 	}
 	for _, m := range row.members {
 		if l := h.rows.books.Lease(m.id); l.No > 0 && h.rows.books.IsOpen(m.id) {
@@ -494,5 +518,8 @@ func (h *hub) push(row *nodeRow, s *session) {
 		h.w.fail(3, "sign leases: %v", err)
 		return
 	}
-	u.carry(false, "leases", func() { u.pushedLeases(env) })
+	u.carry(false, "leases", func() {
+		u.pushedBundle(attempt, bundle)
+		u.pushedLeases(env)
+	})
 }

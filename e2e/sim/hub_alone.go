@@ -75,7 +75,8 @@ func NewHub(nodeID string) *Hub {
 func (x *Hub) Hello(g Hello) Welcome {
 	x.attempt++
 	a := x.h.openSession(0, x.attempt, helloMessage{
-		incarnation: g.Incarnation, epoch: g.Epoch, generation: g.Generation, digest: g.Digest, lastSegment: g.LastSegment,
+		incarnation: g.Incarnation, bundle: x.h.rows.bundle.Version(), epoch: g.Epoch, generation: g.Generation,
+		digest: g.Digest, lastSegment: g.LastSegment,
 	})
 	return Welcome{
 		SessionNo: a.no, NewIncarnation: a.newIncarnation, UploadWanted: a.requestUpload, Posted: a.posted,
@@ -168,12 +169,15 @@ func (x *Hub) act(member string, do func(*memberRow) error) error {
 // Report applies a report of the newest session.
 func (x *Hub) Report(counter, generation uint64, statuses []*protocol.WorkloadStatus) {
 	x.h.report(0, x.attempt, statusReport{
-		no: x.h.sessions[0].no, counter: counter, epoch: epoch, generation: generation, statuses: statuses,
+		no: x.h.sessions[0].no, counter: counter, epoch: x.h.rows.bundle.Epoch(), generation: generation, statuses: statuses,
 	})
 }
 
 // Advance lets time pass.
 func (x *Hub) Advance(by time.Duration) { x.h.w.now += span(by) }
+
+// Epoch is of the newest state.
+func (x *Hub) Epoch() uint64 { return x.h.rows.nodes[0].head.epoch }
 
 // Generation is of the newest state.
 func (x *Hub) Generation() uint64 { return x.h.rows.nodes[0].head.generation }

@@ -99,7 +99,7 @@ func (h *hub) openSession(i, attempt int, g helloMessage) welcome {
 		row.usageOwed, row.usageOwedIn = g.lastSegment, g.incarnation
 	}
 	h.sessions[i] = &session{
-		no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, epoch: g.epoch,
+		no: row.sessionNo, attempt: attempt, incarnation: g.incarnation, bundle: g.bundle, epoch: g.epoch,
 		generation: g.generation, digest: g.digest,
 	}
 	return welcome{
@@ -123,6 +123,12 @@ func (h *hub) accepted(i, attempt int, epoch, generation uint64, digest [sha256.
 	}
 	if s := h.sessions[i]; s != nil && s.attempt == attempt {
 		s.epoch, s.generation, s.digest = epoch, generation, digest
+	}
+}
+
+func (h *hub) acceptedBundle(i, attempt int, version uint64) {
+	if s := h.sessions[i]; s != nil && s.attempt == attempt {
+		s.bundle = max(s.bundle, version)
 	}
 }
 

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"crypto/sha256"
 	"fmt"
 	"slices"
 	"strconv"
@@ -22,6 +23,8 @@ type oracle struct {
 	gpus  map[string]*busyTime
 	// forgotten is what a restored hub knows nothing of: from its backup to the restore.
 	forgotten []window
+	// restores has, by the digest of a signed state, how often the hub had been restored before.
+	restores map[[sha256.Size]byte]int
 }
 
 // busyTime adds up how long something ran.
@@ -59,7 +62,9 @@ type memberFacts struct {
 }
 
 func newOracle(w *World) oracle {
-	return oracle{w: w, members: map[string]*memberFacts{}, gpus: map[string]*busyTime{}}
+	return oracle{
+		w: w, members: map[string]*memberFacts{}, gpus: map[string]*busyTime{}, restores: map[[sha256.Size]byte]int{},
+	}
 }
 
 func (o *oracle) asked(m *memberRow, crashChance float64) {
@@ -144,15 +149,28 @@ func (o *oracle) claimed(n *node, m *memberRow, id string) {
 // applied checks law 2 after a node has accepted a state.
 func (o *oracle) applied(n *node) {
 	s := n.store
-	next := appliedState{s.State.GetEpoch(), s.State.GetGeneration(), s.Digest}
+	next := appliedState{s.State.GetEpoch(), s.State.GetGeneration(), s.Digest, o.restores[s.Digest]}
 	was := s.highest
 	switch {
 	case next.epoch < was.epoch || next.epoch == was.epoch && next.generation < was.generation:
 		o.w.fail(2, "node %s went from generation %d back to %d", n.id, was.generation, next.generation)
+	case next.restores < was.restores:
+		o.w.fail(2, "node %s took generation %d of the hub before restore %d after one of the restored hub", n.id,
+			next.generation, was.restores)
 	case next.epoch == was.epoch && next.generation == was.generation && next.digest != was.digest:
 		o.w.fail(2, "node %s took other content under generation %d", n.id, next.generation)
 	}
 	s.highest = next
+}
+
+// signed notes after how many restores of the hub a state was signed.
+func (o *oracle) signed(s head) { o.restores[s.digest] = o.w.hub.restores }
+
+// refused notes that a node refuses what a hub signed that it knows to be lost.
+func (o *oracle) refused(n *node, env *protocol.Envelope) {
+	if o.restores[sha256.Sum256(env.GetPayload())] < n.store.highest.restores {
+		n.refusedOld++
+	}
 }
 
 // stopping checks laws 3 and 16: nothing is stopped that its user wants and its lease covers.
@@ -381,6 +399,13 @@ func (o *oracle) converged(n *node) {
 			stuck("segment %d of %s is not posted, %d are", number, s.Incarnation(), s.Marks.Posted)
 			break
 		}
+	}
+	if s.Bundle.Version() != o.w.hub.rows.bundle.Version() || s.State.GetEpoch() != s.Bundle.Epoch() {
+		stuck("it has trust bundle %d and a state of epoch %d, the hub has bundle %d", s.Bundle.Version(),
+			s.State.GetEpoch(), o.w.hub.rows.bundle.Version())
+	}
+	if n.refusedOld > 0 {
+		o.w.result.Checked[2]++
 	}
 	now := n.now()
 	desired, leases, observed := n.desired(), s.AgentLeases(), n.observe(now)

@@ -293,15 +293,16 @@ func (w *World) cutPower(n *node) {
 }
 
 // replayState delivers the present state again, up to a day later.
-func (w *World) replayState(n *node) {
-	env, parts := w.hub.rows.nodes[n.i].head.envelope, w.hub.rows.nodes[n.i].head.parts
-	if env == nil {
+func (w *World) replayState(n *node) { w.deliverLate(n, w.hub.rows.nodes[n.i].head, w.long(day)) }
+
+// deliverLate delivers a signed state after a while, whichever hub the node has met by then.
+func (w *World) deliverLate(n *node, s head, after instant) {
+	if s.envelope == nil {
 		return
 	}
-	restores := w.hub.restores
-	w.after(w.long(day), n.i, "replay", func() {
-		if n.agentUp && !w.healing && restores == w.hub.restores {
-			n.up.pushedState(n.up.attempt, env, parts)
+	w.after(after, n.i, "replay", func() {
+		if n.agentUp && !w.healing {
+			n.up.pushedState(n.up.attempt, s.envelope, s.parts)
 		}
 	})
 }

@@ -88,8 +88,10 @@ type node struct {
 	diskRestored bool
 	// clockFaulty: the node's clock was wrong since its last sync.
 	clockFaulty bool
-	doubt       doubt
-	admissions  admissions
+	// refusedOld counts states of lost hubs that the node has refused.
+	refusedOld int
+	doubt      doubt
+	admissions admissions
 	setAside
 }
 
@@ -102,6 +104,8 @@ type disk struct {
 type appliedState struct {
 	epoch, generation uint64
 	digest            [sha256.Size]byte
+	// restores is how often the hub had been restored when it signed the state.
+	restores int
 }
 
 func (d *disk) clone() *disk { return &disk{d.Clone(), d.highest} }

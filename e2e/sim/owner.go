@@ -34,7 +34,7 @@ func (n *node) desired() agent.Desired {
 	if !n.w.cfg.Versions {
 		return n.store.Desired()
 	}
-	s, bundle := n.store, n.w.bundle
+	s, bundle := n.store, n.store.Bundle
 	d := agent.Desired{Epoch: s.State.GetEpoch(), Generation: s.State.GetGeneration(), Unverified: s.State == nil}
 	a := &n.admissions
 	if a.decided == nil || len(a.decided) > 4*len(s.State.GetParts())+64 {

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"fmt"
 	"strconv"
 
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
@@ -52,18 +53,45 @@ func (h *hub) start() {
 	}
 }
 
-// restore replaces the database by its backup. The hub compiles nothing for a node before the node has uploaded its
-// state (docs/design/recovery.md).
+// restore replaces the database by its backup and begins an epoch. The hub compiles nothing for a node before the node
+// has uploaded its state (docs/design/recovery.md).
 func (h *hub) restore() {
 	h.crash()
 	h.restores++
+	for i := range h.rows.nodes {
+		if row := &h.rows.nodes[i]; !row.awaitsResync {
+			h.lost[i] = row.head
+		}
+	}
 	h.w.oracle.forgotten = append(h.w.oracle.forgotten, window{h.backupAt, h.w.now})
 	h.rows = *h.backup.clone()
 	for i := range h.rows.nodes {
 		row := &h.rows.nodes[i]
 		row.awaitsResync, row.usageOwed, row.usageOwedIn = !h.w.breaks(BreakAdopt), 0, ""
 	}
+	if !h.w.breaks(BreakEpoch) {
+		h.beginEpoch()
+	}
 	h.start()
+}
+
+// beginEpoch replaces the keys that sign states and leases. What they have signed may still be under way.
+func (h *hub) beginEpoch() {
+	signers, fresh := map[string]protocol.Signer{}, map[string][]*protocol.PublicKey{}
+	for _, role := range plan.EpochRoles() {
+		name := fmt.Sprintf("%s after restore %d", role, h.restores)
+		signers[role] = protocol.NewEd25519Signer(keyOf(name))
+		fresh[role] = []*protocol.PublicKey{publicKey(name)}
+	}
+	env, err := protocol.SignMessage(protocol.PayloadBundle, plan.NextEpoch(h.rows.bundle, fresh),
+		protocol.NewEd25519Signer(keyOf(protocol.RoleRoot)))
+	if err == nil {
+		h.rows.bundle, err = h.rows.bundle.Succeed(env)
+	}
+	if err != nil {
+		h.w.fail(2, "the epoch after %d: %v", h.rows.bundle.Epoch(), err)
+	}
+	h.signer, h.leaseSigner = signers[protocol.RoleState], signers[protocol.RoleLease]
 }
 
 // uploaded adopts the state that a restored hub has asked for, then reads the usage that came before it.
@@ -79,6 +107,7 @@ func (h *hub) uploaded(i, attempt int, up stateUpload) {
 	}
 	s.unread = nil
 	h.sync(i, 0)
+	h.w.deliverLate(h.w.nodes[i], h.lost[i], h.w.upTo(day/2))
 }
 
 // adopt applies what a node uploads: a newer signed state and leases supersede older rows.

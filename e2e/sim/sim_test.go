@@ -135,6 +135,9 @@ func requireReached(t *testing.T, law, want int) {
 	require.GreaterOrEqual(t, reached[law], want)
 }
 
+// Four of the six worlds restore their hub; what the lost one signed last comes late, and nodes refuse it.
+func TestLaw02NoStateOfAnOlderEpochIsApplied(t *testing.T) { requireReached(t, 2, 3) }
+
 func TestLaw13EverythingResumes(t *testing.T) { requireReached(t, 13, wildTo-wildFrom+1) }
 
 // Four of the six worlds ask for a restore of their hub (worldOf), and three get one: life.go leaves out a
@@ -189,6 +192,14 @@ func handedOver(seed uint64) sim.Config {
 	}
 }
 
+// late worlds restore their hub while nodes are cut off, to which the last states of the lost hub come late.
+func late(seed uint64) sim.Config {
+	return sim.Config{
+		Seed: seed, Nodes: 3, Days: 6, Commands: 48, Faults: 24, Kinds: []string{"network cut"}, Backup: 24 * time.Hour, Restores: 4,
+		Quiet: 10 * time.Minute,
+	}
+}
+
 func busy(seed uint64) sim.Config { return sim.Config{Seed: seed, Nodes: 6, Days: 3, Commands: 24} }
 
 // TestCheckerCatchesWhatIsBroken leaves one rule out at a time: some seed must break one of the laws that the rule is
@@ -215,6 +226,7 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 		{sim.BreakCap, []int{3, 16}, worldOf},
 		{sim.BreakSilence, []int{13}, forgetful},
 		{sim.BreakBalance, []int{6}, worldOf},
+		{sim.BreakEpoch, []int{2}, late},
 		{sim.BreakRedial, []int{5, 13}, worldOf},
 	} {
 		t.Run(string(c.rule), func(t *testing.T) {

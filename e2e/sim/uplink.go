@@ -49,6 +49,7 @@ type peer interface {
 	usage(i, attempt, no int, sealed spool.Sealed)
 	report(i, attempt int, r statusReport)
 	accepted(i, attempt int, epoch, generation uint64, digest [sha256.Size]byte)
+	acceptedBundle(i, attempt int, version uint64)
 	refused(i, attempt int, reason protocol.Nack_Reason, generation uint64)
 	gone(i int, no uint64)
 }
@@ -160,6 +161,7 @@ func (u *uplink) lose() {
 // helloMessage begins a session.
 type helloMessage struct {
 	incarnation       string
+	bundle            uint64
 	epoch, generation uint64
 	digest            [sha256.Size]byte
 	lastSegment       uint64
@@ -178,8 +180,8 @@ func (u *uplink) hello(attempt int) {
 	s := u.n.store
 	u.asked = u.n.w.now
 	g := helloMessage{
-		incarnation: s.Incarnation(), epoch: s.State.GetEpoch(), generation: s.State.GetGeneration(), digest: s.Digest,
-		lastSegment: s.Chain.Number,
+		incarnation: s.Incarnation(), bundle: s.Bundle.Version(), epoch: s.State.GetEpoch(),
+		generation: s.State.GetGeneration(), digest: s.Digest, lastSegment: s.Chain.Number,
 	}
 	u.carry(true, "hello", func() {
 		// A hello belongs to its connection; one whose connection has gone reaches nobody.
@@ -446,15 +448,28 @@ func (u *uplink) reportAcked(attempt int, counter uint64) {
 	}
 }
 
+// pushedBundle accepts a trust bundle, which comes before what it vouches for: a stream keeps its order.
+func (u *uplink) pushedBundle(attempt int, env *protocol.Envelope) {
+	n := u.n
+	if env == nil || n.store.AcceptBundle(env) != nil {
+		return // it is older than the node's
+	}
+	n.w.trace("bundle", n.i, int64(n.store.Bundle.Version()), "")
+	if version := n.store.Bundle.Version(); attempt == u.attempt {
+		u.carry(true, "bundle accepted", func() { n.w.peer.acceptedBundle(n.i, attempt, version) })
+	}
+}
+
 // pushedState accepts a desired state, in order or not.
 func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte) {
 	n := u.n
-	v, err := protocol.VerifyState(env, n.w.bundle, n.self)
+	v, err := protocol.VerifyState(env, n.store.Bundle, n.self)
 	if err == nil {
 		err = n.store.AcceptState(v, parts)
 	}
 	if err != nil {
 		reason, generation := protocol.RefusalOf(err), v.Message().GetGeneration()
+		n.w.oracle.refused(n, env)
 		if attempt == u.attempt {
 			u.carry(true, "refused", func() { n.w.peer.refused(n.i, attempt, reason, generation) })
 		}
@@ -472,7 +487,7 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 
 func (u *uplink) pushedLeases(env *protocol.Envelope) {
 	n := u.n
-	v, err := protocol.VerifyLeases(env, n.w.bundle, n.self)
+	v, err := protocol.VerifyLeases(env, n.store.Bundle, n.self)
 	if err == nil {
 		err = n.store.AcceptLeases(v.Message())
 	}

@@ -6,8 +6,6 @@ import (
 	"math/rand/v2"
 	"strings"
 	"time"
-
-	"github.com/gpuaas/gpuaas/protocol"
 )
 
 // Config is one simulation. Zero values take defaults.
@@ -94,6 +92,8 @@ const (
 	BreakOwner Breakage = "owner"
 	// BreakRollback rolls back to the revision before, whether it was ready once or not.
 	BreakRollback Breakage = "rollback"
+	// BreakEpoch lets a restored hub go on in the old epoch, with the old keys.
+	BreakEpoch Breakage = "epoch"
 	// BreakRedial dials once only.
 	BreakRedial Breakage = "redial"
 )
@@ -113,8 +113,8 @@ type Result struct {
 	BilledSeconds, RanSeconds int64
 	// Steps names those that were taken (steps.go).
 	Steps []string
-	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, holds for
-	// law 6, nodes for law 13, nodes of a restored hub for law 16.
+	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, nodes that
+	// refused a state of an older epoch for law 2, holds for law 6, nodes for law 13, nodes of a restored hub for law 16.
 	Checked map[int]int
 	// Compared counts, by what was compared, members of worlds with versions at rest.
 	Compared map[string]int
@@ -231,8 +231,7 @@ type World struct {
 	traces int
 	broken *Violation
 
-	bundle protocol.Bundle
-	hub    *hub
+	hub *hub
 	// peer is the hub as the nodes' sessions know it.
 	peer   peer
 	nodes  []*node
@@ -290,7 +289,7 @@ func newWorld(cfg Config) *World {
 	set(&cfg.Lease, 24*time.Hour)
 	set(&cfg.Backup, 12*time.Hour)
 	w := &World{
-		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: newDigest, bundle: newBundle(),
+		cfg: cfg, rng: rand.New(rand.NewPCG(cfg.Seed, 0x9e3779b97f4a7c15)), digest: newDigest,
 		result:    Result{Faults: map[string]int{}, Checked: map[int]int{}, Compared: map[string]int{}},
 		qualities: map[string]quality{},
 	}

@@ -1,6 +1,7 @@
 package nodestore
 
 import (
+	"bytes"
 	"crypto/sha256"
 	"maps"
 	"slices"
@@ -48,18 +49,23 @@ func (s *Store) AcceptState(v protocol.Verified[*protocol.DesiredState], rawPart
 }
 
 func (s *Store) checkOrder(next *protocol.DesiredState, digest Sum) error {
-	epoch, generation := s.State.GetEpoch(), s.State.GetGeneration()
-	switch {
-	case next.GetEpoch() < epoch:
-		return protocol.Refuse(protocol.Nack_EPOCH_UNKNOWN, "epoch %d", epoch)
-	case next.GetEpoch() > epoch:
-		return nil
-	case next.GetGeneration() < generation:
-		return protocol.Refuse(protocol.Nack_GENERATION_OLDER, "generation %d", generation)
-	case next.GetGeneration() == generation && digest != s.Digest && s.State != nil:
-		return protocol.Refuse(protocol.Nack_GENERATION_CONFLICT, "generation %d", generation)
+	number, accepted := agent.NumberOf(next), agent.NumberOf(s.State)
+	if err := number.CheckOrder(accepted); err != nil {
+		return err
 	}
-	return nil
+	return number.CheckContent(accepted, digest == s.Digest)
+}
+
+// AcceptBundle stores the next trust bundle. The same bundle again changes nothing.
+func (s *Store) AcceptBundle(env *protocol.Envelope) error {
+	if bytes.Equal(env.GetPayload(), s.Bundle.Envelope().GetPayload()) {
+		return nil
+	}
+	next, err := s.Bundle.Succeed(env)
+	if err == nil {
+		s.Bundle = next
+	}
+	return err
 }
 
 func (s *Store) keepPart(sum Sum, w *protocol.Workload) {

@@ -18,6 +18,8 @@ import (
 
 // Store is what a node has on disk. Each method is one synced write: it happened or it did not.
 type Store struct {
+	// Bundle is the newest accepted trust bundle.
+	Bundle protocol.Bundle
 	// State, Envelope and Digest are of the accepted desired state; zero before the first.
 	State    *protocol.DesiredState
 	Envelope *protocol.Envelope
