@@ -69,9 +69,7 @@ func (h *hub) restore() {
 		row := &h.rows.nodes[i]
 		row.awaitsResync, row.usageOwed, row.usageOwedIn = !h.w.breaks(BreakAdopt), 0, ""
 	}
-	if !h.w.breaks(BreakEpoch) {
-		h.beginEpoch()
-	}
+	h.beginEpoch()
 	h.start()
 }
 
@@ -83,8 +81,12 @@ func (h *hub) beginEpoch() {
 		signers[role] = protocol.NewEd25519Signer(keyOf(name))
 		fresh[role] = []*protocol.PublicKey{publicKey(name)}
 	}
-	env, err := protocol.SignMessage(protocol.PayloadBundle, plan.NextEpoch(h.rows.bundle, fresh),
-		protocol.NewEd25519Signer(keyOf(protocol.RoleRoot)))
+	next := plan.NextEpoch(h.rows.bundle, fresh)
+	if h.w.breaks(BreakEpoch) {
+		next.Epoch, next.RevokedKeyIds = h.rows.bundle.Epoch(), nil
+	}
+	root := protocol.NewEd25519Signer(keyOf(protocol.RoleRoot))
+	env, err := protocol.SignMessage(protocol.PayloadBundle, next, root)
 	if err == nil {
 		h.rows.bundle, err = h.rows.bundle.Succeed(env)
 	}
@@ -107,7 +109,7 @@ func (h *hub) uploaded(i, attempt int, up stateUpload) {
 	}
 	s.unread = nil
 	h.sync(i, 0)
-	h.w.deliverLate(h.w.nodes[i], h.lost[i], h.w.upTo(day/2))
+	h.w.deliverLate(h.w.nodes[i], h.lost[i], h.w.long(day/2))
 }
 
 // adopt applies what a node uploads: a newer signed state and leases supersede older rows.

@@ -17,6 +17,7 @@ func TestSmallWorldsHold(t *testing.T) {
 		forgetful(1),
 		{Seed: 2, Nodes: 3, Days: 6, Commands: 6, Faults: 8, Quiet: 10 * time.Minute, Lease: 6 * time.Hour, Restores: 3},
 		handedOver(1),
+		late(3),
 	} {
 		_, err := sim.Run(world)
 		require.NoError(t, err)

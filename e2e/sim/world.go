@@ -92,7 +92,7 @@ const (
 	BreakOwner Breakage = "owner"
 	// BreakRollback rolls back to the revision before, whether it was ready once or not.
 	BreakRollback Breakage = "rollback"
-	// BreakEpoch lets a restored hub go on in the old epoch, with the old keys.
+	// BreakEpoch lets a restored hub go on in the epoch of the lost one, whose keys stay valid.
 	BreakEpoch Breakage = "epoch"
 	// BreakRedial dials once only.
 	BreakRedial Breakage = "redial"
