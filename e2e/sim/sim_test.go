@@ -195,8 +195,8 @@ func handedOver(seed uint64) sim.Config {
 // late worlds restore their hub while nodes are cut off, to which the last states of the lost hub come late.
 func late(seed uint64) sim.Config {
 	return sim.Config{
-		Seed: seed, Nodes: 3, Days: 6, Commands: 48, Faults: 24, Kinds: []string{"network cut"}, Backup: 24 * time.Hour, Restores: 4,
-		Quiet: 10 * time.Minute,
+		Seed: seed, Nodes: 3, Days: 6, Commands: 48, Faults: 24, Kinds: []string{"network cut"},
+		Backup: 24 * time.Hour, Restores: 4, Quiet: 10 * time.Minute,
 	}
 }
 
