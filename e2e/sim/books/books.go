@@ -24,6 +24,8 @@ type Faults struct {
 	NoSuspendedCost bool
 	// NoHostLeg forgets the host's leg of a posting.
 	NoHostLeg bool
+	// LateHold extends the hold of what is reserved only after its time is billed.
+	LateHold bool
 }
 
 // Config is what all members have in common.
@@ -41,6 +43,15 @@ type Books struct {
 	Postings int
 	Book     *billing.Book
 	Members  map[string]*Account
+	// Reserved are the open allocations, volumes and attachments.
+	Reserved map[string]*Reservation
+}
+
+// Reservation is what an org has reserved on a node.
+type Reservation struct {
+	billing.Reserved
+	Org, NodeID string
+	OpenedAt    time.Time
 }
 
 // Account is what the books keep of a member beside the billing.Book.
@@ -56,7 +67,10 @@ type Account struct {
 
 // New returns empty books.
 func New(c Config) *Books {
-	return &Books{Config: c, Balances: map[string]int64{}, Book: billing.NewBook(), Members: map[string]*Account{}}
+	return &Books{
+		Config: c, Balances: map[string]int64{}, Book: billing.NewBook(), Members: map[string]*Account{},
+		Reserved: map[string]*Reservation{},
+	}
 }
 
 // Clone is a backup: it shares nothing that changes.
@@ -68,6 +82,11 @@ func (b *Books) Clone() *Books {
 		copied := *a
 		copied.Suspended = maps.Clone(a.Suspended)
 		c.Members[id] = &copied
+	}
+	c.Reserved = make(map[string]*Reservation, len(b.Reserved))
+	for id, r := range b.Reserved {
+		copied := *r
+		c.Reserved[id] = &copied
 	}
 	c.Book = &billing.Book{
 		Members: make(map[string]*billing.Member, len(b.Book.Members)), Leases: maps.Clone(b.Book.Leases),
@@ -213,7 +232,7 @@ func (b *Books) Post(nodeID, incarnation string, seg *protocol.UsageSegment, now
 		total[k.Meter] = total[k.Meter].Add(s)
 	}
 	for _, c := range charged.Charges {
-		if err := b.postCharge(c); err != nil {
+		if err := b.postCharge(b.Book.Members[c.Key.MemberID].NodeID, c); err != nil {
 			return nil, err
 		}
 	}
@@ -237,9 +256,8 @@ func (b *Books) unbounded(records []*billing.Record) *billing.Book {
 	return &book
 }
 
-func (b *Books) postCharge(c billing.Charge) error {
-	m := b.Book.Members[c.Key.MemberID]
-	paid, writtenOff := billing.UsageLegs(m.ID, m.NodeID, b.Currency, c.Delta)
+func (b *Books) postCharge(nodeID string, c billing.Charge) error {
+	paid, writtenOff := billing.UsageLegs(c.Key.MemberID, nodeID, b.Currency, c.Delta)
 	if len(paid) > 2 && b.Faults.NoHostLeg {
 		paid = paid[:2]
 	}

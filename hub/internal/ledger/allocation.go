@@ -3,7 +3,6 @@ package ledger
 import (
 	"context"
 	"fmt"
-	"math/big"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,20 +13,13 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
-const (
-	// allocationHold is how far ahead an allocation's hold reaches.
-	allocationHold = time.Hour
-	// AllocationNotice is how much paid time an allocation has left, at most, when it is called exhausted.
-	AllocationNotice = 10 * time.Minute
-)
-
 // openAllocation places the first hold of an allocation, where its time has a price.
 func openAllocation(ctx context.Context, tx db.Tx, s subject) error {
 	prices, err := allocationPrices(ctx, tx, &s, s.OpenedAt)
 	if err != nil && (s.Kind != Volume || !fault.Is(err, fault.Conflict)) {
 		return err
 	}
-	need, err := s.aheadCost(prices, s.OpenedAt, allocationHold)
+	need, err := s.reserved(prices, billing.Hold{}).Lacks(s.OpenedAt.Add(billing.ReservedAhead))
 	if err != nil {
 		return err
 	}
@@ -61,8 +53,9 @@ func DueAllocations(ctx context.Context, tx db.Tx, after string, now time.Time, 
 
 // Accrued is what AccrueAllocation found.
 type Accrued struct {
-	// Exhausted: the wallet no longer covers the next AllocationNotice. The caller must release the allocation, or end
-	// the attachment, because what it uses beyond its hold is written off. A volume is never exhausted: its data stays.
+	// Exhausted: the wallet no longer covers the next billing.ReservedNotice. The caller must release the allocation, or
+	// end the attachment, because what it uses beyond its hold is written off. A volume is never exhausted: its data
+	// stays.
 	Exhausted bool
 	// Kind is the subject's.
 	Kind string
@@ -78,27 +71,12 @@ func AccrueAllocation(ctx context.Context, tx db.Tx, id string, now time.Time) (
 		return out, err
 	}
 	out.WasAside, out.Kind = s.failures > 0, s.Kind
-	s, h, prices, err := accrueAllocation(ctx, tx, s, latest(now, s.accruedUntil), now)
+	r, err := accrueAllocation(ctx, tx, &s, latest(now, s.accruedUntil), billing.ReservedAhead, now)
 	if err != nil {
 		return out, err
 	}
-	need, err := s.aheadCost(prices, now, allocationHold)
-	if err != nil {
-		return out, err
-	}
-	wallet, err := walletBalance(ctx, tx, s.OrgID, s.currency)
-	if err != nil {
-		return out, err
-	}
-	if lack := min(need-h.Balance(), wallet); lack > 0 {
-		// Another hub, whose clock is ahead, may have placed as much as the wallet had then, at this very time of accrual.
-		key := fmt.Sprintf("%s:%s:%d", s.Kind, s.ID, h.Placed)
-		if h, err = place(ctx, tx, s, h, lack, key, now); err != nil {
-			return out, err
-		}
-	}
-	notice, err := s.aheadCost(prices, now, AllocationNotice)
-	out.Exhausted = s.Kind != Volume && h.Balance() < notice
+	exhausted, err := r.Exhausted(now)
+	out.Exhausted = exhausted && s.Kind != Volume
 	return out, err
 }
 
@@ -117,7 +95,8 @@ func CheckFunds(ctx context.Context, tx db.Tx, s Subject) error {
 	if err != nil {
 		return err
 	}
-	need, err := of.aheadCost(prices, s.OpenedAt, allocationHold)
+	of.accruedUntil = s.OpenedAt
+	need, err := of.reserved(prices, billing.Hold{}).Lacks(s.OpenedAt.Add(billing.ReservedAhead))
 	if err != nil {
 		return err
 	}
@@ -128,8 +107,8 @@ func CheckFunds(ctx context.Context, tx db.Tx, s Subject) error {
 	return err
 }
 
-// heldMeter is the meter of what the hub itself measures.
-func (s subject) heldMeter() string {
+// reservedMeter is the meter of what the hub itself measures.
+func (s subject) reservedMeter() string {
 	switch s.Kind {
 	case Volume:
 		return MeterVolumeByteSeconds
@@ -140,105 +119,110 @@ func (s subject) heldMeter() string {
 	}
 }
 
-// held is the quantity of a stretch of the subject's time; less than one unit is not billed.
-func (s subject) held(micros int64) (int64, error) {
-	if s.Kind != Volume {
-		return micros, nil
+func (s subject) reserved(prices []rating.Price, h billing.Hold) billing.Reserved {
+	return billing.Reserved{
+		ID: s.ID, Meter: s.reservedMeter(), OfBytes: s.Kind == Volume, Bytes: s.VolumeBytes, Prices: prices,
+		Until: s.accruedUntil, Hold: h,
 	}
-	product := new(big.Int).Mul(big.NewInt(s.VolumeBytes), big.NewInt(micros))
-	product.Div(product, big.NewInt(time.Second.Microseconds()))
-	if !product.IsInt64() {
-		return 0, rating.ErrOverflow
-	}
-	return product.Int64(), nil
 }
 
-// accrueAllocation bills an allocation's time from where it was left to a moment.
-func accrueAllocation(ctx context.Context, tx db.Tx, s subject, until,
+// accrueAllocation bills an allocation's time from where it was left to a moment, and has its hold reach so far ahead.
+// The hold is extended first: after an absence of the hub it may cover less than is billed now.
+func accrueAllocation(ctx context.Context, tx db.Tx, s *subject, until time.Time, ahead time.Duration,
 	now time.Time,
-) (subject, hold, []rating.Price, error) {
-	prices, err := allocationPrices(ctx, tx, &s, now)
+) (r billing.Reserved, err error) {
+	prices, err := allocationPrices(ctx, tx, s, now)
 	if err != nil && !fault.Is(err, fault.Conflict) {
-		return s, hold{}, nil, err
+		return r, err
 	}
-	h, _, err := holdOf(ctx, tx, s)
+	h, _, err := holdOf(ctx, tx, *s)
 	if err != nil {
-		return s, h, nil, err
+		return r, err
 	}
-	if span := (rating.Interval{From: s.accruedUntil, To: until}); span.Length() > 0 {
-		if h, err = chargeAllocation(ctx, tx, s, h, prices, span, now); err != nil {
-			return s, h, nil, err
+	lacks, err := s.reserved(prices, h.Hold).Lacks(until.Add(ahead))
+	if err != nil {
+		return r, err
+	}
+	if lacks > 0 {
+		if h, err = extendHold(ctx, tx, *s, h, lacks, now); err != nil {
+			return r, err
+		}
+	}
+	r = s.reserved(prices, h.Hold)
+	if until.After(s.accruedUntil) {
+		if r, err = chargeAllocation(ctx, tx, *s, h, r, until, now); err != nil {
+			return r, err
 		}
 		s.accruedUntil = until
 	}
-	return s, h, prices, setAccrued(ctx, tx, s)
+	return r, setAccrued(ctx, tx, *s)
 }
 
-// chargeAllocation adds a stretch of an allocation's time to its hours and draws what it costs on the hold.
-func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, prices []rating.Price, span rating.Interval,
-	now time.Time,
-) (hold, error) {
-	byID := map[string]rating.Price{}
-	for _, p := range prices {
-		byID[p.ID] = p
+// extendHold adds what the hold lacks, as far as the wallet has it.
+func extendHold(ctx context.Context, tx db.Tx, s subject, h hold, lacks int64, now time.Time) (hold, error) {
+	wallet, err := walletBalance(ctx, tx, s.OrgID, s.currency)
+	if err != nil || wallet <= 0 {
+		return h, err
 	}
+	// Another hub, whose clock is ahead, may have placed as much as the wallet had then, at this very time of accrual.
+	key := fmt.Sprintf("%s:%s:%d", s.Kind, s.ID, h.Placed)
+	return place(ctx, tx, s, h, min(lacks, wallet), key, now)
+}
+
+// chargeAllocation adds the time up to a moment to the allocation's hours and draws what it costs on the hold.
+func chargeAllocation(ctx context.Context, tx db.Tx, s subject, h hold, r billing.Reserved, until, now time.Time,
+) (billing.Reserved, error) {
+	span := rating.Interval{From: r.Until, To: until}
 	book := billing.NewBook()
 	if err := loadHours(ctx, tx, []*subject{&s}, []rating.Interval{span}, book); err != nil {
-		return h, err
+		return r, err
 	}
 	toPost, err := pendingOf(ctx, tx, []*subject{&s})
 	if err != nil {
-		return h, err
+		return r, err
 	}
-	quantity, err := s.held(span.Length())
+	r, charges, err := r.Accrue(book, until)
 	if err != nil {
-		return h, err
+		return r, err
 	}
 	row := usageRow{
-		subject: &s, accepted: quantity,
-		Record: &billing.Record{
-			Store: billing.Store{NodeID: s.NodeID}, Meter: s.heldMeter(), Quantity: quantity, Span: span,
-		},
+		subject: &s,
+		Record:  &billing.Record{Store: billing.Store{NodeID: s.NodeID}, Meter: r.Meter, Span: span},
 	}
 	hours := map[billing.AccrualKey]hourRow{}
-	for _, part := range rating.Split(span, quantity, prices) {
-		k := billing.AccrualKey{MemberID: s.ID, Meter: s.heldMeter(), PriceID: part.PriceID, Hour: part.Hour}
-		a := billing.Addition{Quantity: part.Quantity, Price: byID[part.PriceID]}
-		next, d, err := billing.Rate(book.Hour(k).Accrual, a, h.Balance())
-		if err != nil {
-			return h, err
+	for i, c := range charges {
+		posting := addPending(toPost, c.Key, c.Price.Currency, c.Delta, now)
+		if i == 0 {
+			row.posting = posting
 		}
-		h.Posted += d.CollectedNanos
-		book.Hour(k).Accrual = next
-		posting := addPending(toPost, k, a.Price.Currency, d, now)
-		if len(hours) == 0 {
-			row.posting, a.Records = posting, 1
-		}
-		hours[k] = hourRow{next, hours[k].records + a.Records}
+		row.Quantity += c.Quantity
+		hours[c.Key] = hourRow{book.Hour(c.Key).Accrual, hours[c.Key].records + c.Records}
 	}
+	row.accepted = row.Quantity
 	if h.id != "" {
+		h.Hold = r.Hold
 		if err := updateHold(ctx, tx, h); err != nil {
-			return h, err
+			return r, err
 		}
 	}
 	if err := upsertHours(ctx, tx, map[string]*subject{s.ID: &s}, hours); err != nil {
-		return h, err
+		return r, err
 	}
 	if err := savePending(ctx, tx, map[string]*subject{s.ID: &s}, toPost); err != nil {
-		return h, err
+		return r, err
 	}
 	slot, err := CurrentSlot(ctx, tx, now)
 	if err != nil {
-		return h, err
+		return r, err
 	}
-	return h, insertUsage(ctx, tx, slot, []usageRow{row})
+	return r, insertUsage(ctx, tx, slot, []usageRow{row})
 }
 
 // allocationPrices is the schedule of the allocation's time, in its currency, which is settled here. A conflict means
 // that it has prices in other currencies only: a new allocation is refused then, one that is open goes on without a
 // charge.
 func allocationPrices(ctx context.Context, tx db.Tx, s *subject, now time.Time) ([]rating.Price, error) {
-	meter := s.heldMeter()
+	meter := s.reservedMeter()
 	rows, err := pricesOf(ctx, tx, []string{meter})
 	if err != nil {
 		return nil, err
@@ -253,24 +237,4 @@ func allocationPrices(ctx context.Context, tx db.Tx, s *subject, now time.Time) 
 		}
 	}
 	return schedule(rows, meter, s.AppSlug, s.SKU, s.currency), nil
-}
-
-// aheadCost is what a stretch of the subject's time from now on costs at most.
-func (s subject) aheadCost(prices []rating.Price, now time.Time, ahead time.Duration) (int64, error) {
-	var sum int64
-	span := rating.Interval{From: now, To: now.Add(ahead)}
-	quantity, err := s.held(span.Length())
-	if err != nil {
-		return 0, err
-	}
-	for _, part := range rating.Split(span, quantity, prices) {
-		if p, ok := at(prices, part.From); ok {
-			cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, part.Quantity)
-			if err != nil {
-				return 0, err
-			}
-			sum += cost
-		}
-	}
-	return sum, nil
 }

@@ -114,6 +114,30 @@ func TestLaw07ExhaustedAllocationIsNamedAndWrittenOff(t *testing.T) {
 	w.checkBill()
 }
 
+// The hub bills nothing while it is away, and the allocation goes on: the wallet pays for that time, too.
+func TestTheWalletPaysForAnAbsenceOfTheHub(t *testing.T) {
+	for name, bill := range map[string]func(*world, ledger.Subject){
+		"it goes on":     func(w *world, _ ledger.Subject) { require.Empty(w.t, w.accrue()) },
+		"it is released": func(w *world, s ledger.Subject) { w.close(s, w.now) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds, HostBasisPoints: 5000}, "3.6")
+			w.credit("100")
+			s, err := w.open(w.subject(ledger.Allocation))
+			require.NoError(t, err)
+			w.now = at(5 * 3600)
+			bill(w, s)
+			w.close(s, w.now)
+			available, held := w.wallet()
+			require.Equal(t, []string{"82", "0"}, []string{available, held})
+			require.NotContains(t, w.accounts(), "platform:write_off")
+			require.Equal(t, "9", w.accounts()["host:"+w.node])
+			w.checkBill()
+		})
+	}
+}
+
 // Credit that comes between two accruals of one moment, or while another hub's clock is ahead, extends the hold.
 func TestCreditExtendsTheHoldOfAnAllocationThatIsAccruedAlready(t *testing.T) {
 	w := newWorld(t)

@@ -1,8 +1,10 @@
 package ledger_test
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -11,7 +13,9 @@ import (
 
 	"github.com/gpuaas/gpuaas/e2e/sim/books"
 	"github.com/gpuaas/gpuaas/hub/billing"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/rating"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -21,6 +25,9 @@ type twin struct {
 	books *books.Books
 	rng   *rand.Rand
 	live  []ledger.Subject
+	// reserved are open attachments, attached the prices of their time.
+	reserved []ledger.Subject
+	attached []rating.Price
 }
 
 // TestTheSimulationsBooksAreTheLedgers does the same at random to the ledger and to the books of e2e/sim: whatever one
@@ -29,9 +36,13 @@ func TestTheSimulationsBooksAreTheLedgers(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			w := newTwin(t, seed)
-			for range 60 {
+			for range 120 {
 				w.now = w.now.Add(time.Duration(w.rng.IntN(1200)) * time.Second)
-				switch dice := w.rng.IntN(10); {
+				switch dice := w.rng.IntN(12); {
+				case dice > 9 && len(w.reserved) == 0:
+					w.reserve()
+				case dice > 9:
+					w.accrueOrRelease()
 				case dice < 2 && len(w.live) < 5:
 					w.openMember()
 				case dice < 4:
@@ -44,7 +55,10 @@ func TestTheSimulationsBooksAreTheLedgers(t *testing.T) {
 				w.compare()
 			}
 			require.NotZero(t, number(w.world, `SELECT count(*) FROM suspense_totals`), "no usage went into suspense")
-			require.NotZero(t, number(w.world, `SELECT count(*) FROM subjects WHERE settled_at IS NOT NULL`), "no bill is final")
+			for _, kind := range []string{ledger.Member, ledger.Attachment} {
+				require.NotZero(t, number(w.world, `SELECT count(*) FROM subjects WHERE settled_at IS NOT NULL AND kind = $1`,
+					kind), "no bill of a %s is final", kind)
+			}
 		})
 	}
 }
@@ -59,9 +73,50 @@ func newTwin(t *testing.T, seed uint64) *twin {
 			Meter: p.Meter, PriceID: p.ID, Nanos: p.Nanos, PerQuantity: p.PerQuantity, HostBasisPoints: p.HostBasisPoints,
 		})
 	}
+	p := w.price(ledger.Price{Meter: ledger.MeterAttachmentSeconds, HostBasisPoints: 7000}, "0.2")
+	w.attached = []rating.Price{{
+		ID: p.ID, Meter: p.Meter, Currency: p.Currency, Nanos: p.Nanos, PerQuantity: p.PerQuantity,
+		HostBasisPoints: p.HostBasisPoints,
+	}}
 	w.books = books.New(config)
 	require.NoError(t, w.books.Grant(w.org, 4*ledger.NanosPerUnit))
 	return w
+}
+
+// reserve makes an attachment; the wallet may not cover it.
+func (w *twin) reserve() {
+	s, err := w.open(w.subject(ledger.Attachment))
+	gotErr := w.books.Reserve(w.org, s.NodeID, billing.Reserved{
+		ID: s.ID, Meter: ledger.MeterAttachmentSeconds, Prices: w.attached, Until: s.OpenedAt,
+	})
+	if err != nil {
+		require.Equal(w.t, "insufficient_funds", faultCode(err))
+		require.ErrorIs(w.t, gotErr, books.ErrUnaffordable)
+		return
+	}
+	require.NoError(w.t, gotErr)
+	w.reserved = append(w.reserved, s)
+}
+
+func (w *twin) accrueOrRelease() {
+	if len(w.reserved) == 0 {
+		return
+	}
+	n := w.rng.IntN(len(w.reserved))
+	s := w.reserved[n]
+	if w.rng.IntN(3) == 0 {
+		w.reserved = slices.Delete(w.reserved, n, n+1)
+		at := w.now.Add(-time.Duration(w.rng.IntN(300)) * time.Second)
+		w.close(s, at)
+		require.NoError(w.t, w.books.Release(s.ID, at, w.now))
+		return
+	}
+	want := must(w.world, func(ctx context.Context, tx db.Tx) (ledger.Accrued, error) {
+		return ledger.AccrueAllocation(ctx, tx, s.ID, w.now)
+	})
+	exhausted, err := w.books.Accrue(s.ID, w.now)
+	require.NoError(w.t, err)
+	require.Equal(w.t, want.Exhausted, exhausted)
 }
 
 func (w *twin) openMember() {
@@ -214,7 +269,8 @@ func (w *twin) compareSuspense() {
 		}
 	}
 	require.ElementsMatch(w.t, stored, kept)
-	for _, pair := range query(w.world, `SELECT id::text, (settled_at IS NOT NULL)::text FROM subjects`, scanPair) {
+	for _, pair := range query(w.world, `SELECT id::text, (settled_at IS NOT NULL)::text FROM subjects
+		WHERE kind = 'member'`, scanPair) {
 		require.Equal(w.t, strings.HasPrefix(pair[1], "t"), w.books.Members[pair[0]].Settled, "settled")
 	}
 }

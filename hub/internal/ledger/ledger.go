@@ -156,7 +156,7 @@ func CloseSubject(ctx context.Context, tx db.Tx, subjectID string, at, now time.
 	}
 	s.closedAt = billing.CloseAt(s.OpenedAt, at, now)
 	if s.Kind != Member {
-		if s, _, _, err = accrueAllocation(ctx, tx, s, s.closedAt, now); err != nil {
+		if _, err = accrueAllocation(ctx, tx, &s, s.closedAt, 0, now); err != nil {
 			return err
 		}
 	}

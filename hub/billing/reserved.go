@@ -1,0 +1,117 @@
+package billing
+
+import (
+	"math/big"
+	"time"
+
+	"github.com/gpuaas/gpuaas/hub/rating"
+)
+
+const (
+	// ReservedAhead is how far ahead of its bill a hold of what is reserved reaches, where the wallet has so much.
+	ReservedAhead = time.Hour
+	// ReservedNotice is how much paid time is left at most of what is reserved when it is called exhausted.
+	ReservedNotice = 10 * time.Minute
+)
+
+// Reserved is what is billed by the hub's own clock, used or not: an allocation, a volume or an attachment.
+type Reserved struct {
+	ID    string
+	Meter string
+	// OfBytes says that its quantity is Bytes times seconds, and not time in microseconds.
+	OfBytes bool
+	Bytes   int64
+	// Prices is the schedule of its meter.
+	Prices []rating.Price
+	// Until is up to when it is billed.
+	Until time.Time
+	Hold  Hold
+}
+
+// Quantity is that of a stretch of time; less than one unit is not billed. It returns rating.ErrOverflow where the
+// quantity is too large.
+func (r Reserved) Quantity(span rating.Interval) (int64, error) {
+	if !r.OfBytes {
+		return span.Length(), nil
+	}
+	product := new(big.Int).Mul(big.NewInt(r.Bytes), big.NewInt(span.Length()))
+	product.Div(product, big.NewInt(time.Second.Microseconds()))
+	if !product.IsInt64() {
+		return 0, rating.ErrOverflow
+	}
+	return product.Int64(), nil
+}
+
+// Lacks is what the hold lacks to pay for all time from Until to a moment.
+func (r Reserved) Lacks(to time.Time) (int64, error) {
+	cost, err := r.cost(rating.Interval{From: r.Until, To: to})
+	return max(cost-r.Hold.Balance(), 0), err
+}
+
+// Exhausted reports whether the hold pays for less than ReservedNotice from a moment on.
+func (r Reserved) Exhausted(now time.Time) (bool, error) {
+	cost, err := r.cost(rating.Interval{From: now, To: now.Add(ReservedNotice)})
+	return r.Hold.Balance() < cost, err
+}
+
+// cost is what a stretch of time costs at most.
+func (r Reserved) cost(span rating.Interval) (sum int64, err error) {
+	quantity, err := r.Quantity(span)
+	if err != nil {
+		return 0, err
+	}
+	for _, part := range rating.Split(span, quantity, r.Prices) {
+		p := r.price(part.PriceID)
+		if p.ID == "" {
+			continue
+		}
+		cost, err := rating.ChargeUp(p.Nanos, p.PerQuantity, part.Quantity)
+		if err != nil {
+			return 0, err
+		}
+		sum += cost
+	}
+	return sum, nil
+}
+
+// price is that with an id; the zero price where there is none.
+func (r Reserved) price(id string) rating.Price {
+	for _, p := range r.Prices {
+		if p.ID == id {
+			return p
+		}
+	}
+	return rating.Price{}
+}
+
+// Accrue adds the time from Until to a moment to the hours of the book, which changes, and draws its cost on the hold.
+// What the hold does not cover is written off.
+func (r Reserved) Accrue(book *Book, to time.Time) (Reserved, []Charge, error) {
+	span := rating.Interval{From: r.Until, To: to}
+	if span.Length() == 0 {
+		return r, nil, nil
+	}
+	quantity, err := r.Quantity(span)
+	if err != nil {
+		return r, nil, err
+	}
+	var charges []Charge
+	for _, part := range rating.Split(span, quantity, r.Prices) {
+		key := AccrualKey{MemberID: r.ID, Meter: r.Meter, PriceID: part.PriceID, Hour: part.Hour}
+		a := &Addition{Quantity: part.Quantity, Price: r.price(part.PriceID)}
+		if len(charges) == 0 {
+			a.Records = 1
+		}
+		h := book.Hour(key)
+		next, delta, err := Rate(h.Accrual, *a, r.Hold.Balance())
+		if err != nil {
+			return r, nil, err
+		}
+		h.Accrual = next
+		h.Records += a.Records
+		r.Hold.Posted += delta.CollectedNanos
+		charges = append(charges, Charge{key, a, delta})
+	}
+	r.Until = to
+	return r, charges, nil
+}
