@@ -43,10 +43,13 @@
 // higher generation.
 //
 // Not modelled: key rotation, configs, published ports, another way to share a GPU, limits of parallel actions, probes
-// that fail after readiness, allocations billed by the hub, the API. Segments are chained, not signed.
+// that fail after readiness, volumes and attachments, the API. Segments are chained, not signed.
 //
 // What a member ran must be billed or in suspense, except what faults explain: each explains a span of its node's time
 // (doubt.go), so no member is exempt. What is in suspense, faults must explain, too, to the second (suspense.go).
+//
+// Orgs also have an allocation each, which the hub bills by its own clock (reserved.go): all its time, also that in
+// which the hub was away, from the wallet as long as that has money.
 //
 // What users, faults, backups and restores do are steps (steps.go), which can be left out one by one: a world that
 // breaks a law is shrunk and printed, and kept in testdata.

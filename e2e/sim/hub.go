@@ -59,9 +59,10 @@ type session struct {
 // rows are the database.
 type rows struct {
 	// bundle is the newest trust bundle. A backup has it, too.
-	bundle protocol.Bundle
-	nodes  []nodeRow
-	books  *books.Books
+	bundle   protocol.Bundle
+	nodes    []nodeRow
+	books    *books.Books
+	reserved []reservation
 }
 
 type nodeRow struct {
@@ -199,6 +200,7 @@ func (r *rows) enroll(n *node) {
 func (r *rows) clone() *rows {
 	c := *r
 	c.books, c.nodes = r.books.Clone(), slices.Clone(r.nodes)
+	c.reserved = slices.Clone(r.reserved)
 	for i := range c.nodes {
 		n := &c.nodes[i]
 		n.claims = maps.Clone(n.claims)

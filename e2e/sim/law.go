@@ -274,6 +274,7 @@ func (o *oracle) billed(m *memberRow, p rating.Interval, quantity int64) {
 // check checks the laws that hold at rest.
 func (o *oracle) check() {
 	o.money()
+	o.reserved()
 	o.time()
 	for _, n := range o.w.nodes {
 		o.converged(n)

@@ -24,6 +24,7 @@ func newBooks(w *World) *books.Books {
 		}},
 		Faults: books.Faults{
 			NoClip: w.breaks(BreakClip), NoSuspendedCost: w.breaks(BreakCap), NoHostLeg: w.breaks(BreakBalance),
+			LateHold: w.breaks(BreakHold),
 		},
 	})
 }

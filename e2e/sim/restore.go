@@ -43,6 +43,7 @@ func (h *hub) start() {
 	}
 	h.up = true
 	h.life++
+	h.planAccrual(0)
 	for i := range h.rows.nodes {
 		for _, m := range h.rows.nodes[i].members {
 			if h.rows.books.IsOpen(m.id) {

@@ -226,6 +226,7 @@ func TestCheckerCatchesWhatIsBroken(t *testing.T) {
 		{sim.BreakCap, []int{3, 16}, worldOf},
 		{sim.BreakSilence, []int{13}, forgetful},
 		{sim.BreakBalance, []int{6}, worldOf},
+		{sim.BreakHold, []int{5}, worldOf},
 		{sim.BreakEpoch, []int{2}, late},
 		{sim.BreakRedial, []int{5, 13}, worldOf},
 	} {

@@ -86,6 +86,8 @@ const (
 	BreakSilence Breakage = "silence"
 	// BreakBalance forgets the host's leg of a posting.
 	BreakBalance Breakage = "balance"
+	// BreakHold bills what is reserved before its hold is extended.
+	BreakHold Breakage = "hold"
 	// BreakManifest lets a node run what no publisher signed.
 	BreakManifest Breakage = "manifest"
 	// BreakOwner lets a node run what its owner refuses.
@@ -113,8 +115,9 @@ type Result struct {
 	BilledSeconds, RanSeconds int64
 	// Steps names those that were taken (steps.go).
 	Steps []string
-	// Checked counts, by law, what its check at rest compared: members for law 5's lower bound and for law 17, nodes that
-	// refused a state of an older epoch for law 2, holds for law 6, nodes for law 13, nodes of a restored hub for law 16.
+	// Checked counts, by law, what its check at rest compared: members and allocations for law 5, members for law 17,
+	// nodes that refused a state of an older epoch for law 2, holds for law 6, nodes for law 13, nodes of a restored hub
+	// for law 16.
 	Checked map[int]int
 	// Compared counts, by what was compared, members of worlds with versions at rest.
 	Compared map[string]int
@@ -303,6 +306,10 @@ func newWorld(cfg Config) *World {
 		w.hub.rows.enroll(n)
 		w.after(w.upTo(2*minute), n.i, "power", n.powerOn)
 	}
+	for org := range orgs {
+		w.hub.reserve(org)
+	}
+	w.hub.planAccrual(0)
 	w.planLife()
 	return w
 }
