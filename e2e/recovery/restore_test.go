@@ -133,7 +133,7 @@ func foundOnly(w *harness.Testbed, want map[string]api.RecoveryFindingKind) {
 	r, err := recovery(w)
 	require.NoError(w.T, err)
 	require.False(w.T, r.RestoredAt.IsZero())
-	require.EqualValues(w.T, 2, r.Epoch)
+	require.Greater(w.T, r.Epoch, int64(1))
 	got := map[string]api.RecoveryFindingKind{}
 	for id := range want {
 		got[id] = ""

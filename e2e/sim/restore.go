@@ -82,7 +82,7 @@ func (h *hub) beginEpoch() {
 		signers[role] = protocol.NewEd25519Signer(keyOf(name))
 		fresh[role] = []*protocol.PublicKey{publicKey(name)}
 	}
-	next := plan.NextEpoch(h.rows.bundle, fresh)
+	next := plan.NextEpoch(h.rows.bundle, fresh, h.w.now.time())
 	if h.w.breaks(BreakEpoch) {
 		next.Epoch, next.RevokedKeyIds = h.rows.bundle.Epoch(), nil
 	}

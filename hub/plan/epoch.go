@@ -2,6 +2,7 @@ package plan
 
 import (
 	"slices"
+	"time"
 
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -15,11 +16,12 @@ func EpochRoles() []string { return []string{protocol.RoleState, protocol.RoleLe
 
 // NextEpoch returns the bundle that begins the next epoch, without its dates: it revokes the keys of EpochRoles and
 // adds the fresh ones, by role. Documents of the old epoch that arrive late are refused then, and so is a hub that
-// continues it; accepted documents stay valid.
-func NextEpoch(bundle protocol.Bundle, fresh map[string][]*protocol.PublicKey) *protocol.TrustBundle {
-	next := bundle.Message()
-	next.Version += bundleLeap
-	next.Epoch++
+// continues it; accepted documents stay valid. Epoch and version are the time in Unix seconds, or the next number where
+// that is higher: of two restores of one backup, nodes follow the second one.
+func NextEpoch(bundle protocol.Bundle, fresh map[string][]*protocol.PublicKey, now time.Time) *protocol.TrustBundle {
+	next, moment := bundle.Message(), uint64(max(now.Unix(), 0))
+	next.Version = max(next.Version+bundleLeap, moment)
+	next.Epoch = max(next.Epoch+1, moment)
 	for _, role := range next.GetRoles() {
 		if !slices.Contains(EpochRoles(), role.GetName()) {
 			continue

@@ -3,6 +3,7 @@ package plan_test
 import (
 	"crypto/ed25519"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -40,7 +41,7 @@ func TestLaw02ANewEpochVouchesOnlyForTheRestoredHub(t *testing.T) {
 	for _, name := range plan.EpochRoles() {
 		fresh[name] = []*protocol.PublicKey{restoredKey}
 	}
-	env, err = protocol.SignMessage(protocol.PayloadBundle, plan.NextEpoch(before, fresh), root)
+	env, err = protocol.SignMessage(protocol.PayloadBundle, plan.NextEpoch(before, fresh, time.Unix(2, 0)), root)
 	require.NoError(t, err)
 	after, err := before.Succeed(env)
 	require.NoError(t, err)
@@ -48,6 +49,20 @@ func TestLaw02ANewEpochVouchesOnlyForTheRestoredHub(t *testing.T) {
 	require.Greater(t, after.Version(), before.Version()+100, "nodes may have newer bundles than the backup")
 	require.True(t, after.Revoked(lostKey.GetKeyId()))
 	require.False(t, after.Revoked(catalogKey.GetKeyId()), "what publishers sign has no order")
+
+	var restores []protocol.Bundle
+	for _, second := range []int64{1_900_000_000, 1_900_000_060} {
+		env, err := protocol.SignMessage(protocol.PayloadBundle, plan.NextEpoch(before, fresh, time.Unix(second, 0)), root)
+		require.NoError(t, err)
+		bundle, err := before.Succeed(env)
+		require.NoError(t, err)
+		restores = append(restores, bundle)
+		if len(restores) == 2 {
+			_, err = restores[0].Succeed(env)
+			require.NoError(t, err, "nodes that met the first restore follow the second one of the same backup")
+			require.Greater(t, restores[1].Epoch(), restores[0].Epoch())
+		}
+	}
 
 	me := protocol.NewNodeIdentity("n1", rootKey.GetEd25519())
 	for _, c := range []struct {

@@ -45,7 +45,7 @@ func NewEpoch(o EpochOptions) (protocol.Bundle, error) {
 		}
 		fresh[name] = role.GetKeys()
 	}
-	next := plan.NextEpoch(bundle, fresh)
+	next := plan.NextEpoch(bundle, fresh, o.Now)
 	next.IssuedAt, next.ExpiresAt = timestamppb.New(o.Now), expires
 	succeeded, err := sign(bundle, next, root)
 	if err != nil {
