@@ -2,7 +2,6 @@ package sim
 
 import (
 	"bytes"
-	"crypto/ed25519"
 	"crypto/sha256"
 	"fmt"
 	"maps"
@@ -135,37 +134,6 @@ const (
 	smallWallet = 30_000_000_000
 	orgs        = 8
 )
-
-func keyOf(name string) ed25519.PrivateKey {
-	seed := sha256.Sum256([]byte(name))
-	return ed25519.NewKeyFromSeed(seed[:])
-}
-
-func publicKey(name string) *protocol.PublicKey {
-	public, _ := keyOf(name).Public().(ed25519.PublicKey)
-	return &protocol.PublicKey{KeyId: protocol.KeyID(public), Ed25519: public}
-}
-
-func newBundle() protocol.Bundle {
-	role := func(name string) *protocol.Role {
-		return &protocol.Role{Name: name, Threshold: 1, Keys: []*protocol.PublicKey{publicKey(name)}}
-	}
-	root, _ := keyOf(protocol.RoleRoot).Public().(ed25519.PublicKey)
-	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
-		TrustDomain: "sim.test", Version: 1, Epoch: 1, IssuedAt: timestamppb.New(genesis()),
-		Roles: []*protocol.Role{
-			role(protocol.RoleRoot), role(protocol.RoleState), role(protocol.RoleLease), role(protocol.RoleCatalog),
-		},
-	}, protocol.NewEd25519Signer(keyOf(protocol.RoleRoot)))
-	if err != nil {
-		panic(err)
-	}
-	b, err := protocol.VerifyBundle(env, protocol.Fingerprint(root))
-	if err != nil {
-		panic(err)
-	}
-	return b
-}
 
 func newHub(w *World) *hub {
 	h := &hub{

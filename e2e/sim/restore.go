@@ -1,7 +1,6 @@
 package sim
 
 import (
-	"fmt"
 	"strconv"
 
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
@@ -72,29 +71,6 @@ func (h *hub) restore() {
 	}
 	h.beginEpoch()
 	h.start()
-}
-
-// beginEpoch replaces the keys that sign states and leases. What they have signed may still be under way.
-func (h *hub) beginEpoch() {
-	signers, fresh := map[string]protocol.Signer{}, map[string][]*protocol.PublicKey{}
-	for _, role := range plan.EpochRoles() {
-		name := fmt.Sprintf("%s after restore %d", role, h.restores)
-		signers[role] = protocol.NewEd25519Signer(keyOf(name))
-		fresh[role] = []*protocol.PublicKey{publicKey(name)}
-	}
-	next := plan.NextEpoch(h.rows.bundle, fresh, h.w.now.time())
-	if h.w.breaks(BreakEpoch) {
-		next.Epoch, next.RevokedKeyIds = h.rows.bundle.Epoch(), nil
-	}
-	root := protocol.NewEd25519Signer(keyOf(protocol.RoleRoot))
-	env, err := protocol.SignMessage(protocol.PayloadBundle, next, root)
-	if err == nil {
-		h.rows.bundle, err = h.rows.bundle.Succeed(env)
-	}
-	if err != nil {
-		h.w.fail(2, "the epoch after %d: %v", h.rows.bundle.Epoch(), err)
-	}
-	h.signer, h.leaseSigner = signers[protocol.RoleState], signers[protocol.RoleLease]
 }
 
 // uploaded adopts the state that a restored hub has asked for, then reads the usage that came before it.

@@ -448,18 +448,6 @@ func (u *uplink) reportAcked(attempt int, counter uint64) {
 	}
 }
 
-// pushedBundle accepts a trust bundle, which comes before what it vouches for: a stream keeps its order.
-func (u *uplink) pushedBundle(attempt int, env *protocol.Envelope) {
-	n := u.n
-	if env == nil || n.store.AcceptBundle(env) != nil {
-		return // it is older than the node's
-	}
-	n.w.trace("bundle", n.i, int64(n.store.Bundle.Version()), "")
-	if version := n.store.Bundle.Version(); attempt == u.attempt {
-		u.carry(true, "bundle accepted", func() { n.w.peer.acceptedBundle(n.i, attempt, version) })
-	}
-}
-
 // pushedState accepts a desired state, in order or not.
 func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte) {
 	n := u.n
@@ -483,18 +471,6 @@ func (u *uplink) pushedState(attempt int, env *protocol.Envelope, parts [][]byte
 		u.carry(true, "accepted", func() { n.w.peer.accepted(n.i, attempt, epoch, generation, digest) })
 	}
 	n.activate()
-}
-
-func (u *uplink) pushedLeases(env *protocol.Envelope) {
-	n := u.n
-	v, err := protocol.VerifyLeases(env, n.store.Bundle, n.self)
-	if err == nil {
-		err = n.store.AcceptLeases(v.Message())
-	}
-	if err == nil {
-		n.doubt.end(&n.doubt.leases, n.w.now)
-		n.wake()
-	}
 }
 
 // part gets a document that did not come with its state.
