@@ -44,6 +44,31 @@ func TestOfMembersThatTogetherBreakARuleTheOlderStays(t *testing.T) {
 	}
 }
 
+// A member that goes on with its last document has no way back from a stop, also where it was stopped in an upgrade.
+func TestAStopReachesAMemberWhoseUpgradeCannotGoOn(t *testing.T) {
+	snap := goldenSnapshot()
+	m := &snap.Members[0]
+	m.Stopped = false
+	back := *m
+	back.Revision, m.Revision = 1, 2
+	m.Fallback = &back
+	good, err := plan.Compile(snap)
+	require.NoError(t, err)
+	last := map[string][]byte{}
+	for _, p := range good.Parts {
+		last[p.ID] = p.Bytes
+	}
+	m.Services, m.Fallback, m.Stopped = nil, nil, true
+	state, left, err := plan.CompileEach(snap, last)
+	require.NoError(t, err)
+	require.Len(t, left, 1)
+	require.True(t, left[0].Kept)
+	require.Len(t, state.Parts, len(good.Parts))
+	for _, p := range state.Parts {
+		require.Equal(t, p.ID == m.ID, p.Workload.GetStopped())
+	}
+}
+
 // A node has its state however many members its rows give it: those beyond the most are left out.
 func TestMembersBeyondTheMostAreLeftOut(t *testing.T) {
 	snap := goldenSnapshot()
