@@ -59,17 +59,22 @@ func (p pullTest) tx(fn func(tx db.Tx) error) {
 // saveState saves a state with these members as the node's newest.
 func (p pullTest) saveState(generation uint64, members ...*protocol.Workload) {
 	p.Helper()
+	p.saveStateOf(1, generation, members...)
+}
+
+func (p pullTest) saveStateOf(epoch, generation uint64, members ...*protocol.Workload) {
+	p.Helper()
 	state := plan.NodeState{NodeID: p.node}
 	for _, w := range members {
 		data, err := proto.Marshal(w)
 		require.NoError(p, err)
 		state.Parts = append(state.Parts, plan.Part{ID: w.GetId(), Workload: w, Bytes: data, SHA256: sha256.Sum256(data)})
 	}
-	payload, err := proto.Marshal(&protocol.DesiredState{Generation: generation, Parts: state.Refs()})
+	payload, err := proto.Marshal(&protocol.DesiredState{Epoch: epoch, Generation: generation, Parts: state.Refs()})
 	require.NoError(p, err)
 	envelope, err := proto.Marshal(&protocol.Envelope{Payload: payload})
 	require.NoError(p, err)
-	h := stateHeader{nodeID: p.node, epoch: 1, generation: generation, keyID: "k", sha256: []byte{1}}
+	h := stateHeader{nodeID: p.node, epoch: epoch, generation: generation, keyID: "k", sha256: []byte{1}}
 	p.tx(func(tx db.Tx) error {
 		return insertState(p.Context(), tx, h, stateHeader{nodeID: p.node}, nil, envelope, state, p.now)
 	})
@@ -115,6 +120,14 @@ func TestMayPullFollowsTheNewestState(t *testing.T) {
 
 	p.saveState(3)
 	p.requireMayPull(map[string]bool{"a": false})
+}
+
+// A restored hub counts the generations of its epoch anew: the lower number is the newer state.
+func TestMayPullFollowsTheNewestEpoch(t *testing.T) {
+	p := newPullTest(t)
+	p.saveStateOf(1, 7, runs("1", "a@sha256:1"))
+	p.saveStateOf(2, 1, runs("1", "b@sha256:2"))
+	p.requireMayPull(map[string]bool{"a": false, "b": true})
 }
 
 func TestAQuarantinedNodeMayNotPull(t *testing.T) {
