@@ -264,7 +264,7 @@ func TestAUserChangesPasswordAndOneTimeCodes(t *testing.T) {
 	body := `{"refresh_token":"` + made.text("refresh_token") + `"}`
 	require.Equal(t, 200, h.ask(t, "", "POST", "/auth/refresh", "kept", body).status)
 	login(goodPassword, "", 401)
-	login(other, "", 200)
+	there = login(other, "", 200).text("access_token")
 
 	// One-time codes are set up, needed from then on, used once, and removed.
 	totp := func() string {
@@ -272,6 +272,7 @@ func TestAUserChangesPasswordAndOneTimeCodes(t *testing.T) {
 	}
 	require.Contains(t, change(other, `,"remove_one_time_codes":true,`+totp(), 422).raw, `"/remove_one_time_codes"`)
 	change(other, ","+totp(), 204)
+	require.Equal(t, 401, h.whoami(t, there), "whoever had the password alone is out")
 	login(other, "", 401)
 	h.wait(time.Minute)
 	login(other, oneTimeCode(t, h.clock()), 200)
