@@ -92,3 +92,20 @@ func law08ChangesOfAccessCredentialsAreOneTransaction(t *testing.T) {
 		}},
 	})
 }
+
+// Law 11: a private key is for who has the right to it when it leaves the hub, and the token waits for that.
+func TestLaw11WhoHasLostTheRightUnwrapsNothing(t *testing.T) {
+	w := newWorld(t)
+	commands := w.Commands()
+	commands.Sealer = sealer(t)
+	made, err := commands.CreateAccessCredential(t.Context(), w.Meta("create"), w.Project.ID, "bootstrap")
+	require.NoError(t, err)
+	without := w.Meta("")
+	without.Principal.PlatformAdmin, without.Principal.Bindings = false, nil
+	out, err := commands.Unwrap(t.Context(), without, made.Token)
+	require.True(t, fault.Is(err, fault.NotFound) || fault.Is(err, fault.Forbidden), "%v", err)
+	require.Empty(t, out.PrivateKeyPEM)
+	out, err = commands.Unwrap(t.Context(), w.Meta(""), made.Token)
+	require.NoError(t, err)
+	require.True(t, signs(t, out.PrivateKeyPEM, made.Credential.PublicKey))
+}
