@@ -276,6 +276,28 @@ func TestLaw07AnAdoptedLeaseHoldsNoMoreThanTheCredit(t *testing.T) {
 	requireBalanced(t, again)
 }
 
+// Law 16: what runs under a lease of after the backup pays the host of its node as before. The node's copy of the lease
+// does not say how much.
+func TestLaw16AnAdoptedLeasePaysTheHost(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (ledger.Price, error) {
+		now := h.Now().Truncate(time.Microsecond)
+		return ledger.CreatePrice(ctx, tx, ledger.Price{
+			ID: db.NewID(), Meter: protocol.MeterSessionSeconds, Currency: "EUR", Nanos: 1_000_000, Per: "hour",
+			HostBasisPoints: 7000, From: now,
+		}, now)
+	})
+	lo := &lost{h: h, n: n, l: l, backup: h.Backup()}
+	made := h.Launch()
+	lo.holds(l.ExpectState(1))
+	again := lo.restore()
+	lo.adopt(again)
+	for _, hub := range []*hubtest.Hub{h, again} {
+		require.Equal(t, 7000, hubtest.Count(hub, `SELECT (prices->0->>'host_basis_points')::INT8 FROM leases
+			WHERE subject_id = $1`, made.Members[0].ID))
+	}
+}
+
 // A restored hub lacks usage that was posted after the backup. Until the node has sent it again, the node's silence
 // about a member ends nothing: its bill would close before that usage is in it.
 func TestLaw16AMemberIsNotSettledWhileItsUsageIsOwed(t *testing.T) {
