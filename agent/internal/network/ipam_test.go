@@ -81,6 +81,15 @@ func TestAddressesAreGivenInTurnAndLeakedOnesAreFound(t *testing.T) {
 	}
 }
 
+// Law 10: a client that still talks to the last member of a node does not reach the next one.
+func TestLaw10TheMemberAfterTheLastOneHasAnotherAddress(t *testing.T) {
+	p := newPool(t)
+	p.allocate("m1", "10.77.0.2")
+	p.release("m1")
+	require.NoError(t, p.n.removeLeases())
+	p.allocate("m2", "10.77.0.3")
+}
+
 // The machine may go down while the file is written, and an administrator may remove it.
 func TestALostFileOfAddressesGivesNoAddressTwice(t *testing.T) {
 	for name, damage := range map[string]func(path string) error{
