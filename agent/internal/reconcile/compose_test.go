@@ -346,19 +346,24 @@ func TestAServiceMountsAnotherImage(t *testing.T) {
 // A service whose ports change is attached anew. Its peers run on and find it at its new address.
 func TestAServiceThatMovesIsFoundByItsPeers(t *testing.T) {
 	f := newFixture(t)
-	one := f.hub.compose("wait", "")
-	f.push(one)
+	one, stranger := f.hub.compose("wait", ""), f.hub.compose("wait", "")
+	f.push(one, stranger)
 	f.untilStatus(one.GetId(), protocol.WorkloadStatus_READY)
+	f.untilStatus(stranger.GetId(), protocol.WorkloadStatus_READY)
 	server, db := f.service(one.GetId(), "server"), f.store.Members()[one.GetId()].Services["db"].IP
 	const greeting = `env: [{name: ADDR, value: ":5432"}, {name: GREETING, value: "I am the database"}]`
-	f.push(next(one, f.hub.compose("wait", "", greeting, greeting+"\n        ports: [{name: sql, container: 5432}]")))
+	moved := f.hub.compose("wait", "", greeting, greeting+"\n        ports: [{name: sql, container: 5432}]")
+	f.push(next(one, moved), stranger)
 	f.until(one.GetId(), func(s *protocol.WorkloadStatus) bool {
 		return s.GetRevision() == 2 && s.GetStatus() == protocol.WorkloadStatus_READY && len(s.GetEndpoints()) == 2
 	})
 	require.Equal(t, server.PID, f.service(one.GetId(), "server").PID)
 	require.NotEqual(t, db, f.store.Members()[one.GetId()].Services["db"].IP)
-	out, code := f.fetch(server, "http://db:5432/")
-	require.Zero(t, code, out)
+	for _, c := range []runtime.Container{server, f.service(stranger.GetId(), "server")} {
+		out, code := f.fetch(c, "http://db:5432/")
+		require.Zero(t, code, "each finds its own: %s", out)
+	}
 	f.push()
 	f.untilStatus(one.GetId(), protocol.WorkloadStatus_REMOVED)
+	f.untilStatus(stranger.GetId(), protocol.WorkloadStatus_REMOVED)
 }

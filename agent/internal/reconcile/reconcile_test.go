@@ -307,6 +307,16 @@ func TestWithoutAHubAPullWaitsAndIsNoFailure(t *testing.T) {
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
 }
 
+// A long pull outlives its first credential.
+func TestAPullGoesOnWithARenewedCredential(t *testing.T) {
+	f := newFixture(t)
+	f.hub.renewed.Store(true)
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.Zero(t, f.store.Members()[w.GetId()].Services["main"].Failures)
+}
+
 func TestARegistryThatComesBackIsPulledFrom(t *testing.T) {
 	f := newFixture(t)
 	f.hub.registryDown.Store(true)

@@ -42,12 +42,14 @@ type hub struct {
 	away atomic.Bool
 	// registryDown makes the registry answer 503.
 	registryDown atomic.Bool
-	pulls        atomic.Int64
-	mu           sync.Mutex
-	generation   uint64
-	leaseNo      uint64
-	parts        map[[32]byte][]byte
-	withheld     bool
+	// renewed makes each second credential the renewal of one that has expired, and the registry demands a renewal.
+	renewed    atomic.Bool
+	pulls      atomic.Int64
+	mu         sync.Mutex
+	generation uint64
+	leaseNo    uint64
+	parts      map[[32]byte][]byte
+	withheld   bool
 	// now is the time of what it signs.
 	now func() time.Time
 	// readyWithin replaces the manifest's readiness timeout, in seconds.
@@ -100,6 +102,11 @@ func newHub(t testing.TB, word string) *hub {
 	h.registry = httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, req *http.Request) {
 		if h.registryDown.Load() {
 			w.WriteHeader(http.StatusServiceUnavailable)
+			return
+		}
+		if _, password, _ := req.BasicAuth(); h.renewed.Load() && password != "renewed" {
+			w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
+			w.WriteHeader(http.StatusUnauthorized)
 			return
 		}
 		images.ServeHTTP(w, req)
@@ -232,14 +239,18 @@ func (h *hub) gone() error {
 
 // PullCredential implements reconcile.Hub.
 func (h *hub) PullCredential(context.Context, string) (*protocol.PullCredential, error) {
-	h.pulls.Add(1)
+	n := h.pulls.Add(1)
 	if err := h.gone(); err != nil {
 		return nil, err
 	}
-	return &protocol.PullCredential{
-		RegistryHost: h.registry.Listener.Addr().String(), Username: "node", Password: "secret",
+	c := &protocol.PullCredential{
+		RegistryHost: h.registry.Listener.Addr().String(), Username: "node", Password: "renewed",
 		ExpiresAt: timestamppb.New(time.Now().Add(time.Hour)),
-	}, nil
+	}
+	if h.renewed.Load() && n%2 == 1 {
+		c.Password, c.ExpiresAt = "expired", timestamppb.Now()
+	}
+	return c, nil
 }
 
 // RegistryTLS implements reconcile.Hub.
