@@ -50,10 +50,6 @@ func TestAServiceAccountHasACustomRole(t *testing.T) {
 	h.must(t, boss, "PUT", path, "", `{"display_name":"R","permissions":["capacity.volume.read"]}`, 200)
 	require.Equal(t, 403, h.ask(t, token, "GET", instances, "", "").status, "from the next request on")
 	require.Equal(t, 200, h.ask(t, token, "GET", volumes, "", "").status)
-	rotate := "/projects/" + projectID + "/service-accounts/" + made.text("id") + "/rotate-key"
-	h.must(t, boss, "PUT", path, "", `{"display_name":"R","permissions":["iam.role.write"]}`, 200)
-	h.must(t, weak, "POST", rotate, "weak", "", 403)
-	h.must(t, boss, "POST", rotate, "boss", "", 201)
 
 	require.Equal(t, "role_in_use", h.must(t, boss, "DELETE", path, "", "", 409).text("code"))
 	h.must(t, boss, "DELETE", "/projects/"+projectID+"/service-accounts/"+made.text("id"), "", "", 204)
