@@ -14,6 +14,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
 	"github.com/gpuaas/gpuaas/agent/spool"
@@ -219,6 +220,27 @@ func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 	require.NoError(t, s.Close())
 	s = d.open()
 	require.Equal(t, uint64(2), s.Accepted().Generation)
+}
+
+// A container ends while the same sample finds one that nobody announced: its last usage needs no space either.
+func TestAnExitIsMeasuredOnAFullDiskWhateverElseIsFound(t *testing.T) {
+	d := newSmallDisk(t)
+	first, err := state.Open(filepath.Join(d.dir, "state"), d.options)
+	require.NoError(t, err)
+	require.NoError(t, first.Close())
+	require.NoError(t, os.Remove(filepath.Join(d.dir, "state", "reserve")))
+	d.fill(minFree + 1<<20)
+	s := d.open()
+	use(t, s, "a", "r1", 60)
+	d.free()
+	d.fill(0)
+	up := meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, Up: true}
+	require.ErrorContains(t, s.SaveSample(meter.Observation{At: noon.Add(2 * time.Minute), Runs: []meter.Run{up}},
+		clock.Stamp{At: noon}), "disk_full")
+	sample(t, s, noon.Add(2*time.Minute),
+		meter.Run{RunID: "r1", MemberID: "a", StartedAt: noon, ExitedAt: noon.Add(90 * time.Second)},
+		meter.Run{RunID: "r2", MemberID: "b", StartedAt: noon.Add(time.Minute), Up: true})
+	require.True(t, s.Measured("r1"))
 }
 
 func TestTornWriteOfTheReserveLeavesTheChangesBeforeIt(t *testing.T) {

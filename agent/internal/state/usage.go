@@ -111,7 +111,9 @@ func (s *Store) SaveSample(o meter.Observation, stamp clock.Stamp) error {
 		return err
 	}
 	kind := measuring
-	if len(metered.Intervals) < len(s.d.meter.Intervals) {
+	if slices.ContainsFunc(s.d.meter.Intervals, func(iv meter.Interval) bool {
+		return !s.d.meter.Measured(iv.RunID) && metered.Measured(iv.RunID)
+	}) {
 		kind = releasing // an exit: nothing of the container may stay because its usage finds no space
 	}
 	return s.commit(kind, func(b *batch) {
