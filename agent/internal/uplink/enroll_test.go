@@ -34,6 +34,19 @@ func TestEnrollmentMakesAKeyThatStaysOnTheNode(t *testing.T) {
 	require.NoError(t, n.enroll(h), "an answer that was lost costs nothing: the same key gets the same id")
 }
 
+// An agent that ended between the files of its enrollment starts again and enrolls once more.
+func TestAnEnrollmentThatWasCutOffBetweenItsFilesIsNone(t *testing.T) {
+	h, n := newHub(t), openNode(t)
+	inTheWay := filepath.Join(n.dir, "node.crt")
+	require.NoError(t, os.Mkdir(inTheWay, 0o700))
+	require.Error(t, n.enroll(h))
+	again, err := uplink.OpenCredentials(n.dir)
+	require.NoError(t, err)
+	require.False(t, again.Enrolled())
+	require.NoError(t, os.Remove(inTheWay))
+	require.NoError(t, n.enroll(h))
+}
+
 func TestEnrollmentSaysWhatIsWrong(t *testing.T) {
 	h := newHub(t)
 	good := uplink.Enrollment{APIURL: h.api.URL, RootFingerprint: h.fingerprint(), JoinToken: joinToken, Hostname: "n"}
