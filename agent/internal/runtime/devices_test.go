@@ -156,6 +156,19 @@ func TestADeviceThatTheContainerCannotOpenIsNamed(t *testing.T) {
 	require.Error(t, err)
 }
 
+// The number of its process may be another process's by then, whose files the container's user must not open.
+func TestTheRootOfAContainerThatHasEndedIsNotOpened(t *testing.T) {
+	f := newFixture(t)
+	spec := f.withDevices(f.image(), "exit", "0")
+	f.start(spec)
+	ended := f.wait(spec.ID, runtime.StateExited)
+	f.cfg.ProcDir = t.TempDir()
+	require.NoError(t, os.Symlink("/proc/self", f.cfg.ProcDir+"/self"))
+	require.NoError(t, os.MkdirAll(fmt.Sprint(f.cfg.ProcDir, "/", ended.PID, "/root"), 0o700))
+	_, err := f.open().LostDevices(t.Context(), spec.ID)
+	require.EqualValues(t, "container_missing", fault.As(err).Code)
+}
+
 func TestLaw14ANodeGivesAnAcceleratorToOneContainer(t *testing.T) {
 	f := newFixture(t)
 	image := f.image()
