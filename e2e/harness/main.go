@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -34,26 +32,19 @@ func RunTests(m *testing.M, prepare ...func(ctx context.Context, root string) er
 }
 
 func runInSandbox(m *testing.M, prepare []func(ctx context.Context, root string) error) (int, error) {
-	root, err := sourceRoot()
+	config, root, err := sandbox.OfTree()
 	if err != nil {
 		return 1, err
 	}
-	keep, err := goDirs()
-	if err != nil {
-		return 1, err
-	}
-	config := sandbox.Config{
-		Base: filepath.Join(root, ".cache"), Keep: append(keep, root),
-		Prepare: func() error {
-			ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
-			defer cancel()
-			for _, step := range prepare {
-				if err := step(ctx, root); err != nil {
-					return err
-				}
+	config.Prepare = func() error {
+		ctx, cancel := context.WithTimeout(context.Background(), prepareLimit)
+		defer cancel()
+		for _, step := range prepare {
+			if err := step(ctx, root); err != nil {
+				return err
 			}
-			return nil
-		},
+		}
+		return nil
 	}
 	return sandbox.Run(config, func() int {
 		// The tests share a network namespace, in which the first agent turns forwarding on and the last one off, and
@@ -74,15 +65,6 @@ func runInSandbox(m *testing.M, prepare []func(ctx context.Context, root string)
 
 // prepareLimit bounds the preparation: an image from Debian's packages, an earlier release and npm's packages.
 const prepareLimit = 10 * time.Minute
-
-// goDirs are the directories that the Go tool needs: some tests compile what they run.
-func goDirs() ([]string, error) {
-	out, err := exec.Command("go", "env", "GOROOT", "GOCACHE", "GOMODCACHE").Output()
-	if err != nil {
-		return nil, fmt.Errorf("ask for the Go tool's directories: %w", err)
-	}
-	return strings.Fields(string(out)), nil
-}
 
 // checkLeaks runs the tests and compares the whole sandbox with how it was before them.
 func checkLeaks(m *testing.M) (code int, err error) {

@@ -119,15 +119,10 @@ const inSandbox = "in-sandbox"
 
 // runInSandbox runs a command in a sandbox that sees the tree and the Go tool's directories.
 func runInSandbox(command []string) (int, error) {
-	root, err := os.Getwd()
+	config, _, err := sandbox.OfTree()
 	if err != nil {
 		return 1, err
 	}
-	dirs, err := exec.Command("go", "env", "GOROOT", "GOCACHE", "GOMODCACHE").Output()
-	if err != nil {
-		return 1, fmt.Errorf("ask for the Go tool's directories: %w", err)
-	}
-	config := sandbox.Config{Base: filepath.Join(root, ".cache"), Keep: append(strings.Fields(string(dirs)), root)}
 	return sandbox.Run(config, func() int {
 		cmd := exec.Command(command[0], command[1:]...)
 		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr

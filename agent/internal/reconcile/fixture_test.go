@@ -5,7 +5,6 @@ import (
 	"crypto/ed25519"
 	"fmt"
 	"io"
-	"log"
 	"log/slog"
 	"net/http"
 	"os"
@@ -29,6 +28,7 @@ import (
 	"github.com/gpuaas/gpuaas/agent/policy"
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/leakcheck"
+	"github.com/gpuaas/gpuaas/e2e/sandbox"
 	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -42,21 +42,33 @@ func TestMain(m *testing.M) {
 	if len(os.Args) > 1 && os.Args[1] == containerfiles.Name {
 		os.Exit(containerfiles.Run(os.Args[2:]))
 	}
+	// A run that is killed leaves no container, link or mount behind.
+	config, _, err := sandbox.OfTree()
+	code := 1
+	if err == nil {
+		code, err = sandbox.Run(config, func() int { return runTests(m) })
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(code)
+}
+
+func runTests(m *testing.M) int {
 	dir, err := os.MkdirTemp("", "gpuaas-reconcile-app-")
 	if err != nil {
-		log.Fatal(err)
+		fmt.Fprintln(os.Stderr, err)
+		return 1
 	}
+	defer func() { _ = os.RemoveAll(dir) }()
 	appBinary = filepath.Join(dir, "app")
 	build := exec.Command("go", "build", "-trimpath", "-o", appBinary, "../../../deploy/demo/app")
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	code := 1
-	if out, err := build.CombinedOutput(); err == nil {
-		code = m.Run()
-	} else {
+	if out, err := build.CombinedOutput(); err != nil {
 		fmt.Fprintf(os.Stderr, "compile the test's app: %v\n%s", err, out)
+		return 1
 	}
-	_ = os.RemoveAll(dir)
-	os.Exit(code)
+	return m.Run()
 }
 
 var fixtures atomic.Int64
