@@ -16,7 +16,10 @@ func Create(path string, data []byte, mode fs.FileMode) error {
 		return err
 	}
 	_, err = f.Write(data)
-	return errors.Join(err, f.Sync(), f.Close())
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(path))
 }
 
 // Replace writes a file in one step: a reader finds the old content or the new one.
