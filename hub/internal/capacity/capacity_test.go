@@ -3,6 +3,7 @@ package capacity_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -21,7 +22,7 @@ import (
 type world struct {
 	t       *testing.T
 	d       *db.DB
-	now     time.Time
+	seconds atomic.Int64
 	project string
 	org     string
 	gpu     capacity.Node
@@ -30,7 +31,7 @@ type world struct {
 
 func newWorld(t *testing.T) *world {
 	w := &world{
-		t: t, d: dbtest.New(t), now: time.Date(2026, 11, 20, 12, 0, 0, 0, time.UTC), project: db.NewID(), org: db.NewID(),
+		t: t, d: dbtest.New(t), project: db.NewID(), org: db.NewID(),
 		gpu: capacity.Node{ID: db.NewID(), CPUCores: 16, MemoryBytes: 64 << 30, Usable: true},
 		cpu: capacity.Node{ID: db.NewID(), CPUCores: 4, MemoryBytes: 8 << 30, Usable: true},
 	}
@@ -51,13 +52,16 @@ func gpus(n int) (out []*protocol.Accelerator) {
 func (w *world) inventory(list ...*protocol.Accelerator) {
 	w.t.Helper()
 	require.NoError(w.t, w.try(func(ctx context.Context, tx db.Tx) error {
-		_, err := capacity.ApplyInventory(ctx, tx, w.gpu.ID, list, w.now)
+		_, err := capacity.ApplyInventory(ctx, tx, w.gpu.ID, list, w.now())
 		return err
 	}))
 }
 
+// now is later for each transaction.
+func (w *world) now() time.Time { return time.Unix(1_795_176_000+w.seconds.Load(), 0).UTC() }
+
 func (w *world) try(fn func(context.Context, db.Tx) error) error {
-	w.now = w.now.Add(time.Second)
+	w.seconds.Add(1)
 	_, err := db.RunTx(w.t.Context(), w.d, func(tx db.Tx) (struct{}, error) {
 		return struct{}{}, fn(w.t.Context(), tx)
 	})
@@ -71,7 +75,7 @@ func (w *world) create(change func(*capacity.NewAllocation)) (a capacity.Allocat
 	}
 	change(&n)
 	err = w.try(func(ctx context.Context, tx db.Tx) (err error) {
-		a, err = capacity.Create(ctx, tx, n, []capacity.Node{w.gpu, w.cpu}, w.now)
+		a, err = capacity.Create(ctx, tx, n, []capacity.Node{w.gpu, w.cpu}, w.now())
 		return err
 	})
 	return a, err
@@ -159,7 +163,7 @@ func TestLaw14AnAcceleratorHasOneActiveClaim(t *testing.T) {
 	err = w.try(func(ctx context.Context, tx db.Tx) error {
 		_, err := tx.Exec(ctx,
 			`INSERT INTO claims (allocation_id, node_id, accelerator_id, claimed_at) VALUES ($1, $2, 'GPU-0', $3)`, db.NewID(),
-			w.gpu.ID, w.now)
+			w.gpu.ID, w.now())
 		return err
 	})
 	require.True(t, db.IsUniqueViolation(err))
@@ -177,7 +181,7 @@ func (w *world) release(id string, live int) (a capacity.Allocation, err error) 
 		if err != nil {
 			return err
 		}
-		a, err = capacity.Release(ctx, tx, before, live, w.now)
+		a, err = capacity.Release(ctx, tx, before, live, w.now())
 		return err
 	})
 	return a, err
@@ -198,7 +202,7 @@ func TestLaw14ConcurrentRequestsNeverShareAnAccelerator(t *testing.T) {
 		}
 		go func() {
 			a, err := db.RunTx(t.Context(), w.d, func(tx db.Tx) (capacity.Allocation, error) {
-				return capacity.Create(t.Context(), tx, n, []capacity.Node{w.gpu}, w.now)
+				return capacity.Create(t.Context(), tx, n, []capacity.Node{w.gpu}, w.now())
 			})
 			results <- outcome{a, err}
 		}()
@@ -322,7 +326,7 @@ func (w *world) reserve(needs []plan.Need, ids ...string) (member string, err er
 		return capacity.Reserve(ctx, tx, capacity.Reservation{
 			MemberID: member, AllocationID: room.ID, NodeID: room.NodeID,
 			Choice: choice,
-		}, w.now)
+		}, w.now())
 	})
 	return member, err
 }
@@ -330,7 +334,7 @@ func (w *world) reserve(needs []plan.Need, ids ...string) (member string, err er
 func (w *world) free(member string) (a *capacity.Allocation) {
 	w.t.Helper()
 	require.NoError(w.t, w.try(func(ctx context.Context, tx db.Tx) (err error) {
-		a, err = capacity.Free(ctx, tx, member, w.now)
+		a, err = capacity.Free(ctx, tx, member, w.now())
 		return err
 	}))
 	return a
@@ -419,7 +423,7 @@ func TestAnAcceleratorThatWasTakenOverIsClaimedOnceInTheSnapshot(t *testing.T) {
 		CPUMillis:     1000, MemoryBytes: 1 << 30, AcceleratorIDs: old.AcceleratorIDs[:1],
 	}
 	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
-		_, _, err := capacity.Adopt(ctx, tx, adopted, w.now)
+		_, _, err := capacity.Adopt(ctx, tx, adopted, w.now())
 		return err
 	}))
 	snap := plan.Snapshot{Node: plan.Node{ID: w.gpu.ID}}
@@ -485,7 +489,7 @@ func TestLaw16AVolumeThatTheRowsDoNotKnowIsAdopted(t *testing.T) {
 	for _, want := range []int{2, 0} {
 		var adopted []capacity.Volume
 		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) (err error) {
-			adopted, err = capacity.AdoptVolumes(ctx, tx, w.gpu.ID, named, "corr", w.now)
+			adopted, err = capacity.AdoptVolumes(ctx, tx, w.gpu.ID, named, "corr", w.now())
 			return err
 		}))
 		require.Len(t, adopted, want, "again, nothing is new")

@@ -169,7 +169,7 @@ func TestAnEndedClaimLeavesTheGPUToAnotherOrg(t *testing.T) {
 	claim := plan.RecordedClaim{AcceleratorID: before.AcceleratorIDs[0], AllocationID: before.ID, OrgID: before.OrgID}
 	for range 2 {
 		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
-			return capacity.EndClaim(ctx, tx, w.gpu.ID, claim, w.now)
+			return capacity.EndClaim(ctx, tx, w.gpu.ID, claim, w.now())
 		}))
 	}
 	_, err = w.create(ofAnotherOrg(ask))

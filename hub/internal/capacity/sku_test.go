@@ -13,7 +13,7 @@ import (
 
 func (w *world) createSKU(s capacity.SKU) (made capacity.SKU, err error) {
 	err = w.try(func(ctx context.Context, tx db.Tx) (err error) {
-		made, err = capacity.CreateSKU(ctx, tx, s, w.now)
+		made, err = capacity.CreateSKU(ctx, tx, s, w.now())
 		return err
 	})
 	return made, err
@@ -57,7 +57,7 @@ func TestASKUIsSoldUntilItIsRetired(t *testing.T) {
 	require.Equal(t, "H200", a.AcceleratorModel)
 	for range 2 {
 		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
-			_, after, err := capacity.RetireSKU(ctx, tx, h200.Slug, w.now)
+			_, after, err := capacity.RetireSKU(ctx, tx, h200.Slug, w.now())
 			require.False(t, after.RetiredAt.IsZero())
 			return err
 		}))
@@ -67,7 +67,7 @@ func TestASKUIsSoldUntilItIsRetired(t *testing.T) {
 	_, err = w.createSKU(h200)
 	require.Equal(t, "sku_exists", code(err), "bills name it")
 	require.Equal(t, "not_found", code(w.try(func(ctx context.Context, tx db.Tx) error {
-		_, _, err := capacity.RetireSKU(ctx, tx, "nothing", w.now)
+		_, _, err := capacity.RetireSKU(ctx, tx, "nothing", w.now())
 		return err
 	})))
 	require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
@@ -86,7 +86,7 @@ func TestSKUsAreSuggestedForWhatNodesReport(t *testing.T) {
 	mixed := capacity.Node{ID: db.NewID(), CPUCores: 8, MemoryBytes: 48 << 30}
 	report := func(n capacity.Node, list ...*protocol.Accelerator) {
 		require.NoError(t, w.try(func(ctx context.Context, tx db.Tx) error {
-			_, err := capacity.ApplyInventory(ctx, tx, n.ID, list, w.now)
+			_, err := capacity.ApplyInventory(ctx, tx, n.ID, list, w.now())
 			return err
 		}))
 	}
