@@ -32,8 +32,9 @@ func RunTests(m *testing.M, prepare ...func(ctx context.Context, root string) er
 }
 
 func runInSandbox(m *testing.M, prepare []func(ctx context.Context, root string) error) (int, error) {
-	config, root, err := sandbox.OfTree()
-	if err != nil {
+	config, err1 := sandbox.OfTree()
+	root, err2 := sourceRoot()
+	if err := errors.Join(err1, err2); err != nil {
 		return 1, err
 	}
 	config.Prepare = func() error {

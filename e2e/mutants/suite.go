@@ -119,7 +119,7 @@ const inSandbox = "in-sandbox"
 
 // runInSandbox runs a command in a sandbox that sees the tree and the Go tool's directories.
 func runInSandbox(command []string) (int, error) {
-	config, _, err := sandbox.OfTree()
+	config, err := sandbox.OfTree()
 	if err != nil {
 		return 1, err
 	}

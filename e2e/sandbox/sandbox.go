@@ -38,19 +38,19 @@ type Config struct {
 	Prepare func() error
 }
 
-// OfTree is for a program of the source tree that it runs in: the tree, whose root it returns, and the directories of
-// the Go tool are visible, for tests that compile what they run.
-func OfTree() (c Config, root string, err error) {
+// OfTree returns the configuration of a program that runs in its source tree: the tree and the directories of the Go
+// tool are visible, for tests that compile what they run.
+func OfTree() (Config, error) {
 	out, err := exec.Command("go", "env", "GOMOD", "GOROOT", "GOCACHE", "GOMODCACHE").Output()
 	if err != nil {
-		return Config{}, "", fmt.Errorf("ask for the Go tool's directories: %w", err)
+		return Config{}, fmt.Errorf("ask for the Go tool's directories: %w", err)
 	}
 	dirs := strings.Fields(string(out))
 	if filepath.Base(dirs[0]) != "go.mod" {
-		return Config{}, "", errors.New("the program runs outside the source tree")
+		return Config{}, errors.New("the program runs outside the source tree")
 	}
-	root = filepath.Dir(dirs[0])
-	return Config{Base: filepath.Join(root, ".cache"), Keep: append(dirs[1:], root)}, root, nil
+	root := filepath.Dir(dirs[0])
+	return Config{Base: filepath.Join(root, ".cache"), Keep: append(dirs[1:], root)}, nil
 }
 
 // Run runs the tests in a sandbox and returns their exit status. Without root there can be no sandbox, and the tests
