@@ -31,28 +31,26 @@ func (s *State) cut(iv *Interval) []*protocol.UsageRecord {
 	if !iv.Until.After(iv.CutAt) {
 		return nil
 	}
-	record := func(meter string, from time.Time, quantity int64) *protocol.UsageRecord {
+	record := func(meter string, from, to time.Time, quantity int64) *protocol.UsageRecord {
 		return &protocol.UsageRecord{
 			MemberId: iv.MemberID, Revision: iv.Revision, LeaseNo: iv.LeaseNo, RunId: iv.RunID, Meter: meter, Quantity: quantity,
-			StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(iv.Until),
+			StartedAt: timestamppb.New(from), EndedAt: timestamppb.New(to),
 		}
 	}
 	records := make([]*protocol.UsageRecord, 0, 4)
 	m := s.memberRecord(iv)
 	if from, to := clock.Later(iv.CutAt, m.Until), s.sessionUntil(iv); to.After(from) {
-		session := record(protocol.MeterSessionSeconds, from, to.Sub(from).Microseconds())
-		session.EndedAt = timestamppb.New(to)
-		records = append(records, session)
+		records = append(records, record(protocol.MeterSessionSeconds, from, to, to.Sub(from).Microseconds()))
 		m.Until = to
 	}
 	if from := clock.Later(iv.CutAt, m.AcceleratorsUntil); iv.Accelerators > 0 && iv.Until.After(from) {
-		records = append(records, record(protocol.MeterAcceleratorSeconds, from,
+		records = append(records, record(protocol.MeterAcceleratorSeconds, from, iv.Until,
 			iv.Accelerators*iv.Until.Sub(from).Microseconds()))
 		m.AcceleratorsUntil = iv.Until
 	}
 	records = append(records,
-		record(protocol.MeterCPUSeconds, iv.CutAt, iv.CPUMicros-iv.CPUCutMicros),
-		record(protocol.MeterMemoryByteSeconds, iv.CutAt, iv.MemoryByteSeconds))
+		record(protocol.MeterCPUSeconds, iv.CutAt, iv.Until, iv.CPUMicros-iv.CPUCutMicros),
+		record(protocol.MeterMemoryByteSeconds, iv.CutAt, iv.Until, iv.MemoryByteSeconds))
 	iv.CutAt, iv.CPUCutMicros, iv.MemoryByteSeconds = iv.Until, iv.CPUMicros, 0
 	return records
 }
