@@ -32,7 +32,8 @@ func (n StateNumber) CheckOrder(highest StateNumber) error {
 	return nil
 }
 
-// CheckContent refuses the accepted state's number for other content than the accepted.
+// CheckContent refuses a state that has the number of the accepted one and other content; same says that the content is
+// the same.
 func (n StateNumber) CheckContent(accepted StateNumber, same bool) error {
 	if n == accepted && !same {
 		return protocol.Refuse(protocol.Nack_GENERATION_CONFLICT, "this node has accepted other content under generation %d",

@@ -106,5 +106,6 @@ func TestASecondRestoreOfABackupBeginsALaterEpoch(t *testing.T) {
 	require.NoError(t, err)
 	second, err := first.Succeed(restore(at.Add(time.Minute)))
 	require.NoError(t, err)
+	require.Equal(t, uint64(at.Unix()), first.Epoch())
 	require.Greater(t, second.Epoch(), first.Epoch())
 }

@@ -45,6 +45,17 @@ func newSmallDisk(t *testing.T) *smallDisk {
 	}}
 }
 
+// openWithoutReserve opens a store on a disk that never had space for the reserve file; little space is left.
+func (d *smallDisk) openWithoutReserve() *state.Store {
+	d.t.Helper()
+	first, err := state.Open(filepath.Join(d.dir, "state"), d.options)
+	require.NoError(d.t, err)
+	require.NoError(d.t, first.Close())
+	require.NoError(d.t, os.Remove(filepath.Join(d.dir, "state", "reserve")))
+	d.fill(minFree + 1<<20)
+	return d.open()
+}
+
 func (d *smallDisk) open() *state.Store {
 	d.t.Helper()
 	s, err := state.Open(filepath.Join(d.dir, "state"), d.options)
@@ -195,12 +206,7 @@ func TestReleasingNeverWaitsForTheDisk(t *testing.T) {
 // stored; the hub learns that it is not, and no older one is accepted afterwards.
 func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 	d := newSmallDisk(t)
-	first, err := state.Open(filepath.Join(d.dir, "state"), d.options)
-	require.NoError(t, err)
-	require.NoError(t, first.Close())
-	require.NoError(t, os.Remove(filepath.Join(d.dir, "state", "reserve")))
-	d.fill(minFree + 1<<20)
-	s := d.open()
+	s := d.openWithoutReserve()
 	v, parts := d.m.desired(1, workload("a", 1))
 	require.NoError(t, s.AcceptState(v, parts))
 	d.free()
@@ -208,7 +214,7 @@ func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 	changed := s.Subscribe()
 
 	v, parts = d.m.desired(2)
-	err = s.AcceptState(v, parts)
+	err := s.AcceptState(v, parts)
 	require.Equal(t, protocol.Nack_UNAVAILABLE, protocol.RefusalOf(err))
 	require.True(t, woken(changed))
 	require.Empty(t, s.Accepted().Parts)
@@ -225,12 +231,7 @@ func TestStateThatCannotBeStoredIsInForceAndNotAcknowledged(t *testing.T) {
 // A container ends while the same sample finds one that nobody announced: its last usage needs no space either.
 func TestAnExitIsMeasuredOnAFullDiskWhateverElseIsFound(t *testing.T) {
 	d := newSmallDisk(t)
-	first, err := state.Open(filepath.Join(d.dir, "state"), d.options)
-	require.NoError(t, err)
-	require.NoError(t, first.Close())
-	require.NoError(t, os.Remove(filepath.Join(d.dir, "state", "reserve")))
-	d.fill(minFree + 1<<20)
-	s := d.open()
+	s := d.openWithoutReserve()
 	use(t, s, "a", "r1", 60)
 	d.free()
 	d.fill(0)

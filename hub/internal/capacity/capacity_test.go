@@ -58,7 +58,7 @@ func (w *world) inventory(list ...*protocol.Accelerator) {
 }
 
 // now is later for each transaction.
-func (w *world) now() time.Time { return time.Unix(1_795_176_000+w.seconds.Load(), 0).UTC() }
+func (w *world) now() time.Time { return time.Unix(1_800_000_000+w.seconds.Load(), 0).UTC() }
 
 func (w *world) try(fn func(context.Context, db.Tx) error) error {
 	w.seconds.Add(1)

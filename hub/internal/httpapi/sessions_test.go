@@ -272,7 +272,7 @@ func TestAUserChangesPasswordAndOneTimeCodes(t *testing.T) {
 	}
 	require.Contains(t, change(other, `,"remove_one_time_codes":true,`+totp(), 422).raw, `"/remove_one_time_codes"`)
 	change(other, ","+totp(), 204)
-	require.Equal(t, 401, h.whoami(t, there), "whoever had the password alone is out")
+	require.Equal(t, 401, h.whoami(t, there), "sessions from before the one-time codes have ended")
 	login(other, "", 401)
 	h.wait(time.Minute)
 	login(other, oneTimeCode(t, h.clock()), 200)
