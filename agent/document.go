@@ -3,7 +3,6 @@ package agent
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"slices"
 	"time"
 
 	"github.com/gpuaas/gpuaas/protocol"
@@ -32,7 +31,7 @@ func NewWorkload(memberID string, d *protocol.Workload) Workload {
 		digest := digests[s.GetName()]
 		w.Services = append(w.Services, Service{
 			Name:           s.GetName(),
-			Images:         ImagesOf(s),
+			Images:         s.Images(),
 			SpecDigest:     digest,
 			Copy:           copyOf(s.GetStartFirst(), digest),
 			Recreate:       s.GetRecreate(),
@@ -50,17 +49,6 @@ func NewWorkload(memberID string, d *protocol.Workload) Workload {
 		})
 	}
 	return w
-}
-
-// ImagesOf returns the images of a service: its own, and those that it mounts.
-func ImagesOf(s *protocol.Service) []string {
-	images := []string{s.GetImage()}
-	for _, m := range s.GetImageMounts() {
-		if !slices.Contains(images, m.GetImage()) {
-			images = append(images, m.GetImage())
-		}
-	}
-	return images
 }
 
 func dependenciesOf(s *protocol.Service) []Dependency {

@@ -88,6 +88,17 @@ func (d specDigests) own(s *Service) string {
 	return hex.EncodeToString(h.Sum(nil))
 }
 
+// Images returns the images of a service: its own, first, and those that it mounts.
+func (x *Service) Images() []string {
+	images := []string{x.GetImage()}
+	for _, m := range x.GetImageMounts() {
+		if !slices.Contains(images, m.GetImage()) {
+			images = append(images, m.GetImage())
+		}
+	}
+	return images
+}
+
 // ServiceDigest is the SHA-256 of a service in hex.
 func ServiceDigest(s *Service) string {
 	raw, err := proto.MarshalOptions{Deterministic: true}.Marshal(s)

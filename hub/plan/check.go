@@ -242,7 +242,7 @@ func (c *checker) services(memberID string, services []*protocol.Service) {
 			c.add(RuleServices, memberID)
 		}
 		names[s.GetName()] = true
-		if !pinned(s.GetImage()) {
+		if !pinned(s.Images()...) {
 			c.add(RuleImageDigest, memberID)
 		}
 		if s.GetResources().GetCpuMillis() == 0 || s.GetResources().GetMemoryBytes() == 0 {
@@ -266,10 +266,12 @@ func bytesMatch(p Part) bool {
 	return proto.Unmarshal(p.Bytes, w) == nil && proto.Equal(w, p.Workload)
 }
 
-// pinned reports whether an image is named by a repository and the digest of its manifest.
-func pinned(image string) bool {
-	repository, digest, ok := strings.Cut(image, "@sha256:")
-	return ok && repository != "" && len(digest) == sha256.Size*2 && strings.Trim(digest, "0123456789abcdef") == ""
+// pinned reports whether each image is named by a repository and the digest of its manifest.
+func pinned(images ...string) bool {
+	return !slices.ContainsFunc(images, func(image string) bool {
+		repository, digest, ok := strings.Cut(image, "@sha256:")
+		return !ok || repository == "" || len(digest) != sha256.Size*2 || strings.Trim(digest, "0123456789abcdef") != ""
+	})
 }
 
 // capacity checks that the members of an allocation fit into it together, and that none share an accelerator.

@@ -144,6 +144,22 @@ func TestLaw14OneAcceleratorOneClaimOneMemberOneCopy(t *testing.T) {
 	}
 }
 
+func TestAnImageThatIsMountedIsNamedByItsDigest(t *testing.T) {
+	for image, fits := range map[string]bool{
+		"apps/demo/weights@sha256:" + strings.Repeat("0", 64): true, "apps/demo/weights:latest": false, "": false,
+	} {
+		snap := goldenSnapshot()
+		snap.Members[0].Services[0].ImageMounts = []*protocol.ImageMount{{Image: image, Path: "/models"}}
+		state, err := plan.Compile(snap)
+		require.NoError(t, err)
+		if err = plan.Check(snap, state); fits {
+			require.NoError(t, err)
+		} else {
+			require.ErrorContains(t, err, string(plan.RuleImageDigest), "%q", image)
+		}
+	}
+}
+
 // What the platform manages, and nothing else, runs in an allocation of the platform; a slice of a GPU that no hardware
 // keeps apart from the others never goes to another org.
 func TestOnlyWhatThePlatformManagesRunsInItsAllocations(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"time"
 
-	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/protocol"
@@ -19,7 +18,7 @@ func (r *Reconciler) collectImages(ctx context.Context) error {
 	for _, p := range r.store.Accepted().Parts {
 		for _, w := range []*protocol.Workload{p.Workload, p.Workload.GetFallback()} {
 			for _, s := range w.GetServices() {
-				for _, image := range agent.ImagesOf(s) {
+				for _, image := range s.Images() {
 					if ref, err := runtime.ParseImage(image); err == nil {
 						keep = append(keep, ref)
 					}

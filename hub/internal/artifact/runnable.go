@@ -14,8 +14,10 @@ import (
 func CheckRunnable(ctx context.Context, tx db.Tx, appVersion string, services []*protocol.Service) error {
 	var repositories, digests []string
 	for _, s := range services {
-		repository, digest, _ := strings.Cut(s.GetImage(), "@")
-		repositories, digests = append(repositories, repository), append(digests, digest)
+		for _, image := range s.Images() {
+			repository, digest, _ := strings.Cut(image, "@")
+			repositories, digests = append(repositories, repository), append(digests, digest)
+		}
 	}
 	refused, err := db.Value[bool](ctx, tx, `
 		SELECT EXISTS (SELECT 1 FROM unnest($2::TEXT[], $3::TEXT[]) AS x(repository, digest) WHERE NOT EXISTS (

@@ -37,8 +37,10 @@ func repositoriesOf(parts []plan.Part) []string {
 	for _, p := range parts {
 		w := p.Workload
 		for _, s := range slices.Concat(w.GetServices(), w.GetFallback().GetServices()) {
-			name, _, _ := strings.Cut(s.GetImage(), "@")
-			named[name] = true
+			for _, image := range s.Images() {
+				name, _, _ := strings.Cut(image, "@")
+				named[name] = true
+			}
 		}
 	}
 	return slices.AppendSeq(make([]string, 0, len(named)), maps.Keys(named)) // not nil: the column is NOT NULL

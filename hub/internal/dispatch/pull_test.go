@@ -111,9 +111,13 @@ func TestMayPullFollowsTheNewestState(t *testing.T) {
 
 	upgrading := runs("2", "b@sha256:2")
 	upgrading.Fallback = runs("2", "old@sha256:3")
+	mounting := runs("1", "a@sha256:1")
+	mounting.Services[0].ImageMounts = []*protocol.ImageMount{{Image: "weights@sha256:4", Path: "/models"}}
 	p.saveState(1, runs("1", "gone@sha256:0"))
-	p.saveState(2, runs("1", "a@sha256:1"), upgrading)
-	p.requireMayPull(map[string]bool{"a": true, "b": true, "old": true, "gone": false, "": false, "a@sha256:1": false})
+	p.saveState(2, mounting, upgrading)
+	p.requireMayPull(map[string]bool{
+		"a": true, "weights": true, "b": true, "old": true, "gone": false, "": false, "a@sha256:1": false,
+	})
 	may, err := p.mayPull(db.NewID(), "a")
 	require.NoError(t, err)
 	require.False(t, may, "another node")
