@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/stretchr/testify/require"
@@ -213,6 +214,20 @@ func TestAContainerThatIsNotAliveIsEndedAndStartsAgain(t *testing.T) {
 		"the liveness probe failed: the probe's command exited with code 7")
 	require.Zero(t, serviceOf(s, "server").GetRestarts())
 	require.Greater(t, s.GetExitedAt().AsTime().Sub(serviceOf(ready, "sidecar").GetStartedAt().AsTime()), time.Second)
+	f.push()
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
+}
+
+// The reason quotes what the workload says. A report with half a character could not be encoded, for no member.
+func TestWhyAContainerIsNotAliveIsWholeCharacters(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.compose("wait", `liveness: {kind: exec, command: ["/`+strings.Repeat("𝄞", 60)+`"], failure_threshold: 1}`)
+	f.push(w)
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return serviceOf(s, "sidecar").GetRestarts() > 0 })
+	detail := f.store.Members()[w.GetId()].Services["sidecar"].Detail
+	require.Contains(t, detail, "the liveness probe failed: ")
+	require.Contains(t, detail, "𝄞")
+	require.True(t, utf8.ValidString(detail), "%q", detail)
 	f.push()
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 }

@@ -199,8 +199,8 @@ func (r *Reconciler) installLog(ctx context.Context, w agent.Workload, runID str
 	if index, err := r.index(w); err == nil {
 		text = index.redact(text)
 	}
-	text = bytes.TrimSpace(bytes.ToValidUTF8(text, []byte("?")))
-	return string(text[max(0, len(text)-maxInstallLogBytes):])
+	text = bytes.TrimSpace(text)
+	return string(bytes.ToValidUTF8(text[max(0, len(text)-maxInstallLogBytes):], []byte("?")))
 }
 
 // packageIndex is the secret of a project that says where pip finds packages.

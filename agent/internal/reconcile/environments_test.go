@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 	"time"
+	"unicode/utf8"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
@@ -135,6 +136,7 @@ func TestAFailedInstallationIsAClearStatusWithoutCredentials(t *testing.T) {
 	require.Contains(t, failed.GetDetail(), "no matching distribution found for missing")
 	require.Contains(t, failed.GetDetail(), "index-url = https://****@packages.example/simple")
 	require.NotContains(t, failed.GetDetail(), "s3cr")
+	require.True(t, utf8.ValidString(failed.GetDetail()), "else no report could be encoded")
 	f.untilStatus(healthy.GetId(), protocol.WorkloadStatus_READY)
 	require.Eventually(t, func() bool { return len(f.unfinished()) == 0 }, 10*time.Second, 10*time.Millisecond)
 	require.Empty(t, f.installed())

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -196,7 +197,8 @@ func (r *Reconciler) endUnalive(ctx context.Context, c agent.Container, why erro
 	r.log.WarnContext(ctx, "a container is not alive", slog.String("member_id", c.MemberID), slog.String("run_id", c.ID),
 		slog.String("service", c.Service), slog.Any("error", why))
 	detail := why.Error()
-	err := r.store.UpdateRun(c.ID, func(run *state.Run) { run.NotAlive = detail[:min(len(detail), maxProbeDetail)] })
+	detail = strings.ToValidUTF8(detail[:min(len(detail), maxProbeDetail)], "?") // else no report could be encoded
+	err := r.store.UpdateRun(c.ID, func(run *state.Run) { run.NotAlive = detail })
 	if err != nil {
 		r.log.ErrorContext(ctx, "cannot store that a container is not alive", slog.String("run_id", c.ID),
 			slog.Any("error", err))

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -86,7 +87,7 @@ func install(environment string, requirements []string) int {
 		switch one {
 		case "missing":
 			config, _ := os.ReadFile(os.Getenv("PIP_CONFIG_FILE"))
-			fmt.Printf("%s\nno matching distribution found for %s\n", config, one)
+			fmt.Printf("%s\n%s\nno matching distribution found for %s\n", strings.Repeat("━", 400), config, one)
 			return 1
 		case "slow":
 			fmt.Println("installing for ever")
