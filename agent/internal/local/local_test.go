@@ -107,7 +107,7 @@ func (f *fixture) trust() {
 		}}}
 	}
 	env, err := protocol.SignMessage(protocol.PayloadBundle, &protocol.TrustBundle{
-		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.Now(),
+		TrustDomain: "mesh.example", Version: 1, Epoch: 1, IssuedAt: timestamppb.New(time.Now().Add(-time.Hour)),
 		Roles: []*protocol.Role{role("root", f.root), role("state", f.signer)},
 	}, protocol.NewEd25519Signer(f.root))
 	require.NoError(f.t, err)
@@ -294,15 +294,22 @@ func TestKeysAreThoseOfTheAcceptedState(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, lines, "a node without a state lets nobody in")
 
-	public, _, err := ed25519.GenerateKey(rand.Reader)
-	require.NoError(t, err)
-	key, err := ssh.NewPublicKey(public)
-	require.NoError(t, err)
+	newKey := func() ssh.PublicKey {
+		public, _, err := ed25519.GenerateKey(rand.Reader)
+		require.NoError(t, err)
+		key, err := ssh.NewPublicKey(public)
+		require.NoError(t, err)
+		return key
+	}
+	key := newKey()
 	named := &protocol.SSHKey{
 		AllocationId: "a1", ProjectId: "p1", OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
 		PublicKey: key.Marshal(),
 	}
-	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, named))
+	// A key that has expired lets nobody in, also before a hub has told the time.
+	expired := proto.CloneOf(named)
+	expired.PublicKey, expired.ExpiresAt = newKey().Marshal(), timestamppb.New(time.Now().Add(-time.Minute))
+	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, named, expired))
 	require.NoError(t, err)
 	lines, err = f.client.Keys(t.Context(), "ubuntu")
 	require.NoError(t, err)

@@ -1,6 +1,8 @@
 package network_test
 
 import (
+	"os"
+	"path/filepath"
 	"regexp"
 	"testing"
 
@@ -27,4 +29,28 @@ func TestMembersReachOutWhereTheHostForwardsNothing(t *testing.T) {
 	require.NoError(t, f.n.Remove(ctxOf(t), "m2"))
 	strip := func(s string) string { return regexp.MustCompile(`\[\d+:\d+\]`).ReplaceAllString(s, "") }
 	require.Equal(t, strip(before), strip(sh(t, "iptables-save -t filter | grep -v '^#'")))
+}
+
+// The host's firewall may be held by another program when the agent makes its rules again.
+func TestMembersReachOutOnceTheHostsFirewallAnswersAgain(t *testing.T) {
+	f := newFixture(t)
+	sh(t, "iptables -w -P FORWARD DROP")
+	t.Cleanup(func() { sh(t, "iptables -w -P FORWARD ACCEPT && iptables -w -X; nft delete table ip filter") })
+	serve(t, f.outside, ":9000")
+	a := f.setup("m1", tcp(21001, 8080))
+	sh(t, "iptables -w -F FORWARD && nft delete table inet gpuaas_"+f.cfg.Bridge)
+	program := filepath.Join(t.TempDir(), "iptables")
+	require.NoError(t, os.WriteFile(program, []byte("#!/bin/sh\nexit 4\n"), 0o700))
+	t.Setenv("PATH", filepath.Dir(program)+":"+os.Getenv("PATH"))
+	_, err := f.n.EnsureRules(ctxOf(t))
+	require.ErrorContains(t, err, "iptables")
+	_, err = call(t, a.NetNSPath, outsideIP+":9000", unreachable)
+	require.Error(t, err)
+
+	require.NoError(t, os.Remove(program))
+	_, err = f.n.EnsureRules(ctxOf(t))
+	require.NoError(t, err)
+	_, err = call(t, a.NetNSPath, outsideIP+":9000", reachable)
+	require.NoError(t, err)
+	require.NoError(t, f.n.Remove(ctxOf(t), "m1"))
 }

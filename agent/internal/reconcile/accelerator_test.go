@@ -1,11 +1,13 @@
 package reconcile_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -147,6 +149,34 @@ func TestAContainerThatCannotOpenItsAcceleratorStartsAgain(t *testing.T) {
 	require.NotEqual(t, before.ID, f.container(w.GetId()).ID)
 	require.Regexp(t, `it cannot open its accelerator: /dev/dri/renderD\d+: operation not permitted`,
 		f.store.Members()[w.GetId()].Services[manifest.ServiceName].Detail+s.GetDetail())
+}
+
+// flickering are devices of which each second check finds one lost.
+type flickering struct{ checks atomic.Int64 }
+
+func (d *flickering) LostDevices(context.Context, string) (string, error) {
+	if d.checks.Add(1)%2 == 0 {
+		return "/dev/dri/renderD128: operation not permitted", nil
+	}
+	return "", nil
+}
+
+// A check may fail while the driver is reset; only one failure after the other ends a container.
+func TestAContainerThatOpensItsAcceleratorAgainGoesOn(t *testing.T) {
+	f, _ := newFixtureWithGPUs(t)
+	f.stop()
+	devices := &flickering{}
+	f.devices = devices
+	f.start()
+	f.hub.accelerators = []string{radeonID}
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	before := f.container(w.GetId())
+	checked := devices.checks.Load()
+	require.Eventually(t, func() bool { return devices.checks.Load() > checked+6 }, time.Minute, 10*time.Millisecond)
+	require.Empty(t, f.store.Runs()[before.ID].NotAlive)
+	require.Equal(t, before.PID, f.container(w.GetId()).PID)
 }
 
 // kernelWrites appends a record to the machine's kernel log.

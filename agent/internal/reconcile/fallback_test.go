@@ -1,6 +1,7 @@
 package reconcile_test
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -58,7 +59,7 @@ func (f *fixture) recording() *recorder {
 // neverReady is the next revision of a workload, which fails.
 func (f *fixture) neverReady(w, fallback *protocol.Workload) *protocol.Workload {
 	f.t.Helper()
-	f.hub.readyWithin = "2"
+	f.hub.readyWithin = cmp.Or(f.hub.readyWithin, "2")
 	next := f.hub.workload(`{"ready_after_millis":3600000}`)
 	next.Id, next.InstanceId, next.Revision, next.Fallback = w.GetId(), w.GetInstanceId(), 2, fallback
 	return next
@@ -113,6 +114,40 @@ func TestLaw01AFallbackThatNobodySignedIsNotRun(t *testing.T) {
 		require.NotContains(t, made[1:], uint64(1), names[w.GetId()])
 		require.Zero(t, f.store.Members()[w.GetId()].FellBackFrom)
 	}
+}
+
+// Where space is short, the image of a fallback stays: a node falls back while the registry is away.
+func TestAFallbackFindsItsImageWithoutTheRegistry(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.workload(`{}`)
+	f.hub.image = f.hub.push("apps/hello/spare", "/app")
+	spare, err := runtime.ParseImage(f.hub.image)
+	require.NoError(t, err)
+	other := f.hub.workload(`{}`)
+	f.push(w, other)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_READY)
+
+	f.hub.image, f.hub.readyWithin = f.hub.push("apps/hello/next", "/app"), "6"
+	next := f.neverReady(w, w)
+	f.push(next)
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetRevision() == 2 && s.GetStatus() == protocol.WorkloadStatus_STARTING && s.GetStartedAt() != nil
+	})
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_REMOVED)
+	f.hub.registryDown.Store(true)
+	f.stop()
+	f.rtCfg.MaxImageStoreBytes = 1
+	f.start()
+	require.Eventually(t, func() bool {
+		there, err := f.rt.HasImage(f.ctx(), spare)
+		return err == nil && !there
+	}, time.Minute, 10*time.Millisecond, "what nothing uses is removed")
+	s := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool {
+		return s.GetStatus() == protocol.WorkloadStatus_READY || s.GetReason() == protocol.WorkloadStatus_IMAGE_PULL_FAILED
+	})
+	require.Equal(t, protocol.WorkloadStatus_READY, s.GetStatus(), s.GetDetail())
+	require.EqualValues(t, 2, s.GetFallbackFromRevision())
 }
 
 func TestLaw15AFallbackAgainstTheOwnersPolicyIsNotRun(t *testing.T) {

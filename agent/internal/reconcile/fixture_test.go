@@ -106,6 +106,8 @@ type fixture struct {
 	wrapRuntime      func(*runtime.Runtime) reconcile.Containers
 	wrapNetwork      func(*network.Network) reconcile.Network
 	wrapAccelerators func(reconcile.Accelerators) reconcile.Accelerators
+	// devices replaces the runtime's check likewise.
+	devices reconcile.Devices
 	// configure changes the reconciler's configuration likewise.
 	configure func(*reconcile.Config)
 }
@@ -177,6 +179,9 @@ func (f *fixture) start() {
 	}
 	if f.wrapNetwork != nil {
 		machine.Network = f.wrapNetwork(f.nw)
+	}
+	if f.devices != nil {
+		machine.Devices = f.devices
 	}
 	if f.wrapAccelerators != nil {
 		machine.Accelerators = f.wrapAccelerators(inventory)

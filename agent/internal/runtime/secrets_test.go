@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -28,6 +30,12 @@ func TestLaw11SecretsAreFilesInMemoryThatGoWithTheContainer(t *testing.T) {
 	require.EqualValues(t, unix.TMPFS_MAGIC, s.Type)
 	require.ErrorIs(t, os.WriteFile(root+"/run/gpuaas-parameters/token", nil, 0o600), unix.EROFS)
 
+	mounts, err := os.ReadFile("/proc/self/mounts")
+	require.NoError(t, err)
+	mounted := regexp.MustCompile(`.*` + regexp.QuoteMeta(spec.ID) + `\S* tmpfs .*`).FindString(string(mounts))
+	require.NotEmpty(t, mounted)
+	require.Equal(t, canKeepOffSwap(t), strings.Contains(mounted, "noswap"), mounted)
+
 	container, err := f.daemon.Client(t).LoadContainer(f.ns(), spec.ID)
 	require.NoError(t, err)
 	info, err := container.Info(f.ns())
@@ -37,7 +45,19 @@ func TestLaw11SecretsAreFilesInMemoryThatGoWithTheContainer(t *testing.T) {
 
 	require.NoError(t, f.rt.Remove(t.Context(), spec.ID))
 	require.NoDirExists(t, filepath.Join(f.cfg.StateDir, spec.ID))
-	mounts, err := os.ReadFile("/proc/self/mounts")
+	mounts, err = os.ReadFile("/proc/self/mounts")
 	require.NoError(t, err)
 	require.NotContains(t, string(mounts), spec.ID)
+}
+
+// canKeepOffSwap reports whether the kernel knows the option; since Linux 6.4.
+func canKeepOffSwap(t *testing.T) bool {
+	t.Helper()
+	dir := t.TempDir()
+	if err := unix.Mount("tmpfs", dir, "tmpfs", 0, "noswap"); err != nil {
+		require.ErrorIs(t, err, unix.EINVAL)
+		return false
+	}
+	require.NoError(t, unix.Unmount(dir, 0))
+	return true
 }

@@ -6,6 +6,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/clock"
 	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/agent/meter"
@@ -79,7 +80,10 @@ func TestSettingTheClockMovesTheJournalAndBillsNothing(t *testing.T) {
 			from := noon.Add(time.Minute)
 			require.NoError(t, s.OpenRun(state.Run{ID: "a.1", MemberID: "a", OpenedAt: noon}))
 			require.NoError(t, s.UpdateRun("a.1", func(r *state.Run) { r.StartedAt, r.ReadyAt = noon, noon.Add(time.Second) }))
-			require.NoError(t, s.UpdateMember("a", func(x *state.Member) { x.RetryAt = noon.Add(time.Hour) }))
+			require.NoError(t, s.UpdateMember("a", func(x *state.Member) {
+				x.RetryAt = noon.Add(time.Hour)
+				x.Services = map[string]agent.ServiceRecord{"db": {Tries: agent.Tries{RetryAt: noon.Add(time.Minute)}}}
+			}))
 			up := meter.Run{RunID: "a.1", MemberID: "a", StartedAt: noon, Up: true}
 			require.NoError(t, s.SaveSample(meter.Observation{At: from, Runs: []meter.Run{up}, CutEvery: time.Hour},
 				clock.Stamp{At: from}))
@@ -93,6 +97,7 @@ func TestSettingTheClockMovesTheJournalAndBillsNothing(t *testing.T) {
 				run.StartedAt, run.ReadyAt,
 			})
 			require.Equal(t, noon.Add(by+time.Hour), s.Members()["a"].RetryAt)
+			require.Equal(t, noon.Add(by+time.Minute), s.Members()["a"].Services["db"].RetryAt, "a service pauses no longer")
 			require.True(t, s.LastStamp().Synced)
 			up.StartedAt = run.StartedAt
 			end := from.Add(by + 10*time.Second)

@@ -230,6 +230,22 @@ func TestAPortIsReachedThroughATunnelForAsLongAsItIsTheMembers(t *testing.T) {
 	_, err = conn.Read(make([]byte, 1))
 	require.ErrorContains(t, err, "reset")
 
+	// The port is published at another one of the host while a stream is open: the old one may be the next member's.
+	n.portOf("m1", app)
+	stream, refused = connect("m1", "http")
+	require.Empty(t, refused)
+	conn, err = app.AcceptTCP()
+	require.NoError(t, err)
+	moved, err := net.ListenTCP("tcp4", &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	require.NoError(t, err)
+	defer func() { require.NoError(t, moved.Close()) }()
+	n.portOf("m1", moved)
+	_, err = stream.Read(make([]byte, 1))
+	require.Error(t, err)
+	require.NotErrorIs(t, err, io.EOF)
+	_, err = conn.Read(make([]byte, 1))
+	require.ErrorContains(t, err, "reset")
+
 	// Nobody listens.
 	n.portOf("m1", app)
 	require.NoError(t, app.Close())
