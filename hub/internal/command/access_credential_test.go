@@ -9,6 +9,7 @@ import (
 
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/secret"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -21,6 +22,19 @@ func signs(t *testing.T, private, public string) bool {
 	key, _, _, _, err := ssh.ParseAuthorizedKey([]byte(public))
 	require.NoError(t, err)
 	return string(signer.PublicKey().Marshal()) == string(key.Marshal())
+}
+
+// wrapped is the private key of the newest wrapping token, sealed.
+func (w *world) wrapped(credentialID string) (sealed string) {
+	w.T.Helper()
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		found, err := db.Value[[]byte](ctx, tx, `SELECT sealed FROM wrapping_tokens WHERE credential_id = $1
+			ORDER BY expires_at DESC, id DESC LIMIT 1`, credentialID)
+		sealed = string(found)
+		return err
+	})
+	require.NotEmpty(w.T, sealed)
+	return sealed
 }
 
 // Law 11: a private key leaves the hub once, by a wrapping token, and only to who asked for it.
@@ -39,9 +53,11 @@ func TestLaw11AWrappingTokenDeliversOnceToItsRequester(t *testing.T) {
 	_, err = commands.Unwrap(t.Context(), w.Meta(""), "gpuaas_wrap_guessed")
 	require.EqualValues(t, "wrapping_token_invalid", fault.As(err).Code)
 
+	wrapped := w.wrapped(made.Credential.ID)
 	out, err := commands.Unwrap(t.Context(), w.Meta(""), made.Token)
 	require.NoError(t, err)
 	require.True(t, signs(t, out.PrivateKeyPEM, made.Credential.PublicKey))
+	w.RequireHidden(wrapped)
 	require.Equal(t, "iam.access_credential.unwrap", w.auditOf("access_credential", made.Credential.ID).Action)
 	_, err = commands.Unwrap(t.Context(), w.Meta(""), made.Token)
 	require.EqualValues(t, "wrapping_token_used", fault.As(err).Code)
@@ -54,11 +70,13 @@ func TestLaw11AWrappingTokenDeliversOnceToItsRequester(t *testing.T) {
 	_, outsider := w.NewTenant("other")
 	foreign := w.Meta("")
 	foreign.Principal = outsider
+	wrapped = w.wrapped(made.Credential.ID)
 	_, err = commands.Unwrap(t.Context(), foreign, next.Token)
 	require.EqualValues(t, "wrapping_token_invalid", fault.As(err).Code, "as if it were a guess")
 	require.Equal(t, "not_the_requester", w.auditOf("access_credential", made.Credential.ID).Reason)
 	_, err = commands.Unwrap(t.Context(), w.Meta(""), next.Token)
 	require.EqualValues(t, "wrapping_token_used", fault.As(err).Code, "others know it: it has ended")
+	w.RequireHidden(wrapped)
 
 	late := w.Meta("")
 	next, err = commands.RotateAccessCredential(t.Context(), w.Meta("rotate 2"), project, made.Credential.ID)

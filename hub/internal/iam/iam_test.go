@@ -228,6 +228,29 @@ func TestAUserHasFiftyTokensBesideItsSessions(t *testing.T) {
 	require.NoError(t, create(start().Add(time.Hour)), "those that have expired do not count")
 }
 
+// An administrator ends tokens of the users of their own org: the id of another's is that of nothing.
+func TestLaw10ATokenEndsInItsOwnUsersNameAlone(t *testing.T) {
+	w := newWorld(t)
+	bob, eve := w.join(t, "bob@acme.example"), w.join(t, "eve@acme.example")
+	token, text := iam.UserToken{
+		ID: db.NewID(), UserID: eve.ID, CreatedAt: start(), ExpiresAt: start().Add(time.Hour),
+	}, iam.NewUserToken()
+	must(t, w.d, func(tx db.Tx) (int, error) { return 0, iam.CreateUserToken(t.Context(), tx, token, text) })
+	revoke := func(userID string) error {
+		_, err := run(t, w.d, func(tx db.Tx) (int, error) {
+			return 0, iam.RevokeUserToken(t.Context(), tx, userID, token.ID, start())
+		})
+		return err
+	}
+	require.True(t, fault.Is(revoke(bob.ID), fault.NotFound))
+	_, err := w.authenticate(t, text, start())
+	require.NoError(t, err)
+	require.NoError(t, revoke(eve.ID))
+	_, err = w.authenticate(t, text, start())
+	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+	require.True(t, fault.Is(revoke(eve.ID), fault.NotFound), "it has ended")
+}
+
 func TestFirstAdminIsMadeOnceAndRecovered(t *testing.T) {
 	w := newWorld(t)
 	first, second := iam.NewUserToken(), iam.NewUserToken()

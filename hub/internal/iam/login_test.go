@@ -91,6 +91,36 @@ func TestASessionEndsOnceAndByItsOwnUser(t *testing.T) {
 	require.Equal(t, []string{two}, list(start()))
 }
 
+// A session that is refreshed again and again ends after a week, and its last access token with it.
+func TestNothingOfASessionOutlivesItsWeek(t *testing.T) {
+	w := newWorld(t)
+	bob := w.join(t, "bob@acme.example")
+	tokens := must(t, w.d, func(tx db.Tx) (iam.SessionTokens, error) {
+		return iam.StartSession(t.Context(), tx, iam.NewSessionTokens("browser", "192.0.2.1", start()), bob)
+	})
+	refresh := func(now time.Time) (next iam.SessionTokens, err error) {
+		return run(t, w.d, func(tx db.Tx) (iam.SessionTokens, error) {
+			next, _, err = iam.RefreshSession(t.Context(), tx, tokens.Refresh, iam.NewSessionTokens("", "", now))
+			return next, err
+		})
+	}
+	end := start().Add(7 * 24 * time.Hour)
+	var err error
+	for now := start().Add(23 * time.Hour); now.Before(end); now = now.Add(23 * time.Hour) {
+		tokens, err = refresh(now)
+		require.NoError(t, err)
+	}
+	tokens, err = refresh(end.Add(-time.Minute))
+	require.NoError(t, err)
+	require.Equal(t, end, tokens.AccessExpiresAt)
+	_, err = w.authenticate(t, tokens.Access, end.Add(-time.Millisecond))
+	require.NoError(t, err)
+	_, err = w.authenticate(t, tokens.Access, end)
+	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+	_, err = refresh(end)
+	require.True(t, fault.Is(err, fault.Unauthenticated), "%v", err)
+}
+
 func TestTheLastPlatformAdminStaysOne(t *testing.T) {
 	w := newWorld(t)
 	admin := func(email string) iam.User {

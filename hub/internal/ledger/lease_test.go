@@ -332,6 +332,33 @@ func TestAMemberThatDoesNotRunHoldsNoMoreThanOneLease(t *testing.T) {
 	w.checkInvariants()
 }
 
+// A limit does not shrink where another one grows: what ran before the upgrade may be reported after it.
+func TestLaw05AnUpgradeThatRaisesOneLimitKeepsTheOther(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	w.price(ledger.Price{Meter: protocol.MeterCPUSeconds}, "3.6")
+	w.price(ledger.Price{Meter: protocol.MeterMemoryByteSeconds}, "0.36")
+	s := w.subject(ledger.Member)
+	s.CPUMillis, s.MemoryBytes = 2000, 1<<30
+	s, err := w.open(s)
+	require.NoError(t, err)
+	w.lease(s, time.Hour)
+	w.now = at(100)
+	require.NoError(t, do(w, func(ctx context.Context, tx db.Tx) error {
+		return ledger.RaiseLimits(ctx, tx, ledger.LeaseRequest{
+			SubjectID: s.ID, NodeID: s.NodeID, Now: w.now, Duration: time.Hour,
+		}, 1000, 4<<30, nil)
+	}))
+	w.post(
+		record(1, s, protocol.MeterCPUSeconds, 0, 100, 200_000_000),
+		record(2, s, protocol.MeterMemoryByteSeconds, 0, 100, 1<<30*100),
+	)
+	w.now = at(200)
+	w.post(record(3, s, protocol.MeterMemoryByteSeconds, 100, 200, 4<<30*100))
+	require.Empty(t, w.suspense())
+	w.checkInvariants()
+}
+
 // Law 7: a member that is not to run gives back what its hold has too much once its lease has ended; what comes late is
 // paid from what is left, and the wallet stays as it is.
 func TestLaw07AReducedHoldPaysForLateUsageAsFarAsItGoes(t *testing.T) {

@@ -78,6 +78,7 @@ func TestLaw16ARestoredHubTakesOverWhatItsNodeWasTold(t *testing.T) {
 	l = n.Connect(holds("i1", state, push.GetEnvelope()))
 	require.True(t, l.Welcome.GetRequestStateUpload())
 	states := hubtest.Count(again, `SELECT count(*) FROM node_states`)
+	l.ReportState(state, hubtest.Ready(kept), hubtest.Ready(made)) // which may overtake the upload
 	require.NoError(t, again.Dispatcher.SyncAll(t.Context()))
 	require.Equal(t, states, hubtest.Count(again, `SELECT count(*) FROM node_states`), "nothing is compiled before the "+
 		"node has "+

@@ -1,0 +1,56 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/db/dbtest"
+)
+
+// What is posted while a backup is made is not in it: the nodes keep it until it is in the next one.
+func TestLaw16UsageThatIsPostedDuringABackupIsNotInIt(t *testing.T) {
+	h := newHome(t)
+	url, file := dbtest.PrivateURL(t), filepath.Join(h.dir, "database-url")
+	require.NoError(t, os.WriteFile(file, []byte(url), 0o600))
+	ctx := t.Context()
+	conn, err := pgx.Connect(ctx, url)
+	require.NoError(t, err)
+	defer func() { require.NoError(t, conn.Close(ctx)) }()
+	exec := func(sql string, args ...any) {
+		_, err := conn.Exec(ctx, sql, args...)
+		require.NoError(t, err)
+	}
+	node := db.NewID()
+	exec(`INSERT INTO usage_watermarks (node_id, incarnation, number, sha256, updated_at)
+		VALUES ($1, 'i1', 5, '', now()), ($1, 'i2', 1, '', now())`, node)
+
+	// The backup takes its snapshot, and then waits for the table.
+	exec(`BEGIN`)
+	exec(`LOCK TABLE prices IN ACCESS EXCLUSIVE MODE`)
+	made := make(chan error, 1)
+	go func() {
+		_, err := cli(t, "backup", filepath.Join(h.dir, "backup"), "--data-dir", h.data, "--database-url-file", file,
+			"--passphrase-file", h.passphrase, "--without-registry")
+		made <- err
+	}()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		require.NoError(t, conn.QueryRow(ctx, `SELECT EXISTS (SELECT 1 FROM pg_locks
+			WHERE relation = 'prices'::regclass AND NOT granted)`).Scan(&waiting))
+		return waiting
+	}, time.Minute, 10*time.Millisecond)
+	exec(`UPDATE usage_watermarks SET number = 7 WHERE node_id = $1 AND incarnation = 'i1'`, node)
+	exec(`COMMIT`)
+	require.NoError(t, <-made)
+	rows, err := conn.Query(ctx, `SELECT archived FROM usage_watermarks WHERE node_id = $1 ORDER BY incarnation`, node)
+	require.NoError(t, err)
+	archived, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(t, err)
+	require.Equal(t, []int64{5, 1}, archived)
+}
