@@ -99,6 +99,8 @@ type Task struct {
 	Instance client.AppInstance
 
 	worker *Worker
+	// claimed is when the hub was asked for it: its lease begins then at the earliest.
+	claimed time.Time
 }
 
 // Member is the member that the task is about; false where it is about all of them.
@@ -208,6 +210,7 @@ func (w *Worker) step(ctx context.Context) (done bool, err error) {
 	}
 	ctx, span := inTrace(ctx, list.Items[0])
 	defer func() { endSpan(span, err) }()
+	asked := time.Now()
 	claimed, err := client.Read[client.Task](w.Hub.ClaimAppInstanceTask(ctx, w.ProjectID, w.InstanceID, list.Items[0].ID,
 		client.TaskClaim{Worker: w.Name, LeaseSeconds: int32(w.Lease / time.Second)}))
 	if err != nil {
@@ -216,7 +219,7 @@ func (w *Worker) step(ctx context.Context) (done bool, err error) {
 	if i, err = w.instance(ctx); err != nil {
 		return false, err
 	}
-	return false, w.work(ctx, Task{Task: claimed, Instance: i, worker: w})
+	return false, w.work(ctx, Task{Task: claimed, Instance: i, worker: w, claimed: asked})
 }
 
 // inTrace is within a span of the task's own, in the trace of the request that the task follows from; outside of any
@@ -289,7 +292,9 @@ func (w *Worker) handle(ctx context.Context, t Task) (err error) {
 // keep extends the lease until the context ends. It ends the handler where the hub asks for that, or where the lease
 // has run out or belongs to another worker.
 func (w *Worker) keep(ctx context.Context, cancel context.CancelCauseFunc, t Task) {
-	renewed := time.Now()
+	// Also while the hub leaves a heartbeat without an answer: another worker may have the task from then on.
+	lost := time.AfterFunc(time.Until(t.claimed.Add(w.Lease)), func() { cancel(ErrLost) })
+	defer lost.Stop()
 	tick := time.NewTicker(w.Lease / heartbeatShare)
 	defer tick.Stop()
 	for {
@@ -298,6 +303,7 @@ func (w *Worker) keep(ctx context.Context, cancel context.CancelCauseFunc, t Tas
 			return
 		case <-tick.C:
 		}
+		asked := time.Now()
 		task, err := client.Read[client.Task](w.Hub.HeartbeatAppInstanceTask(ctx, w.ProjectID, w.InstanceID, t.ID,
 			client.TaskAttempt{Attempt: t.Attempt}))
 		var problem *client.Problem
@@ -306,8 +312,8 @@ func (w *Worker) keep(ctx context.Context, cancel context.CancelCauseFunc, t Tas
 			cancel(ErrCancelled)
 			return
 		case err == nil:
-			renewed = time.Now()
-		case errors.As(err, &problem) && problem.Code == codeFenced, time.Since(renewed) > w.Lease:
+			lost.Reset(time.Until(asked.Add(w.Lease)))
+		case errors.As(err, &problem) && problem.Code == codeFenced:
 			cancel(ErrLost)
 			return
 		}

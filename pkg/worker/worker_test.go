@@ -1,6 +1,7 @@
 package worker_test
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"encoding/pem"
@@ -93,7 +94,7 @@ func runWorker(t *testing.T, handler http.Handler, w *worker.Worker) []error {
 	require.NoError(t, err)
 	t.Cleanup(hub.Close)
 	var errs []error
-	w.Hub, w.ProjectID, w.InstanceID, w.Name, w.Lease = hub, id, id, "a", 30*time.Millisecond
+	w.Hub, w.ProjectID, w.InstanceID, w.Name, w.Lease = hub, id, id, "a", cmp.Or(w.Lease, time.Second)
 	w.OnError = func(err error) { errs = append(errs, err) }
 	require.NoError(t, w.Run(t.Context()))
 	return errs
@@ -153,6 +154,28 @@ func TestALostTaskEndsItsHandlerAndIsNotReported(t *testing.T) {
 	})
 	require.Equal(t, []string{"claim"}, f.calls)
 	require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
+}
+
+// Once its lease has passed, another worker may have the task: one that the hub does not answer works on it no more.
+func TestATaskIsLostWhenItsLeaseEndsWithoutAnAnswer(t *testing.T) {
+	for name, silent := range map[string]bool{"the hub refuses": false, "the hub is silent": true} {
+		t.Run(name, func(t *testing.T) {
+			f := &fakeHub{heartbeat: client.Problem{Status: http.StatusServiceUnavailable, Code: "busy"}}
+			hub := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if silent && path.Base(r.URL.Path) == "heartbeat" {
+					<-t.Context().Done()
+					return
+				}
+				f.ServeHTTP(w, r)
+			})
+			errs := runWorker(t, hub, &worker.Worker{Handle: func(ctx context.Context, _ worker.Task) error {
+				<-ctx.Done()
+				return nil
+			}})
+			require.Equal(t, []string{"claim"}, f.calls)
+			require.True(t, slices.ContainsFunc(errs, func(err error) bool { return errors.Is(err, worker.ErrLost) }))
+		})
+	}
 }
 
 // TestMembersAreReportedWhileTheirInstanceRuns also where the program fails once, and not those that a task is about.
