@@ -109,6 +109,24 @@ func TestAHostileStreamLeavesTheDirectoryAlone(t *testing.T) {
 	}
 }
 
+// A container says where the links of a stream lead. None of them leads out of what is copied.
+func TestLinksOfAStreamThatLeadOutAreNotMade(t *testing.T) {
+	link := func(name, target string) tar.Header {
+		return tar.Header{Typeflag: tar.TypeSymlink, Name: name, Linkname: target}
+	}
+	dir := t.TempDir()
+	left, err := filecopy.Unpack(openRoot(t, dir), "copy", archive(t,
+		tar.Header{Typeflag: tar.TypeDir, Name: "data/"},
+		link("data/inside", "file"), link("data/top", "."), link("data/round", "../copy/file"),
+		link("data/absolute", "/etc/passwd"), link("data/parent", ".."), link("data/beside", "../copy-of-another"),
+		link("data/far", "../../outside"), link("data/back", "../data/file")))
+	require.NoError(t, err)
+	require.Equal(t, filecopy.Report{Links: 5}, left)
+	names, err := filepath.Glob(dir + "/copy/*")
+	require.NoError(t, err)
+	require.Equal(t, []string{dir + "/copy/inside", dir + "/copy/round", dir + "/copy/top"}, names)
+}
+
 func TestSpecialFilesOfAStreamAreNotMade(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir+"/secret", "s", 0o600)

@@ -113,6 +113,26 @@ func TestAReleasedGPUIsTestedFirst(t *testing.T) {
 	await(t, i, func() bool { return health(i, id) == "ok " })
 }
 
+// A driver's reset is one, however often the agent starts after it and reads of it in the kernel's log.
+func TestAResetCountsOnceAcrossRestartsOfTheAgent(t *testing.T) {
+	root := unpack(t, "radeon")
+	cfg := accelerator.Config{
+		Root: root, Interval: 10 * time.Millisecond, TestFor: time.Hour,
+		LadderFile: filepath.Join(t.TempDir(), "health.json"),
+	}
+	const id = "GPU-d20b5fe3917c4468"
+	kernelWrites(t, root, 0, "amdgpu 0000:03:00.0: amdgpu: GPU reset begin!")
+	kernelWrites(t, root, 1, "amdgpu 0000:03:00.0: amdgpu: GPU reset(1) succeeded!")
+	for range 6 {
+		i, stop := startOne(t, cfg)
+		await(t, i, func() bool { return i.State(id) != 0 })
+		require.Equal(t, agent.AcceleratorTesting, i.State(id))
+		require.Never(t, func() bool { return i.State(id) != agent.AcceleratorTesting }, 50*time.Millisecond,
+			10*time.Millisecond)
+		stop()
+	}
+}
+
 func TestAnAMDGPUThatItsDriverResetsReturns(t *testing.T) {
 	root := unpack(t, "radeon")
 	i := start(t, accelerator.Config{Root: root, Interval: 10 * time.Millisecond, TestFor: 50 * time.Millisecond})

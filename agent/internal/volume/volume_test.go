@@ -205,6 +205,21 @@ func TestFallbackFindsTheContentBeforeTheUpgrade(t *testing.T) {
 	require.NoFileExists(t, filepath.Join(f.cfg.Dir, "m1.data", "upgrade.img"))
 }
 
+// An upgrade has the volume once its snapshot is made, and not because it was tried before.
+func TestAnUpgradeWhoseSnapshotFailedIsGivenOneBeforeTheVolume(t *testing.T) {
+	f := newFixture(t)
+	f.write(f.prepare(use(1)), "first")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	inTheWay := filepath.Join(f.cfg.Dir, "m1.data", "upgrade.img.unfinished")
+	require.NoError(t, os.MkdirAll(filepath.Join(inTheWay, "x"), 0o700))
+	_, err := f.v.Prepare(t.Context(), upgrade(2))
+	require.Error(t, err)
+	require.NoError(t, os.RemoveAll(inTheWay))
+	f.write(f.prepare(upgrade(2)), "second")
+	require.NoError(t, f.v.Detach(t.Context(), "m1"))
+	f.requireContent(f.prepare(use(1)), "first")
+}
+
 func TestRollbackByTheTenantRestoresOnlyWhatItLeft(t *testing.T) {
 	f := newFixture(t)
 	f.write(f.prepare(use(1)), "first")
