@@ -5,8 +5,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"syscall"
 
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
@@ -21,7 +21,7 @@ func lockDataDir(dir string) (*os.File, error) {
 			fmt.Sprintf("The data directory %s cannot be written: check that it exists, belongs to this user and has free "+
 				"space.", dir), err)
 	}
-	if err := syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := daemon.Lock(f); err != nil {
 		return nil, errors.Join(fault.New(fault.Conflict, fault.CodeDataDirInUse,
 			"Another gpuaas-agent works on the data directory "+dir+": stop it first, or give this one a directory of its own.",
 			err), f.Close())

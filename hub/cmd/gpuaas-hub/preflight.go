@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/trust"
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -41,7 +42,7 @@ func checkDataDir(dir string) (lock *os.File, err error) {
 	case err != nil:
 		return nil, fault.New(fault.Internal, fault.CodeDataDirUnusable, "The data directory "+dir+" cannot be used.", err)
 	}
-	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+	if err := daemon.Lock(lock); err != nil {
 		_ = lock.Close()
 		return nil, fault.New(fault.Conflict, fault.CodeDataDirInUse, "Another gpuaas-hub works on the data directory "+dir+
 			": stop it first, or give this one a directory of its own.", err)

@@ -17,8 +17,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/pkg/daemon"
 	"github.com/gpuaas/gpuaas/pkg/failpoint"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
@@ -217,7 +217,7 @@ func lockDir(root string) (*os.File, error) {
 	if err != nil {
 		return nil, unusable("The lock in "+root+" cannot be opened", err)
 	}
-	if err := unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+	if err := daemon.Lock(f); err != nil {
 		_ = f.Close()
 		return nil, refuse(codeDatabaseInUse, "Another hub already runs the database in "+root+"; stop it, or give this "+
 			"one another data directory.", err)
