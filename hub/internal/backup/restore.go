@@ -176,7 +176,7 @@ func Restore(ctx context.Context, t Target, path string) (Header, error) {
 		return Header{}, err
 	}
 	defer func() { _ = r.file.Close() }()
-	e := &extractor{reader: r, dataDir: t.DataDir}
+	e := &extractor{reader: r, dataDir: filepath.Clean(t.DataDir), dirs: map[string]bool{}}
 	if err := e.run(ctx, d); err != nil {
 		return Header{}, restoreTrouble(t.DataDir, err)
 	}
@@ -220,7 +220,9 @@ const unfinishedTrust = "trust.unfinished"
 type extractor struct {
 	*reader
 	dataDir string
-	at      *tar.Header
+	// dirs are those that got an entry.
+	dirs map[string]bool
+	at   *tar.Header
 }
 
 func (e *extractor) run(ctx context.Context, d *db.DB) (err error) {
@@ -238,6 +240,11 @@ func (e *extractor) run(ctx context.Context, d *db.DB) (err error) {
 	}
 	if e.at.Name != endName {
 		return damaged(e.path, fmt.Errorf("%q where the end was due", e.at.Name))
+	}
+	for dir := range e.dirs {
+		if err := durable.SyncDir(dir); err != nil {
+			return err
+		}
 	}
 	return e.finish()
 }
@@ -262,6 +269,10 @@ func (e *extractor) write(name string) (err error) {
 	path := filepath.Join(e.dataDir, filepath.FromSlash(name))
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 		return err
+	}
+	for at := path; at != e.dataDir; {
+		at = filepath.Dir(at)
+		e.dirs[at] = true
 	}
 	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fs.FileMode(e.at.Mode).Perm())
 	if err != nil {
