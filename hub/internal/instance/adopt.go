@@ -194,9 +194,17 @@ func OfMember(ctx context.Context, tx db.Tx, memberID string) (Instance, error) 
 func RecordAlreadyAbsent(ctx context.Context, tx db.Tx, memberID string, epoch, generation uint64,
 	now time.Time,
 ) error {
-	_, err := tx.Exec(ctx,
+	var id string
+	err := tx.QueryRow(ctx,
 		`UPDATE instance_members SET absent_epoch = $2, absent_generation = $3, observed_revision = 0, status = 'pending',
 			updated_at = $4
-		WHERE id = $1 AND removed_at IS NULL`, memberID, int64(epoch), int64(generation), now)
-	return err
+		WHERE id = $1 AND removed_at IS NULL RETURNING instance_id`, memberID, int64(epoch), int64(generation), now).Scan(&id)
+	if err != nil {
+		if db.IsNoRows(err) {
+			return nil
+		}
+		return err
+	}
+	tx.Changed(id)
+	return tx.Queue(ctx, `UPDATE app_instances SET updated_at = $2 WHERE id = $1`, id, now)
 }

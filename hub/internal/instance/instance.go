@@ -259,6 +259,23 @@ func Get(ctx context.Context, tx db.Tx, projectID, id string) (Instance, error) 
 	return selectOne(ctx, tx, `WHERE i.project_id = $1 AND i.id = $2`, projectID, id)
 }
 
+// Version tells whether an instance has changed.
+type Version struct {
+	No        int64
+	UpdatedAt time.Time
+}
+
+// VersionOf reads the version of an instance. While it is the same, so is all of the instance, but for the heartbeats
+// of external workers.
+func VersionOf(ctx context.Context, tx db.Tx, id string) (v Version, err error) {
+	err = tx.QueryRow(ctx, `SELECT resource_version, updated_at FROM app_instances WHERE id = $1`, id).
+		Scan(&v.No, &v.UpdatedAt)
+	if db.IsNoRows(err) {
+		err = errNotFound()
+	}
+	return v, err
+}
+
 // selectOne also gives the log lines of the caller's work the instance's fields.
 func selectOne(ctx context.Context, tx db.Tx, where, scopeID, id string) (Instance, error) {
 	if !db.IsID(scopeID) || !db.IsID(id) {

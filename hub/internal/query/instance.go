@@ -14,6 +14,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/pkg/telemetry"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -39,7 +40,7 @@ func (s *Service) Instance(ctx context.Context, p iam.Principal, projectID, id s
 	var before *Instance
 	w.unsignalled = true // pulls
 	return await(ctx, s, id, w, func() (Instance, int64, error) {
-		i, err := db.Query(ctx, s.DB, func(tx db.Tx) (Instance, error) { return readInstance(ctx, tx, p, projectID, id) })
+		i, err := db.Query(ctx, s.DB, func(tx db.Tx) (Instance, error) { return s.readInstance(ctx, tx, p, projectID, id) })
 		i.Pulls = s.pulls(i.Members)
 		version := i.ResourceVersion
 		if before == nil {
@@ -68,17 +69,34 @@ func (s *Service) pulls(members []instance.Member) map[string]*protocol.ImagePul
 }
 
 // readInstance reads what it can in one round trip: what the instance costs, too, which the caller gets only where it
-// may read the instance.
-func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
-	var out Instance
+// may read the instance. Where the instance is as it was read last, that is all, and its version and names of nodes.
+func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id string) (Instance, error) {
+	var (
+		out     Instance
+		version instance.Version
+	)
+	recent, known := s.Recent.get(id)
+	known = known && recent.instance.ProjectID == projectID
 	err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
-		out.Instance, err = instance.Get(ctx, tx, projectID, id)
+		if known {
+			version, err = instance.VersionOf(ctx, tx, id)
+		} else {
+			recent.instance, err = instance.Get(ctx, tx, projectID, id)
+		}
 		return err
 	}, func(tx db.Tx) (err error) {
 		out.Cost, err = ledger.CostOf(ctx, tx, id)
 		return err
+	}, func(tx db.Tx) (err error) {
+		if known {
+			out.Hostnames, err = hostnames(ctx, tx, recent)
+		}
+		return err
 	})
-	i := out.Instance
+	if err == nil && known && !recent.has(version) {
+		known = false
+		recent.instance, err = instance.Get(ctx, tx, projectID, id)
+	}
 	if fault.Is(err, fault.NotFound) {
 		// Check access before reporting NotFound, so that a caller without access learns nothing.
 		if _, denied := access.Instance(p, iam.InstanceRead, projectID, id)(ctx, tx); denied != nil {
@@ -88,20 +106,32 @@ func readInstance(ctx context.Context, tx db.Tx, p iam.Principal, projectID, id 
 	if err != nil {
 		return Instance{}, err
 	}
+	i := recent.instance
+	telemetry.SetFields(ctx, i.LogFields())
 	// The instance names its org: a statement less than reading the project, in a read that is polled.
 	if err := iam.AuthorizeOn(p, iam.InstanceRead, i.OrgID, i.ProjectID, i.ID); err != nil {
 		return Instance{}, err
 	}
-	var nodes []string
-	for _, m := range i.Members {
-		if len(m.Endpoints) > 0 {
-			nodes = append(nodes, m.NodeID)
+	if !known {
+		if recent.services, err = instance.Topology(ctx, tx, i); err != nil {
+			return Instance{}, err
 		}
+		if out.Hostnames, err = hostnames(ctx, tx, recent); err != nil {
+			return Instance{}, err
+		}
+		s.Recent.keep(recent)
 	}
-	if out.Services, err = instance.Topology(ctx, tx, i); err == nil && len(nodes) > 0 {
-		out.Hostnames, err = fleet.Hostnames(ctx, tx, nodes)
+	out.Instance, out.Services = i, recent.services
+	return out, nil
+}
+
+// hostnames returns the names of the nodes on which an instance has endpoints.
+func hostnames(ctx context.Context, tx db.Tx, i recentInstance) (map[string]string, error) {
+	nodes := i.nodes()
+	if len(nodes) == 0 {
+		return nil, nil
 	}
-	return out, err
+	return fleet.Hostnames(ctx, tx, nodes)
 }
 
 // InstanceEvents lists the events of an app instance, the oldest first.

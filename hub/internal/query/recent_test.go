@@ -1,0 +1,101 @@
+package query_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/gpuaas/gpuaas/hub/internal/command"
+	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
+	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/query"
+	"github.com/gpuaas/gpuaas/pkg/fault"
+	"github.com/gpuaas/gpuaas/protocol"
+)
+
+// remembered reads instances with a memory, and compares each with what a service without one reads.
+type remembered struct {
+	*commandtest.World
+	service query.Service
+}
+
+func newRemembered(t *testing.T) remembered {
+	w := commandtest.New(t)
+	return remembered{w, query.Service{DB: w.DB, Recent: query.NewRecentInstances()}}
+}
+
+// read reads an instance with what is remembered of it, and again.
+func (r *remembered) read(id string) query.Instance {
+	r.T.Helper()
+	fresh, err := (&query.Service{DB: r.DB}).Instance(r.T.Context(), r.User, r.Project.ID, id, query.Watch{})
+	require.NoError(r.T, err)
+	for range 2 {
+		got, err := r.service.Instance(r.T.Context(), r.User, r.Project.ID, id, query.Watch{})
+		require.NoError(r.T, err)
+		require.Equal(r.T, fresh, got)
+	}
+	return fresh
+}
+
+// Whatever changes an instance, a read of one that was read before finds the change. The changes are made without the
+// memory's knowledge, as another hub's are.
+func TestAnInstanceThatIsRememberedIsReadAsItIs(t *testing.T) {
+	r := newRemembered(t)
+	i := r.Running()
+	require.Equal(t, "running", string(r.read(i.ID).Lifecycle.Status))
+
+	name := "another"
+	_, err := r.Commands().ChangeInstance(t.Context(), r.Meta("name"), r.Project.ID, i.ID,
+		command.ChangeInstanceInput{DisplayName: &name})
+	require.NoError(t, err)
+	require.Equal(t, name, r.read(i.ID).DisplayName)
+
+	with := r.Says(i, protocol.WorkloadStatus_READY)
+	with.Endpoints = []*protocol.PublishedEndpoint{{Name: "http", Protocol: "http", Host: "127.0.0.1", Port: 20001}}
+	r.Report(1, with)
+	require.NotEmpty(t, r.read(i.ID).Members[0].Endpoints)
+	r.Exec(`UPDATE nodes SET hostname = 'renamed' WHERE id = $1`, r.Node)
+	require.Equal(t, map[string]string{r.Node: "renamed"}, r.read(i.ID).Hostnames)
+
+	for _, reachable := range []bool{false, true} {
+		r.Tx(func(ctx context.Context, tx db.Tx) error {
+			_, err := instance.SetReachable(ctx, tx, r.Node, reachable, r.Now)
+			return err
+		})
+		require.Equal(t, !reachable, r.read(i.ID).Members[0].Unreachable)
+	}
+	r.Release("2.0.0")
+	_, err = r.Commands().UpgradeInstance(t.Context(), r.Meta("upgrade"), command.UpgradeInstanceInput{
+		ProjectID: r.Project.ID, InstanceID: i.ID, Version: "2.0.0",
+	})
+	require.NoError(t, err)
+	require.Equal(t, "2.0.0", r.read(i.ID).Version)
+
+	// A restored hub forgets what was reported before, without an event.
+	r.Tx(func(ctx context.Context, tx db.Tx) error {
+		return instance.RecordAlreadyAbsent(ctx, tx, i.Members[0].ID, 1, 1, r.Now.Add(time.Second))
+	})
+	require.Equal(t, protocol.WorkloadStatus_PENDING, r.read(i.ID).Members[0].Status)
+
+	_, err = r.Commands().DecommissionInstance(t.Context(), r.Meta("end"), r.Project.ID, i.ID)
+	require.NoError(t, err)
+	r.Report(9, r.Removed(i))
+	require.Equal(t, "decommissioned", string(r.read(i.ID).Lifecycle.Status))
+}
+
+// A memory gives nothing to who may not read it, nor under another project.
+func TestAnInstanceThatIsRememberedIsReadByThoseWhoMay(t *testing.T) {
+	r := newRemembered(t)
+	i := r.Running()
+	r.read(i.ID)
+	project, stranger := r.NewTenant("other")
+	_, err := r.service.Instance(t.Context(), stranger, r.Project.ID, i.ID, query.Watch{})
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+	_, err = r.service.Instance(t.Context(), stranger, project.ID, i.ID, query.Watch{})
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+	_, err = r.service.Instance(t.Context(), r.User, project.ID, i.ID, query.Watch{})
+	require.True(t, fault.Is(err, fault.NotFound), "%v", err)
+}
