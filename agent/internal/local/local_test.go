@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,6 +48,8 @@ type fixture struct {
 	signer  ed25519.PrivateKey
 	// policy is the owner's.
 	policy policy.Policy
+	// setBack is how far the machine's clock was set back.
+	setBack atomic.Int64
 }
 
 func newFixture(t *testing.T,
@@ -68,6 +71,8 @@ func newFixture(t *testing.T,
 	f.trust()
 	source, err := state.MachineTime()
 	require.NoError(t, err)
+	rtc := source.RTC
+	source.RTC = func() time.Time { return rtc().Add(-time.Duration(f.setBack.Load())) }
 	clock := state.NewClock(f.store, source, time.Time{})
 	acceptor := accept.New(accept.Config{Store: f.store, Node: f.creds.Node})
 	server := &local.Server{
@@ -306,7 +311,6 @@ func TestKeysAreThoseOfTheAcceptedState(t *testing.T) {
 		AllocationId: "a1", ProjectId: "p1", OrgSlug: "acme", ManagedBy: "operator", User: "ubuntu",
 		PublicKey: key.Marshal(),
 	}
-	// A key that has expired lets nobody in, also before a hub has told the time.
 	expired := proto.CloneOf(named)
 	expired.PublicKey, expired.ExpiresAt = newKey().Marshal(), timestamppb.New(time.Now().Add(-time.Minute))
 	_, err = f.client.Apply(t.Context(), f.state(f.signer, 1, named, expired))
@@ -318,6 +322,10 @@ func TestKeysAreThoseOfTheAcceptedState(t *testing.T) {
 	lines, err = f.client.Keys(t.Context(), "ubuntu")
 	require.NoError(t, err)
 	require.Equal(t, []string{strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))}, lines)
+	f.setBack.Store(int64(time.Hour))
+	lines, err = f.client.Keys(t.Context(), "ubuntu")
+	require.NoError(t, err)
+	require.Len(t, lines, 1, "a key that has expired does not come back with the machine's clock")
 	lines, err = f.client.Keys(t.Context(), "no/such account")
 	require.NoError(t, err)
 	require.Empty(t, lines)
