@@ -135,6 +135,21 @@ func TestAVolumeOfTheProjectHasOneWriterAndManyReaders(t *testing.T) {
 }
 
 // Of launches at the same time, one gets a volume to write to, and the others the same fault as if it had come before.
+// Until an upgrade to a version that only reads has been confirmed, its node may fall back to one that writes.
+func TestAVolumeHasItsWriterUntilAnUpgradeIsThrough(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	writer, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	w.Report(1, w.Says(writer, protocol.WorkloadStatus_READY))
+	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("upgrade"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: writer.ID, Version: "2.1.0",
+	})
+	require.NoError(t, err)
+	_, err = w.launch("2.0.0", v.ID)
+	requireCode(t, "volume_in_use", err)
+}
+
 func TestConcurrentLaunchesNeverShareAWriter(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
