@@ -134,7 +134,6 @@ func TestAVolumeOfTheProjectHasOneWriterAndManyReaders(t *testing.T) {
 	require.NoError(t, err, "the last writer is proven gone")
 }
 
-// Of launches at the same time, one gets a volume to write to, and the others the same fault as if it had come before.
 // Until an upgrade to a version that only reads has been confirmed, its node may fall back to one that writes.
 func TestAVolumeHasItsWriterUntilAnUpgradeIsThrough(t *testing.T) {
 	w := newVolumeWorld(t)
@@ -150,6 +149,7 @@ func TestAVolumeHasItsWriterUntilAnUpgradeIsThrough(t *testing.T) {
 	requireCode(t, "volume_in_use", err)
 }
 
+// Of launches at the same time, one gets a volume to write to, and the others the same fault as if it had come before.
 func TestConcurrentLaunchesNeverShareAWriter(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
