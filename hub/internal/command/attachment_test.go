@@ -105,6 +105,20 @@ func TestAnInstanceThatEndsByItselfEndsItsAttachments(t *testing.T) {
 	require.Equal(t, 1, w.Count(`SELECT count(*) FROM subjects WHERE id = $1 AND settled_at IS NOT NULL`, a.ID))
 }
 
+// Nothing is left that an attached project could use, or pay for.
+func TestAnInstanceThatIsLostWithItsNodeEndsItsAttachments(t *testing.T) {
+	w := newWorld(t)
+	i, second := w.shared(), w.secondProject()
+	a := w.attached(second.ID, i)
+	w.silent()
+	require.NoError(t, w.removeNode(command.RemoveNodeInput{Lost: true, Reason: "burnt"}))
+	require.Equal(t, lifecycle.Failed, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(t, []string{"apps.attachment.created", "apps.attachment.deleted"}, w.EventTypes(a.ID))
+	require.Equal(t, 1, w.Count(`SELECT count(*) FROM subjects WHERE id = $1 AND settled_at IS NOT NULL`, a.ID))
+	_, err := w.Commands().AttachInstance(t.Context(), w.Meta("again"), second.ID, i.ID)
+	require.EqualValues(t, "instance_not_shared", fault.As(err).Code)
+}
+
 // TestTheOwnerPaysTheRuntimeAndTheAttachedProjectItsAttachment: each has usage of its own.
 func TestTheOwnerPaysTheRuntimeAndTheAttachedProjectItsAttachment(t *testing.T) {
 	w := newWorld(t)

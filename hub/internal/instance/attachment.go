@@ -2,6 +2,7 @@ package instance
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,9 +53,9 @@ func Attach(ctx context.Context, tx db.Tx, i Instance, a Attachment) (AttachedIn
 	case i.ProjectID == a.ProjectID:
 		return AttachedInstance{}, fault.New(fault.Conflict, codeAttachmentExists, "The app instance is this project's own.",
 			nil).Permanent()
-	case i.Modes.TenantBoundaryMode != TenantShared || !present:
+	case i.Modes.TenantBoundaryMode != TenantShared || !present || !i.hasMembers():
 		return AttachedInstance{}, fault.New(fault.Conflict, codeNotShared, "The app instance is not shared with other "+
-			"projects of its org, or ends; its tenant_boundary_mode must be tenant_shared.", nil).Permanent()
+			"projects of its org, ends or has no members; its tenant_boundary_mode must be tenant_shared.", nil).Permanent()
 	}
 	a.InstanceID, a.OrgID, a.OwnerProjectID = i.ID, i.OrgID, i.ProjectID
 	tag, err := tx.Exec(ctx, `INSERT INTO instance_attachments (id, instance_id, org_id, owner_project_id, project_id,
@@ -205,14 +206,18 @@ func (i Instance) Node() string {
 	return i.Members[0].NodeID
 }
 
-// Ends reports whether a change begins or completes the end of the instance.
+// Ends reports whether a change begins or completes the end of the instance, or has lost its last member with its node.
 func (c Change) Ends() bool {
 	for _, s := range c.Steps {
 		if s.To == lifecycle.Decommissioning || s.To == lifecycle.Decommissioned {
 			return true
 		}
 	}
-	return false
+	return slices.ContainsFunc(c.Removed, func(r Removal) bool { return r.Lost }) && !c.Instance.hasMembers()
+}
+
+func (i Instance) hasMembers() bool {
+	return slices.ContainsFunc(i.Members, func(m Member) bool { return !m.Gone })
 }
 
 func errNoAttachment() error {
