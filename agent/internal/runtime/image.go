@@ -119,6 +119,7 @@ type readyImage struct {
 func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, error) {
 	r.mu.Lock()
 	ready, known := r.ready[name]
+	forgotten := r.forgotten
 	r.mu.Unlock()
 	if known {
 		return ready, nil
@@ -129,6 +130,9 @@ func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, erro
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	if r.forgotten != forgotten {
+		return ready, nil // it may have gone since it was found
+	}
 	if len(r.ready) >= maxReadyImages {
 		clear(r.ready)
 	}
@@ -136,10 +140,11 @@ func (r *Runtime) readyImage(ctx context.Context, name string) (readyImage, erro
 	return ready, nil
 }
 
-// forgetImages is called when an image may be gone.
+// forgetImages is called after an image may have gone.
 func (r *Runtime) forgetImages() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.forgotten++
 	clear(r.ready)
 }
 
@@ -253,7 +258,7 @@ func (r *Runtime) RemoveUnusedImages(ctx context.Context, keep ...ImageRef) erro
 }
 
 func (r *Runtime) removeImage(ctx context.Context, name string) error {
-	r.forgetImages()
+	defer r.forgetImages()
 	if err := r.unmountImage(name); err != nil {
 		return err
 	}

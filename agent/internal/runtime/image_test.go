@@ -16,6 +16,39 @@ import (
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
+// An image that is found while it is removed is not taken to be there afterwards.
+func TestAnImageThatIsRemovedIsNotRemembered(t *testing.T) {
+	f := newFixture(t)
+	image := f.image()
+	ref, err := runtime.ParseImage(image)
+	require.NoError(t, err)
+	for range 10 {
+		require.NoError(t, f.ensure(image))
+		var asking sync.WaitGroup
+		removed, asked := make(chan struct{}), make(chan struct{})
+		asking.Go(func() {
+			for first := true; ; first = false {
+				_, _ = f.rt.HasImage(t.Context(), ref) // the one during the removal may say either
+				if first {
+					close(asked)
+				}
+				select {
+				case <-removed:
+					return
+				default:
+				}
+			}
+		})
+		<-asked
+		require.NoError(t, f.rt.RemoveUnusedImages(t.Context()))
+		close(removed)
+		asking.Wait()
+		has, err := f.rt.HasImage(t.Context(), ref)
+		require.NoError(t, err)
+		require.False(t, has)
+	}
+}
+
 func TestImageIsPulledOnceVerifiedAndKept(t *testing.T) {
 	f := newFixture(t)
 	image := f.registry.push("org/acme/"+f.word, appImage(t))

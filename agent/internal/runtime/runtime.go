@@ -144,6 +144,8 @@ type Runtime struct {
 	mu    sync.Mutex
 	users map[string]user       // by image digest and user as written; bounded by maxCachedUsers
 	ready map[string]readyImage // by name; bounded by maxReadyImages
+	// forgotten counts how often ready was emptied: what was found before is not kept after.
+	forgotten int
 
 	// starting has the ids of containers between Prepare and StartTask, running the process of each container that was
 	// last known to run, by container id.
