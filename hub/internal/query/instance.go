@@ -75,13 +75,13 @@ func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, p
 		out     Instance
 		version instance.Version
 	)
-	recent, known := s.Recent.get(id)
-	known = known && recent.instance.ProjectID == projectID
+	cached, known := s.Cache.get(id)
+	known = known && cached.instance.ProjectID == projectID
 	err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
 		if known {
 			version, err = instance.VersionOf(ctx, tx, id)
 		} else {
-			recent.instance, err = instance.Get(ctx, tx, projectID, id)
+			cached.instance, err = instance.Get(ctx, tx, projectID, id)
 		}
 		return err
 	}, func(tx db.Tx) (err error) {
@@ -89,13 +89,13 @@ func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, p
 		return err
 	}, func(tx db.Tx) (err error) {
 		if known {
-			out.Hostnames, err = hostnames(ctx, tx, recent)
+			out.Hostnames, err = hostnames(ctx, tx, cached)
 		}
 		return err
 	})
-	if err == nil && known && !recent.has(version) {
+	if err == nil && known && !cached.has(version) {
 		known = false
-		recent.instance, err = instance.Get(ctx, tx, projectID, id)
+		cached.instance, err = instance.Get(ctx, tx, projectID, id)
 	}
 	if fault.Is(err, fault.NotFound) {
 		// Check access before reporting NotFound, so that a caller without access learns nothing.
@@ -106,27 +106,27 @@ func (s *Service) readInstance(ctx context.Context, tx db.Tx, p iam.Principal, p
 	if err != nil {
 		return Instance{}, err
 	}
-	i := recent.instance
+	i := cached.instance
 	telemetry.SetFields(ctx, i.LogFields())
 	// The instance names its org: a statement less than reading the project, in a read that is polled.
 	if err := iam.AuthorizeOn(p, iam.InstanceRead, i.OrgID, i.ProjectID, i.ID); err != nil {
 		return Instance{}, err
 	}
 	if !known {
-		if recent.services, err = instance.Topology(ctx, tx, i); err != nil {
+		if cached.services, err = instance.Topology(ctx, tx, i); err != nil {
 			return Instance{}, err
 		}
-		if out.Hostnames, err = hostnames(ctx, tx, recent); err != nil {
+		if out.Hostnames, err = hostnames(ctx, tx, cached); err != nil {
 			return Instance{}, err
 		}
-		s.Recent.keep(recent)
+		s.Cache.keep(cached)
 	}
-	out.Instance, out.Services = i, recent.services
+	out.Instance, out.Services = i, cached.services
 	return out, nil
 }
 
 // hostnames returns the names of the nodes on which an instance has endpoints.
-func hostnames(ctx context.Context, tx db.Tx, i recentInstance) (map[string]string, error) {
+func hostnames(ctx context.Context, tx db.Tx, i cachedInstance) (map[string]string, error) {
 	nodes := i.nodes()
 	if len(nodes) == 0 {
 		return nil, nil

@@ -28,8 +28,8 @@ type Service struct {
 	// ImagePull returns how far a node is with the image of a member, nil where it pulls none; it may be nil.
 	ImagePull func(nodeID, memberID string) *protocol.ImagePull
 
-	// Recent may be nil: then each read of an app instance reads all of it.
-	Recent *RecentInstances
+	// Cache may be nil: then each read of an app instance reads all of it.
+	Cache *InstanceCache
 
 	// pollInterval is the constant of this name where it is zero.
 	pollInterval time.Duration

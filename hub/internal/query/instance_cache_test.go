@@ -16,19 +16,19 @@ import (
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
-// remembered reads instances with a memory, and compares each with what a service without one reads.
-type remembered struct {
+// cachingReader reads instances with a cache, and compares each with what a service without one reads.
+type cachingReader struct {
 	*commandtest.World
 	service query.Service
 }
 
-func newRemembered(t *testing.T) remembered {
+func newCachingReader(t *testing.T) cachingReader {
 	w := commandtest.New(t)
-	return remembered{w, query.Service{DB: w.DB, Recent: query.NewRecentInstances()}}
+	return cachingReader{w, query.Service{DB: w.DB, Cache: query.NewInstanceCache()}}
 }
 
-// read reads an instance with what is remembered of it, and again.
-func (r *remembered) read(id string) query.Instance {
+// read reads an instance that may be cached, and again.
+func (r *cachingReader) read(id string) query.Instance {
 	r.T.Helper()
 	fresh, err := (&query.Service{DB: r.DB}).Instance(r.T.Context(), r.User, r.Project.ID, id, query.Watch{})
 	require.NoError(r.T, err)
@@ -41,9 +41,9 @@ func (r *remembered) read(id string) query.Instance {
 }
 
 // Whatever changes an instance, a read of one that was read before finds the change. The changes are made without the
-// memory's knowledge, as another hub's are.
-func TestAnInstanceThatIsRememberedIsReadAsItIs(t *testing.T) {
-	r := newRemembered(t)
+// cache's knowledge, as another hub's are.
+func TestACachedInstanceIsReadAsItIs(t *testing.T) {
+	r := newCachingReader(t)
 	i := r.Running()
 	require.Equal(t, "running", string(r.read(i.ID).Lifecycle.Status))
 
@@ -86,9 +86,9 @@ func TestAnInstanceThatIsRememberedIsReadAsItIs(t *testing.T) {
 	require.Equal(t, "decommissioned", string(r.read(i.ID).Lifecycle.Status))
 }
 
-// A memory gives nothing to who may not read it, nor under another project.
-func TestAnInstanceThatIsRememberedIsReadByThoseWhoMay(t *testing.T) {
-	r := newRemembered(t)
+// A cache gives nothing to those who may not read it, nor under another project.
+func TestACachedInstanceIsReadByThoseWhoMay(t *testing.T) {
+	r := newCachingReader(t)
 	i := r.Running()
 	r.read(i.ID)
 	project, stranger := r.NewTenant("other")
