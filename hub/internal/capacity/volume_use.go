@@ -76,11 +76,20 @@ func reserveVolumes(ctx context.Context, tx db.Tx, memberID, allocationID string
 	return nil
 }
 
-// keepVolumes ends a member's use of all volumes but these.
+// keepVolumes ends a member's use of all volumes but these, and of those that it reads its turn as their writer.
 func keepVolumes(ctx context.Context, tx db.Tx, memberID string, uses []VolumeUse) error {
-	kept := []string{}
+	kept, read := []string{}, []string{}
 	for _, u := range uses {
 		kept = append(kept, u.VolumeID)
+		if u.ReadOnly {
+			read = append(read, u.VolumeID)
+		}
+	}
+	if len(read) > 0 {
+		if err := tx.Queue(ctx, `UPDATE reserved_volumes SET read_only = TRUE WHERE member_id = $1
+			AND volume_id = ANY($2::UUID[])`, memberID, read); err != nil {
+			return err
+		}
 	}
 	return tx.Queue(ctx, `DELETE FROM reserved_volumes WHERE member_id = $1 AND volume_id <> ALL($2::UUID[])`, memberID,
 		kept)

@@ -15,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/nodes"
+	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -146,6 +147,52 @@ func TestAVolumeHasItsWriterUntilAnUpgradeIsThrough(t *testing.T) {
 	})
 	require.NoError(t, err)
 	_, err = w.launch("2.0.0", v.ID)
+	requireCode(t, "volume_in_use", err)
+}
+
+// upgraded upgrades an instance, and has its node report it ready.
+func (w *world) upgraded(i instance.Instance, version string) {
+	w.T.Helper()
+	_, err := w.Commands().UpgradeInstance(w.T.Context(), w.Meta("upgrade"+db.NewID()), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: version,
+	})
+	require.NoError(w.T, err)
+	s := w.Says(i, protocol.WorkloadStatus_READY)
+	s.Revision = uint64(w.Get(i.ID).Revision)
+	w.Report(s.Revision, s)
+	require.Equal(w.T, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
+}
+
+func TestAVolumeIsFreeForAnotherWriterOnceAnUpgradeOnlyReads(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	writer, err := w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	w.Report(1, w.Says(writer, protocol.WorkloadStatus_READY))
+	w.upgraded(writer, "2.1.0")
+	require.Equal(t, []string{writer.Members[0].ID}, w.getVolume(v.ID).UsedBy, "it reads")
+	_, err = w.launch("2.0.0", v.ID)
+	require.NoError(t, err)
+	_, err = w.Commands().RollbackInstance(t.Context(), w.Meta("back"), w.Project.ID, writer.ID, "")
+	requireCode(t, "volume_in_use", err)
+}
+
+// A reader becomes the volume's writer with the request to upgrade it, where there is none.
+func TestAnUpgradeThatWritesTakesTheVolumesWriter(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	reader, err := w.launch("2.1.0", v.ID)
+	require.NoError(t, err)
+	w.Report(1, w.Says(reader, protocol.WorkloadStatus_READY))
+	w.upgraded(reader, "2.0.0")
+	_, err = w.launch("2.0.0", v.ID)
+	requireCode(t, "volume_in_use", err)
+	other, err := w.launch("2.1.0", v.ID)
+	require.NoError(t, err)
+	w.Report(2, w.Says(other, protocol.WorkloadStatus_READY))
+	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("both"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: other.ID, Version: "2.0.0",
+	})
 	requireCode(t, "volume_in_use", err)
 }
 
@@ -339,6 +386,15 @@ func TestANodeWithVolumesIsNotRemovedAndALostOneEndsThem(t *testing.T) {
 	require.Equal(t, capacity.VolumeNodeLost, w.getVolume(v.ID).Status)
 	_, err = w.Commands().DeleteVolume(t.Context(), w.Meta("delete"), w.Project.ID, v.ID)
 	requireCode(t, "volume_status", err)
+}
+
+// Law 5: a volume is billed while its node keeps it.
+func TestLaw05AVolumeOfALostNodeIsBilledUpToItsLoss(t *testing.T) {
+	w := newVolumeWorld(t)
+	v := w.volume("data")
+	w.silent()
+	require.NoError(t, w.removeNode(command.RemoveNodeInput{Lost: true}))
+	require.Equal(t, 1, w.Count(`SELECT count(*) FROM subjects WHERE id = $1 AND closed_at = $2`, v.ID, w.Now))
 }
 
 // A volume that its node had and lost is missing: the node is not asked to make an empty one in its place.
