@@ -144,27 +144,34 @@ func TestLaw16AVolumeMadeAfterTheBackupIsTakenOver(t *testing.T) {
 	require.Zero(t, hubtest.Count(again, `SELECT count(*) FROM subjects WHERE kind = 'volume'`), "it is not made yet")
 }
 
+func sshKey(t *testing.T) capacity.SSHKey {
+	t.Helper()
+	public, _, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(t, err)
+	key, err := ssh.NewPublicKey(public)
+	require.NoError(t, err)
+	return capacity.SSHKey{User: "ubuntu", PublicKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))}
+}
+
+func putSSHKeys(h *hubtest.Hub, of instance.Instance, managedBy string, keys ...capacity.SSHKey) {
+	h.T.Helper()
+	_, err := (&command.Service{DB: h.DB}).PutSSHKeys(h.T.Context(), h.Tenant("keys"+db.NewID()), h.Project.ID,
+		of.Members[0].AllocationID, capacity.SSHKeySet{ManagedBy: managedBy, Keys: keys})
+	require.NoError(h.T, err)
+}
+
 // Law 16: SSH keys are those of the newer state: one that was taken out after the backup stays out.
 func TestLaw16SSHKeysAreThoseOfTheNewerState(t *testing.T) {
 	h, n, l := hubtest.NewWithNode(t)
 	kept := h.Launch()
 	before, _ := l.ExpectState(1)
 	l.Report(before.GetGeneration(), hubtest.Ready(kept))
-	key := func() capacity.SSHKey {
-		public, _, err := ed25519.GenerateKey(rand.Reader)
-		require.NoError(t, err)
-		key, err := ssh.NewPublicKey(public)
-		require.NoError(t, err)
-		return capacity.SSHKey{User: "ubuntu", PublicKey: strings.TrimSpace(string(ssh.MarshalAuthorizedKey(key)))}
-	}
 	put := func(managedBy string, keys ...capacity.SSHKey) *protocol.PushState {
-		_, err := (&command.Service{DB: h.DB}).PutSSHKeys(t.Context(), h.Tenant("keys"+db.NewID()), h.Project.ID,
-			kept.Members[0].AllocationID, capacity.SSHKeySet{ManagedBy: managedBy, Keys: keys})
-		require.NoError(t, err)
+		putSSHKeys(h, kept, managedBy, keys...)
 		_, push := l.ExpectSSHKeys(len(keys))
 		return push
 	}
-	old, fresh := key(), key()
+	old, fresh := sshKey(t), sshKey(t)
 	put(capacity.SSHKeysOfOperator, old)
 	backup := h.Backup()
 	put(capacity.SSHKeysOfOperator)
@@ -185,6 +192,31 @@ func TestLaw16SSHKeysAreThoseOfTheNewerState(t *testing.T) {
 	require.Equal(t, capacity.SSHKeysOfApp, now.GetSshKeys()[0].GetManagedBy())
 	require.Equal(t, 2, hubtest.Count(again, `SELECT count(*) FROM audit_rows WHERE resource_type = 'ssh_keys'
 		AND actor_type = 'system'`), "both sets were others")
+}
+
+// Law 16: a key that was taken out before the backup stays out, whatever the node still has.
+func TestLaw16SSHKeysOfAnOlderStateAreNotTakenOver(t *testing.T) {
+	h, n, l := hubtest.NewWithNode(t)
+	kept := h.Launch()
+	before, _ := l.ExpectState(1)
+	l.Report(before.GetGeneration(), hubtest.Ready(kept))
+	putSSHKeys(h, kept, capacity.SSHKeysOfOperator, sshKey(t))
+	state, push := l.ExpectSSHKeys(1)
+	require.NoError(t, l.Conn.Close(0, "the node is away"))
+	putSSHKeys(h, kept, capacity.SSHKeysOfOperator)
+
+	n.Hub = h.Restore(h.Backup())
+	l = n.Connect(holds("i1", state, push.GetEnvelope()))
+	l.UploadState(&protocol.StateUpload{
+		State: push.GetEnvelope(), Parts: push.GetParts(), Bundle: n.Bundle.Envelope(), Last: true,
+	})
+	takeBundle(t, n, l)
+	now := hubtest.Next(l, func(m *protocol.HubMessage) (*protocol.PushState, bool) {
+		return m.GetPushState(), m.GetPushState() != nil
+	})
+	verified, err := protocol.VerifyState(now.GetEnvelope(), n.Bundle, n.Identity)
+	require.NoError(t, err)
+	require.Empty(t, verified.Message().GetSshKeys())
 }
 
 // Law 16: a member stays placed while its node awaits resync.
