@@ -96,6 +96,23 @@ func TestAFloodWithAGoodCredentialIsRefusedBeforeTheDatabaseIsAsked(t *testing.T
 	require.Equal(t, 5, d.lookups)
 }
 
+// A credential that was good and is refused now is charged to the address that sends it, as any other guess is.
+func TestAFloodWithARevokedCredentialIsRefusedBeforeTheDatabaseIsAsked(t *testing.T) {
+	d := newTestAPI(t, stubServer{})
+	d.known = map[string]iam.Principal{"once": {Type: principal.User, ID: "once", OrgID: "org-1"}}
+	a := getOrgs()
+	a.header = bearer("once")
+	require.Equal(t, http.StatusOK, d.status(t, a))
+	d.known = nil
+	for range visitorsBurst {
+		require.Equal(t, http.StatusUnauthorized, d.status(t, a))
+	}
+	for range 10 {
+		require.Equal(t, http.StatusTooManyRequests, d.status(t, a))
+	}
+	require.Equal(t, 1+visitorsBurst, d.lookups, "over the rate, the database is not asked")
+}
+
 func TestAnonymousRefusalsAreSampledInTheAuditTrail(t *testing.T) {
 	d := newTestAPI(t, stubServer{})
 	refuse := func(times int) {

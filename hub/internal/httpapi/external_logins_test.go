@@ -5,6 +5,7 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 
@@ -65,6 +66,45 @@ func TestPeopleLogInWithTheIdentityProvider(t *testing.T) {
 	h.must(t, boss, "POST", "/users/"+tokens.text("user_id")+"/disable", "disable", "", 200)
 	state, code = login("ada")
 	h.must(t, "", "POST", finish, "", finishBody(state, code), 401)
+}
+
+// loginAtProvider logs a person of the provider in by a browser, and returns the hub's answer.
+func (h *house) loginAtProvider(t *testing.T, p *oidctest.Provider, name string) answer {
+	t.Helper()
+	begun := h.must(t, "", "POST", "/auth/oidc/browser", "", "", 200)
+	back := p.Login(t, begun.text("url"), name)
+	return h.ask(t, "", "POST", "/auth/oidc/browser/finish", "", finishBody(back.Get("state"), back.Get("code")))
+}
+
+// Whom an invitation lets in by a password, it lets in by the identity provider, and nobody else.
+func TestAnInvitationCountsAtTheIdentityProviderWhileItsMakerIsActive(t *testing.T) {
+	p := oidctest.NewForBrowsers(t)
+	h := newHouseWith(t, identityOf(p, nil))
+	orgID, _, boss := h.tenant(t, "acme")
+	makerID, maker := h.person(t, orgID, "maker@acme.example", `"org_admin"`)
+	h.invite(t, maker, orgID, "ada@acme.example", `,"roles":["org_admin"]`)
+	h.must(t, boss, "POST", "/users/"+makerID+"/disable", "disable", "", 200)
+	refused := h.loginAtProvider(t, p, "ada")
+	require.Equal(t, 401, refused.status)
+	require.Equal(t, "identity_unknown", refused.text("code"))
+	h.must(t, boss, "POST", "/users/"+makerID+"/enable", "enable", "", 200)
+	require.Equal(t, 200, h.loginAtProvider(t, p, "ada").status)
+}
+
+func TestARemovedUserComesBackByTheIdentityProviderOnlyIfInvitedAgain(t *testing.T) {
+	p := oidctest.NewForBrowsers(t)
+	h := newHouseWith(t, identityOf(p, nil))
+	orgID, _, boss := h.tenant(t, "acme")
+	h.invite(t, boss, orgID, "ada@acme.example", "")
+	first := h.loginAtProvider(t, p, "ada")
+	require.Equal(t, 200, first.status, first.raw)
+	h.must(t, boss, "DELETE", "/orgs/"+orgID+"/users/"+first.text("user_id"), "", "", 204)
+	require.Equal(t, "identity_unknown", h.loginAtProvider(t, p, "ada").text("code"))
+	h.wait(time.Second)
+	h.invite(t, boss, orgID, "ada@acme.example", "")
+	again := h.loginAtProvider(t, p, "ada")
+	require.Equal(t, 200, again.status, again.raw)
+	require.NotEqual(t, first.text("user_id"), again.text("user_id"), "another account, without the roles of the first")
 }
 
 func TestProgramsLogInByADeviceCode(t *testing.T) {
