@@ -102,6 +102,19 @@ func TestNothingIsFreeForWantOfAPriceInTheWalletsCurrency(t *testing.T) {
 	require.Equal(t, "EUR", w.lease(w.member(), time.Hour).GetCurrency())
 }
 
+// A price in another currency keeps nobody from running before it begins.
+func TestAPriceDecidesNothingBeforeItBegins(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	from := w.now.Add(time.Hour)
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, Currency: "USD", From: from}, "1")
+	s := w.member()
+	require.Empty(t, w.lease(s, time.Hour).GetPrices())
+	w.now = from
+	_, err := w.tryLease(w.member(), time.Hour)
+	require.Equal(t, "price_currency_missing", faultCode(err))
+}
+
 func TestPaidAllocationPaysForItsMembersTime(t *testing.T) {
 	w := newWorld(t)
 	w.credit("100")
@@ -110,6 +123,14 @@ func TestPaidAllocationPaysForItsMembersTime(t *testing.T) {
 	require.Empty(t, w.lease(w.member(), time.Hour).GetPrices(), "never both for the same thing")
 	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds, AppSlug: "demo"}, "5")
 	require.Len(t, w.lease(w.member(), time.Hour).GetPrices(), 1, "the app's own price is for something else")
+}
+
+func TestAFreeAllocationPaysForNothing(t *testing.T) {
+	w := newWorld(t)
+	w.credit("100")
+	w.price(ledger.Price{Meter: protocol.MeterSessionSeconds}, "1")
+	w.price(ledger.Price{Meter: ledger.MeterAllocationSeconds, SKU: "cpu-small"}, "0")
+	require.Len(t, w.lease(w.member(), time.Hour).GetPrices(), 1)
 }
 
 func TestRenewalIsDueAroundHalfLife(t *testing.T) {
