@@ -12,17 +12,36 @@ import (
 // The meter is stored in three kinds of keys: the fields of each interval that seldom change, the mark of each member,
 // and one small sample with the fields of all intervals that change with each sample.
 
-// sample holds, by run id, the fields of an interval that change with each sample.
-type sample map[string][7]int64
+// sample holds, by run id, the fields of an interval that change with each sample. A release that knows fewer of them
+// reads the first ones.
+type sample map[string][12]int64
+
+// Flags of an interval in a sample.
+const (
+	unknown int64 = 1 << iota
+	noDevice
+	unconfirmedSampled
+	unconfirmedBeside
+)
 
 func sampleOf(s meter.State) sample {
 	out := make(sample, len(s.Intervals))
 	for _, iv := range s.Intervals {
-		v := [7]int64{
-			toMicros(iv.CutAt), toMicros(iv.Until), iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds,
-			iv.MemoryRest,
+		var flags int64
+		for flag, is := range map[int64]bool{
+			unknown: iv.Unknown, noDevice: iv.NoDevice, unconfirmedSampled: iv.Unconfirmed.Sampled,
+			unconfirmedBeside: iv.Unconfirmed.Beside,
+		} {
+			if is {
+				flags |= flag
+			}
 		}
-		if v != [7]int64{} {
+		v := [...]int64{
+			toMicros(iv.CutAt), toMicros(iv.Until), iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds,
+			iv.MemoryRest, flags, toMicros(iv.SeenAt), toMicros(iv.Unconfirmed.At), iv.Unconfirmed.CPUMicros,
+			iv.Unconfirmed.MemoryBytes,
+		}
+		if v != [len(v)]int64{} {
 			out[iv.RunID] = v
 		}
 	}
@@ -36,6 +55,11 @@ func (v sample) apply(iv *meter.Interval) {
 	}
 	iv.CutAt, iv.Until = fromMicros(x[0]), fromMicros(x[1])
 	iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds, iv.MemoryRest = x[2], x[3], x[4], x[5], x[6]
+	iv.Unknown, iv.NoDevice, iv.SeenAt = x[7]&unknown != 0, x[7]&noDevice != 0, fromMicros(x[8])
+	iv.Unconfirmed = meter.Reading{
+		At: fromMicros(x[9]), CPUMicros: x[10], MemoryBytes: x[11], Sampled: x[7]&unconfirmedSampled != 0,
+		Beside: x[7]&unconfirmedBeside != 0,
+	}
 }
 
 // lasting returns the intervals without the fields that the sample holds.

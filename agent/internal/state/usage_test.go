@@ -175,3 +175,51 @@ func TestLaw05FullSpoolRefusesLeasesAndDropsNothing(t *testing.T) {
 	require.NoError(t, s.AcknowledgeUsage(spool.HubProgress{Incarnation: s.Incarnation(), Posted: s.Spool().LastSegment}))
 	require.NoError(t, s.AcceptLeases(m.leases(s.Incarnation(), lease("a", 2))))
 }
+
+// The agent may be killed after each sample; what it measures is the same as by one that goes on.
+func TestLaw05AndLaw17ARestartBetweenSamplesChangesNoUsage(t *testing.T) {
+	at := func(seconds int) time.Time { return noon.Add(time.Duration(seconds) * time.Second) }
+	up := func(seconds, worked int) meter.Run {
+		return meter.Run{
+			RunID: "a.1", MemberID: "a", StartedAt: noon, Up: true, NeedsDevice: true, Accelerators: 1, WorkedAt: at(worked),
+			Sampled: true, CPUMicros: int64(seconds) * 1e6, MemoryBytes: int64(seconds) << 20,
+		}
+	}
+	failed, silent, exited, lost := up(20, 10), up(20, 15), up(30, 30), up(30, 30)
+	failed.NoDevice = true
+	silent.Up, silent.Unknown = false, true
+	exited.Up, exited.ExitedAt = false, at(25)
+	lost.Up, lost.Crashed = false, true
+	type step struct {
+		seconds int
+		run     meter.Run
+	}
+	for name, test := range map[string]struct {
+		steps  []step
+		billed int64 // seconds
+	}{
+		"accelerators that failed work again": {[]step{
+			{10, up(10, 10)}, {20, failed}, {3600, up(3600, 20)}, {3610, up(3610, 3605)}, {3700, up(3700, 3700)},
+		}, 10 + 100},
+		"a silent runtime tells of an exit": {[]step{{10, up(10, 10)}, {20, silent}, {30, exited}}, 10},
+		"a power cut after a sample":        {[]step{{10, up(10, 10)}, {20, up(20, 15)}, {30, lost}}, 20},
+	} {
+		for way, restarts := range map[string]bool{"one agent": false, "restarts": true} {
+			t.Run(name+"/"+way, func(t *testing.T) {
+				m, dir := newMesh(t), t.TempDir()
+				s := open(t, dir, m)
+				require.NoError(t, s.OpenRun(state.Run{ID: "a.1", MemberID: "a", OpenedAt: noon}))
+				for _, x := range test.steps {
+					sample(t, s, at(x.seconds), x.run)
+					if restarts {
+						require.NoError(t, s.Close())
+						s = open(t, dir, m)
+					}
+				}
+				for _, name := range []string{protocol.MeterSessionSeconds, protocol.MeterAcceleratorSeconds} {
+					require.Equal(t, test.billed*1e6, s.Consumed("a")[name], name)
+				}
+			})
+		}
+	}
+}
