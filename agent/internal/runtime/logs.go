@@ -103,7 +103,17 @@ func (r *Runtime) rotate(id string) error {
 	if err != nil {
 		return err
 	}
-	// After a burst only the newest part is kept.
+	err = r.keepNewest(id, log, size)
+	// The times are those of the log before the cut.
+	if gone := os.Remove(r.timesPath(id)); !errors.Is(gone, fs.ErrNotExist) {
+		err = errors.Join(err, gone)
+	}
+	// Cut it even when the disk is too full for a copy: bounding the log comes first.
+	return errors.Join(err, log.Truncate(0))
+}
+
+// keepNewest copies a log of this size beside itself; after a burst only its newest part.
+func (r *Runtime) keepNewest(id string, log io.ReadSeeker, size int64) error {
 	from := max(0, size-r.cfg.MaxLogBytes)
 	if _, err := log.Seek(from, io.SeekStart); err != nil {
 		return err
@@ -127,8 +137,7 @@ func (r *Runtime) rotate(id string) error {
 	if err == nil {
 		err = r.rotateLogTimes(id, from, size)
 	}
-	// Cut it even when the disk is too full for a copy: bounding the log comes first.
-	return errors.Join(err, log.Truncate(0))
+	return err
 }
 
 // Logs reads what the container wrote to its standard output and error, in the order it was written: the last tailLines

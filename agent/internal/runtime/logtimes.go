@@ -125,8 +125,8 @@ func lineStart(f io.ReaderAt, offset int64) (int64, error) {
 	return offset, nil
 }
 
-// rotateLogTimes moves the records to the rotated log, which begins at the given offset of a log that now has the given
-// size. The caller cuts the log afterwards: a crash in between loses records, and leaves none that covers too much.
+// rotateLogTimes copies the records to the rotated log, which begins at the given offset of a log of the given size.
+// The caller removes them and then cuts the log: a crash in between leaves none that covers too much.
 func (r *Runtime) rotateLogTimes(id string, from, size int64) error {
 	times, err := readLogTimes(r.timesPath(id))
 	if err != nil {
@@ -139,11 +139,7 @@ func (r *Runtime) rotateLogTimes(id string, from, size int64) error {
 			kept = append(kept, logTime{t.at, t.size - from})
 		}
 	}
-	err = writeLogTimes(r.rotatedTimesPath(id), kept)
-	if gone := os.Remove(r.timesPath(id)); !errors.Is(gone, fs.ErrNotExist) {
-		err = errors.Join(err, gone)
-	}
-	return err
+	return writeLogTimes(r.rotatedTimesPath(id), kept)
 }
 
 // readLogTimes reads the records; a torn last one does not count.

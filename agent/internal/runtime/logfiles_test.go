@@ -1,0 +1,60 @@
+package runtime
+
+import (
+	"io"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
+
+	"github.com/gpuaas/gpuaas/e2e/skip"
+)
+
+// A disk without room for the copy of a log must not let the log grow, and what is written to it afterwards is read.
+func TestALogIsCutThoughNothingOfItCanBeKept(t *testing.T) {
+	skip.Root(t, "mounts")
+	for name, test := range map[string]struct {
+		options string
+		filler  int
+	}{
+		"no space": {"size=1m", 800 << 10},
+		"no inode": {"size=1m,nr_inodes=4", 0}, // the directory, the log, its times, the filler
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			require.NoError(t, unix.Mount("tmpfs", dir, "tmpfs", 0, test.options))
+			t.Cleanup(func() { require.NoError(t, unix.Unmount(dir, unix.MNT_DETACH)) })
+			r := &Runtime{cfg: Config{LogDir: dir, MaxLogBytes: 100 << 10}}
+			log, err := os.OpenFile(r.logPath("m.1"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+			require.NoError(t, err)
+			defer func() { require.NoError(t, log.Close()) }()
+			write := func(lines int) string {
+				text := strings.Repeat("line\n", lines)
+				_, err := log.WriteString(text)
+				require.NoError(t, err)
+				return text
+			}
+			write(1000)
+			require.NoError(t, r.RotateLogs(t.Context()), "the size of the log is noted with the time")
+			noted := time.Now()
+			require.NoError(t, os.WriteFile(dir+"/filler", make([]byte, test.filler), 0o600))
+			write(30_000)
+			require.ErrorIs(t, r.RotateLogs(t.Context()), unix.ENOSPC)
+			info, err := log.Stat()
+			require.NoError(t, err)
+			require.Zero(t, info.Size())
+
+			require.NoError(t, os.Remove(dir+"/filler"))
+			text := write(2000)
+			since, err := r.LogsSince(t.Context(), "m.1", 0, noted, false)
+			require.NoError(t, err)
+			got, err := io.ReadAll(since)
+			require.NoError(t, err)
+			require.Equal(t, text, string(got))
+			require.NoError(t, since.Close())
+		})
+	}
+}
