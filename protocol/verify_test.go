@@ -164,6 +164,17 @@ func TestRevokedKeySignsNothing(t *testing.T) {
 	require.Equal(t, protocol.Nack_KEY_REVOKED, protocol.RefusalOf(err))
 }
 
+// What a stolen authority signed opens no connection once it is revoked, on either side.
+func TestARevokedAuthorityVouchesForNobody(t *testing.T) {
+	w := newWorld(t)
+	for _, revoked := range []string{"", protocol.RoleNodeCA, protocol.RoleHubCA} { // the ids of their keys here
+		b, err := w.bundle.Succeed(signBundle(t, w.message(2, revoked), w.root))
+		require.NoError(t, err)
+		require.Equal(t, revoked == protocol.RoleNodeCA, b.NodeCAs().Equal(x509.NewCertPool()), revoked)
+		require.Equal(t, revoked == protocol.RoleHubCA, b.HubCAs().Equal(x509.NewCertPool()), revoked)
+	}
+}
+
 // Law 1: whatever byte of a signed document is changed, in whatever way, nobody accepts it.
 func TestLaw01AnAlteredDocumentIsNeverVerified(t *testing.T) {
 	w := newWorld(t)

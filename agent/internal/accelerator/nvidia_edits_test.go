@@ -55,6 +55,8 @@ func TestNVIDIAGPUsAreGivenWithTheirNodesAndLibraries(t *testing.T) {
 	both, err := i.Edits(t.Context(), []string{firstUUID, secondUUID}, "org")
 	require.NoError(t, err)
 	require.ElementsMatch(t, nvidiaNodes(0, 1), both.Nodes)
+	_, err = i.Edits(t.Context(), []string{secondUUID, firstUUID, secondUUID}, "org")
+	require.Equal(t, agent.CodeAcceleratorUnusable, fault.As(err).Code, "none is given, and billed, twice")
 
 	require.NoError(t, os.Remove(filepath.Join(root, "dev/nvidia1")))
 	_, err = i.Edits(t.Context(), []string{secondUUID}, "org")

@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
+	"github.com/gpuaas/gpuaas/agent/internal/state"
 	"github.com/gpuaas/gpuaas/pkg/appkit"
 	"github.com/gpuaas/gpuaas/pkg/execstream"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -214,6 +215,24 @@ func TestAContainerThatIsNotAliveIsEndedAndStartsAgain(t *testing.T) {
 		"the liveness probe failed: the probe's command exited with code 7")
 	require.Zero(t, serviceOf(s, "server").GetRestarts())
 	require.Greater(t, s.GetExitedAt().AsTime().Sub(serviceOf(ready, "sidecar").GetStartedAt().AsTime()), time.Second)
+	f.push()
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
+}
+
+// A container that has had its start period has none again because the agent starts.
+func TestTheStartPeriodOfALivenessProbeBeginsWithTheContainer(t *testing.T) {
+	f := newFixture(t)
+	w := f.hub.compose("wait", `liveness:
+          {kind: exec, command: [/app, exit, "7"], period_millis: 500, failure_threshold: 1,
+           start_period_millis: 3000000}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	require.NoError(t, f.store.UpdateRun(f.service(w.GetId(), "sidecar").ID, func(run *state.Run) {
+		run.StartedAt = run.StartedAt.Add(-time.Hour)
+	}))
+	f.restart()
+	s := f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return serviceOf(s, "sidecar").GetRestarts() > 0 })
+	require.Zero(t, serviceOf(s, "server").GetRestarts())
 	f.push()
 	f.untilStatus(w.GetId(), protocol.WorkloadStatus_REMOVED)
 }

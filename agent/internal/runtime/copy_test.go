@@ -107,6 +107,25 @@ func TestFilesAreCopiedWithTheRightsOfTheContainersUser(t *testing.T) {
 	require.Contains(t, notes, "no space left")
 }
 
+// The user of an image may belong to several groups; the host has groups of the same numbers.
+func TestLaw10ACopyHasTheGroupsOfTheContainersUserAndNoneOfTheHosts(t *testing.T) {
+	f := newFixture(t)
+	spec := f.spec(f.image(), "wait")
+	spec.Service.User = "jovyan" // of the group lab, 200
+	root := fmt.Sprintf("/proc/%d/root/tmp/", f.start(spec).PID)
+	const lab = 200
+	for dir, gid := range map[string]int{"lab": runtime.DefaultUIDMapBase + lab, "host": lab} {
+		require.NoError(t, os.Mkdir(root+dir, 0o700))
+		require.NoError(t, os.Chown(root+dir, 0, gid))
+		require.NoError(t, os.Chmod(root+dir, 0o770))
+	}
+	notes, code := f.copyInto(spec.ID, "/tmp/lab", "file", "text")
+	require.Zero(t, code, notes)
+	notes, code = f.copyInto(spec.ID, "/tmp/host", "file", "text")
+	require.Equal(t, 1, code)
+	require.Contains(t, notes, "permission denied")
+}
+
 func TestNoLinkLeadsACopyOutOfTheContainer(t *testing.T) {
 	f := newFixture(t)
 	spec := f.spec(f.image(), "wait")

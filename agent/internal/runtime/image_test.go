@@ -1,6 +1,7 @@
 package runtime_test
 
 import (
+	"archive/tar"
 	"context"
 	"net/http"
 	"sync"
@@ -229,6 +230,13 @@ func TestUserNamesOfImageAreItsOwn(t *testing.T) {
 	image := f.image(func(c *v1.Config) { c.User = "jovyan" })
 	in := seen(t, f, f.spec(image, "inspect"))
 	require.EqualValues(t, 1000, in["uid"])
+	other := f.registry.push("org/acme/"+f.word, withLayers(t, gzipLayer(t, tarOf(t, entry{
+		Header: tar.Header{Name: "etc/passwd", Typeflag: tar.TypeReg, Mode: 0o644}, content: "jovyan:x:1001:100::/:/app\n",
+	}))))
+	require.NoError(t, f.ensure(other))
+	spec := f.spec(other, "inspect")
+	spec.Service.User = "jovyan"
+	require.EqualValues(t, 1001, seen(t, f, spec)["uid"], "the other image's name is remembered beside it")
 	require.Empty(t, f.inspectSnapshots(), "looking into the image leaves nothing")
 }
 

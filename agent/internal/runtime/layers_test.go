@@ -315,6 +315,23 @@ func (r *testRegistry) cutAnswer(w http.ResponseWriter, req *http.Request) bool 
 	panic(http.ErrAbortHandler)
 }
 
+func TestALayerIsFetchedFromTheRegistryWhateverItsManifestNames(t *testing.T) {
+	f := newFixture(t)
+	var asked atomic.Int64
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		asked.Add(1)
+		w.WriteHeader(http.StatusNotFound)
+	}))
+	defer other.Close()
+	img, err := mutate.Append(withLayers(t), mutate.Addendum{
+		Layer: gzipLayer(t, tarOf(t, entry{Header: tar.Header{Name: "file", Typeflag: tar.TypeReg, Mode: 0o644}})),
+		URLs:  []string{other.URL + "/internal"},
+	})
+	require.NoError(t, err)
+	require.NoError(t, f.ensure(f.registry.push("org/acme/"+f.word, img)))
+	require.Zero(t, asked.Load(), "a publisher's manifest makes the node ask no other host")
+}
+
 func TestLayerThatWasCutGoesOn(t *testing.T) {
 	for name, ranges := range map[string]int64{
 		"from where it was cut": rangesServed, "though ranges are ignored": rangesIgnored,

@@ -58,3 +58,17 @@ func TestALogIsCutThoughNothingOfItCanBeKept(t *testing.T) {
 		})
 	}
 }
+
+// A container may be removed between the listing of its log and the note of the log's size.
+func TestLaw09TheTimeOfALogThatWasRemovedMeanwhileIsNotNoted(t *testing.T) {
+	r := &Runtime{cfg: Config{LogDir: t.TempDir()}}
+	_, _, err := r.makeLog("m.1")
+	require.NoError(t, err)
+	listed, err := os.Stat(r.logPath("m.1"))
+	require.NoError(t, err)
+	require.NoError(t, r.removeLogs("m.1"))
+	require.NoError(t, r.noteLogTime("m.1", listed, time.Now()))
+	left, err := os.ReadDir(r.cfg.LogDir)
+	require.NoError(t, err)
+	require.Empty(t, left)
+}
