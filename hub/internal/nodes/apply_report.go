@@ -41,11 +41,11 @@ func applyWhole(ctx context.Context, tx db.Tx, r Report, now time.Time) ([]insta
 	if err := applyVolumes(ctx, tx, r, now); err != nil {
 		return nil, err
 	}
-	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil), now); err != nil {
-		return nil, err
-	}
 	changes, err := instance.ApplyReport(ctx, tx, r.Report, now)
 	if err != nil {
+		return nil, err
+	}
+	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(nil, changes), now); err != nil {
 		return nil, err
 	}
 	if err := finding.ResolveOthers(ctx, tx, r.NodeID, finding.Report, nil); err != nil {
@@ -78,11 +78,11 @@ func beginReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (member
 // come.
 func applyReportMembers(ctx context.Context, tx db.Tx, r Report, memberIDs []string, now time.Time,
 ) ([]instance.Change, error) {
-	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(memberIDs), now); err != nil {
-		return nil, err
-	}
 	changes, err := instance.ContinueReport(ctx, tx, r.Report, memberIDs, now)
 	if err != nil {
+		return nil, err
+	}
+	if err := ledger.NoteIdle(ctx, tx, r.NodeID, r.idle(memberIDs, changes), now); err != nil {
 		return nil, err
 	}
 	return changes, completeAll(ctx, tx, r.origin(), actionReport, changes, now)
@@ -141,16 +141,24 @@ func completeAll(ctx context.Context, tx db.Tx, from origin, action string, chan
 	return nil
 }
 
-// idle says of the members that the report names, or of those among only, whether nothing of them runs.
-func (r Report) idle(only []string) map[string]bool {
-	named := make(map[string]bool, len(only))
+// idle says of the members that the report names, or of those among only, whether nothing of them runs. One that runs
+// as it did at the report before is left out: an update that writes nothing reads pages of an index, too, and conflicts
+// with the transaction that adds a row there.
+func (r Report) idle(only []string, changes []instance.Change) map[string]bool {
+	named, changed := make(map[string]bool, len(only)), map[string]bool{}
 	for _, id := range only {
 		named[id] = true
 	}
-	idle := make(map[string]bool, len(r.Statuses))
+	for _, c := range changes {
+		for _, m := range c.Instance.Members {
+			changed[m.ID] = true
+		}
+	}
+	idle := make(map[string]bool, len(changed))
 	for _, status := range r.Statuses {
-		if id := status.GetMemberId(); only == nil || named[id] {
-			idle[id] = instance.ReportsIdle(status)
+		id, is := status.GetMemberId(), instance.ReportsIdle(status)
+		if (only == nil || named[id]) && (is || changed[id]) {
+			idle[id] = is
 		}
 	}
 	return idle
