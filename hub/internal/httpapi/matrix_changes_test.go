@@ -36,6 +36,13 @@ func (s *stage) save(t *testing.T) (restore func() (changed []string)) {
 		}))
 	}
 	views := map[string]bool{}
+	var columns map[string]string
+	s.tx(t, func(ctx context.Context, tx db.Tx) (err error) {
+		columns, err = db.CollectMap[string, string](tx.Query(ctx, `SELECT table_name::TEXT,
+			string_agg(quote_ident(column_name), ', ') FROM information_schema.columns
+			WHERE table_schema = 'public' AND is_generated = 'NEVER' GROUP BY table_name`))
+		return err
+	})
 	s.tx(t, func(ctx context.Context, tx db.Tx) error {
 		names, err := db.Select(ctx, tx, pgx.RowTo[string], `SELECT table_name::TEXT FROM information_schema.views
 			WHERE table_schema = 'public'`)
@@ -56,7 +63,7 @@ func (s *stage) save(t *testing.T) (restore func() (changed []string)) {
 			if now[table] != before[table] && !views[table] {
 				changed = append(changed, table)
 				statements = append(statements, fmt.Sprintf("DELETE FROM public.%q", table),
-					fmt.Sprintf("INSERT INTO public.%[1]q SELECT * FROM saved.%[1]q", table))
+					fmt.Sprintf("INSERT INTO public.%[1]q (%[2]s) SELECT %[2]s FROM saved.%[1]q", table, columns[table]))
 			}
 		}
 		run(statements...)

@@ -400,3 +400,28 @@ func TestEachOrgCountsItsOwnLiveInstances(t *testing.T) {
 		}
 	})
 }
+
+// PostgreSQL writes to every index of a row, and a serializable transaction conflicts with readers of its pages there,
+// unless the update changes no column that an index refers to.
+func TestAReportWritesToNoIndex(t *testing.T) {
+	w := newWorld(t)
+	hot := map[string]bool{}
+	w.do(func(ctx context.Context, tx db.Tx) {
+		changes, err := instance.ApplyReport(ctx, tx, instance.Report{
+			NodeID: w.node, SessionNo: 1, Counter: 1, Epoch: 1, Generation: 1,
+			Statuses: []*protocol.WorkloadStatus{w.says(protocol.WorkloadStatus_READY)},
+		}, w.now)
+		require.NoError(t, err)
+		require.Len(t, changes, 1)
+		require.Equal(t, lifecycle.Running, changes[0].Instance.Lifecycle.Status)
+		var (
+			table string
+			all   bool
+		)
+		require.NoError(t, db.ForEach(ctx, tx, []any{&table, &all}, func() { hot[table] = all },
+			`SELECT relname::TEXT, n_tup_upd = n_tup_hot_upd FROM pg_stat_xact_user_tables WHERE n_tup_upd > 0`))
+	})
+	require.Equal(t, map[string]bool{
+		"app_instances": true, "instance_members": true, "instance_operations": true, "instance_revisions": true,
+	}, hot)
+}

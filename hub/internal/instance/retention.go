@@ -13,8 +13,8 @@ import (
 // DeleteHistory deletes operations and revisions of instances that were decommissioned before a time, except the last
 // of each, which the API shows. It returns how many instances these were, and when the last of them was decommissioned.
 func DeleteHistory(ctx context.Context, tx db.Tx, o db.Old[time.Time]) (last time.Time, n int, err error) {
-	ids, last, err := selectOld(ctx, tx, o, `SELECT id, updated_at FROM app_instances
-		WHERE status = 'decommissioned' AND NOT history_deleted AND updated_at >= $1 AND updated_at < $2 ORDER BY updated_at
+	ids, last, err := selectOld(ctx, tx, o, `SELECT id, decommissioned_at FROM app_instances
+		WHERE NOT history_deleted AND decommissioned_at >= $1 AND decommissioned_at < $2 ORDER BY decommissioned_at
 		LIMIT $3`)
 	if err != nil || len(ids) == 0 {
 		return last, 0, err
