@@ -12,34 +12,17 @@ import (
 // The meter is stored in three kinds of keys: the fields of each interval that seldom change, the mark of each member,
 // and one small sample with the fields of all intervals that change with each sample.
 
-// sample holds, by run id, the fields of an interval that change with each sample. A release that knows fewer of them
-// reads the first ones.
-type sample map[string][12]int64
-
-// Flags of an interval in a sample.
-const (
-	unknown int64 = 1 << iota
-	noDevice
-	unconfirmedSampled
-	unconfirmedBeside
-)
+// sample holds, by run id, the fields of an interval that change with each sample. An older release reads the first of
+// them.
+type sample map[string][13]int64
 
 func sampleOf(s meter.State) sample {
 	out := make(sample, len(s.Intervals))
 	for _, iv := range s.Intervals {
-		var flags int64
-		for flag, is := range map[int64]bool{
-			unknown: iv.Unknown, noDevice: iv.NoDevice, unconfirmedSampled: iv.Unconfirmed.Sampled,
-			unconfirmedBeside: iv.Unconfirmed.Beside,
-		} {
-			if is {
-				flags |= flag
-			}
-		}
 		v := [...]int64{
 			toMicros(iv.CutAt), toMicros(iv.Until), iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds,
-			iv.MemoryRest, flags, toMicros(iv.SeenAt), toMicros(iv.Unconfirmed.At), iv.Unconfirmed.CPUMicros,
-			iv.Unconfirmed.MemoryBytes,
+			iv.MemoryRest, toMicros(iv.SeenAt), toMicros(iv.Unconfirmed.At), iv.Unconfirmed.CPUMicros,
+			iv.Unconfirmed.MemoryBytes, oneIf(iv.Unconfirmed.Sampled), oneIf(iv.Unconfirmed.Beside),
 		}
 		if v != [len(v)]int64{} {
 			out[iv.RunID] = v
@@ -55,10 +38,9 @@ func (v sample) apply(iv *meter.Interval) {
 	}
 	iv.CutAt, iv.Until = fromMicros(x[0]), fromMicros(x[1])
 	iv.CPUMicros, iv.CPUCutMicros, iv.MemoryBytes, iv.MemoryByteSeconds, iv.MemoryRest = x[2], x[3], x[4], x[5], x[6]
-	iv.Unknown, iv.NoDevice, iv.SeenAt = x[7]&unknown != 0, x[7]&noDevice != 0, fromMicros(x[8])
+	iv.SeenAt = fromMicros(x[7])
 	iv.Unconfirmed = meter.Reading{
-		At: fromMicros(x[9]), CPUMicros: x[10], MemoryBytes: x[11], Sampled: x[7]&unconfirmedSampled != 0,
-		Beside: x[7]&unconfirmedBeside != 0,
+		At: fromMicros(x[8]), CPUMicros: x[9], MemoryBytes: x[10], Sampled: x[11] != 0, Beside: x[12] != 0,
 	}
 }
 
@@ -74,6 +56,8 @@ func lasting(all []meter.Interval) []meter.Interval {
 			OpenedAt:     iv.OpenedAt,
 			Accelerators: iv.Accelerators,
 			StartedAt:    iv.StartedAt,
+			Unknown:      iv.Unknown,
+			NoDevice:     iv.NoDevice,
 		})
 	}
 	return out
@@ -113,6 +97,13 @@ func (d *data) assembleMeter() {
 	d.sample = nil
 	slices.SortFunc(d.meter.Intervals, func(a, b meter.Interval) int { return strings.Compare(a.RunID, b.RunID) })
 	slices.SortFunc(d.meter.Members, func(a, b meter.Member) int { return strings.Compare(a.ID, b.ID) })
+}
+
+func oneIf(b bool) int64 {
+	if b {
+		return 1
+	}
+	return 0
 }
 
 func toMicros(t time.Time) int64 {
