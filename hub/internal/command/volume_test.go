@@ -142,9 +142,7 @@ func TestAVolumeHasItsWriterUntilAnUpgradeIsThrough(t *testing.T) {
 	writer, err := w.launch("2.0.0", v.ID)
 	require.NoError(t, err)
 	w.Report(1, w.Says(writer, protocol.WorkloadStatus_READY))
-	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("upgrade"), command.UpgradeInstanceInput{
-		ProjectID: w.Project.ID, InstanceID: writer.ID, Version: "2.1.0",
-	})
+	_, err = w.upgrade(writer, command.UpgradeInstanceInput{Version: "2.1.0"})
 	require.NoError(t, err)
 	_, err = w.launch("2.0.0", v.ID)
 	requireCode(t, "volume_in_use", err)
@@ -153,14 +151,9 @@ func TestAVolumeHasItsWriterUntilAnUpgradeIsThrough(t *testing.T) {
 // upgraded upgrades an instance, and has its node report it ready.
 func (w *world) upgraded(i instance.Instance, version string) {
 	w.T.Helper()
-	_, err := w.Commands().UpgradeInstance(w.T.Context(), w.Meta("upgrade"+db.NewID()), command.UpgradeInstanceInput{
-		ProjectID: w.Project.ID, InstanceID: i.ID, Version: version,
-	})
+	i, err := w.upgrade(i, command.UpgradeInstanceInput{Version: version})
 	require.NoError(w.T, err)
-	s := w.Says(i, protocol.WorkloadStatus_READY)
-	s.Revision = uint64(w.Get(i.ID).Revision)
-	w.Report(s.Revision, s)
-	require.Equal(w.T, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
+	require.Equal(w.T, lifecycle.Running, w.ready(i).Lifecycle.Status)
 }
 
 func TestAVolumeIsFreeForAnotherWriterOnceAnUpgradeOnlyReads(t *testing.T) {
@@ -177,7 +170,7 @@ func TestAVolumeIsFreeForAnotherWriterOnceAnUpgradeOnlyReads(t *testing.T) {
 	requireCode(t, "volume_in_use", err)
 }
 
-// A reader becomes the volume's writer with the request to upgrade it, where there is none.
+// An instance that reads a volume becomes its writer with the request for an upgrade, where it has no writer.
 func TestAnUpgradeThatWritesTakesTheVolumesWriter(t *testing.T) {
 	w := newVolumeWorld(t)
 	v := w.volume("data")
@@ -190,9 +183,7 @@ func TestAnUpgradeThatWritesTakesTheVolumesWriter(t *testing.T) {
 	other, err := w.launch("2.1.0", v.ID)
 	require.NoError(t, err)
 	w.Report(2, w.Says(other, protocol.WorkloadStatus_READY))
-	_, err = w.Commands().UpgradeInstance(t.Context(), w.Meta("both"), command.UpgradeInstanceInput{
-		ProjectID: w.Project.ID, InstanceID: other.ID, Version: "2.0.0",
-	})
+	_, err = w.upgrade(other, command.UpgradeInstanceInput{Version: "2.0.0"})
 	requireCode(t, "volume_in_use", err)
 }
 

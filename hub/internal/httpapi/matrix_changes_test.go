@@ -41,9 +41,9 @@ func (s *stage) save(t *testing.T) (restore func() (changed []string)) {
 		columns, err = db.CollectMap[string, string](tx.Query(ctx, `SELECT table_name::TEXT,
 			string_agg(quote_ident(column_name), ', ') FROM information_schema.columns
 			WHERE table_schema = 'public' AND is_generated = 'NEVER' GROUP BY table_name`))
-		return err
-	})
-	s.tx(t, func(ctx context.Context, tx db.Tx) error {
+		if err != nil {
+			return err
+		}
 		names, err := db.Select(ctx, tx, pgx.RowTo[string], `SELECT table_name::TEXT FROM information_schema.views
 			WHERE table_schema = 'public'`)
 		for _, name := range names {

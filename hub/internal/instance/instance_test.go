@@ -401,8 +401,8 @@ func TestEachOrgCountsItsOwnLiveInstances(t *testing.T) {
 	})
 }
 
-// PostgreSQL writes to every index of a row, and a serializable transaction conflicts with readers of its pages there,
-// unless the update changes no column that an index refers to.
+// An update that changes no column of an index leaves all indexes of its row alone (a heap-only tuple). Any other adds
+// to each of them, and conflicts with serializable readers of the same page.
 func TestAReportWritesToNoIndex(t *testing.T) {
 	w := newWorld(t)
 	hot := map[string]bool{}
