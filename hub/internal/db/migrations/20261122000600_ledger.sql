@@ -50,7 +50,7 @@ CREATE TABLE IF NOT EXISTS subjects (
   idle_since TIMESTAMPTZ,
   -- When it said so last.
   idle_until TIMESTAMPTZ
-) WITH (fillfactor = 80);
+);
 
 CREATE INDEX IF NOT EXISTS subjects_by_node ON subjects (node_id) WHERE settled_at IS NULL;
 CREATE INDEX IF NOT EXISTS subjects_by_renewal ON subjects (renew_at) WHERE closed_at IS NULL;
@@ -101,7 +101,7 @@ CREATE TABLE IF NOT EXISTS holds (
   released_nanos INT8 NOT NULL,
   PRIMARY KEY (node_id, subject_id),
   CONSTRAINT holds_never_overdrawn CHECK (placed_nanos >= posted_nanos + released_nanos)
-) WITH (fillfactor = 80);
+);
 
 CREATE INDEX IF NOT EXISTS holds_by_org ON holds (org_id, currency);
 
