@@ -76,7 +76,7 @@ func reserveVolumes(ctx context.Context, tx db.Tx, memberID, allocationID string
 	return nil
 }
 
-// keepVolumes ends a member's use of all volumes but these, and of those that it reads its turn as their writer.
+// keepVolumes ends a member's use of all other volumes. Those of these that it only reads may have another writer now.
 func keepVolumes(ctx context.Context, tx db.Tx, memberID string, uses []VolumeUse) error {
 	kept, read := []string{}, []string{}
 	for _, u := range uses {

@@ -141,9 +141,9 @@ func completeAll(ctx context.Context, tx db.Tx, from origin, action string, chan
 	return nil
 }
 
-// idle says of the members that the report names, or of those among only, whether nothing of them runs. One that runs
-// as it did at the report before is left out: an update that writes nothing reads pages of an index, too, and conflicts
-// with the transaction that adds a row there.
+// idle says whether nothing runs of each member that the report names; only, where it is not nil, restricts them. A
+// member that runs as it did at the report before is left out: its bill says so, and to find that out would conflict
+// with transactions that open other bills.
 func (r Report) idle(only []string, changes []instance.Change) map[string]bool {
 	named, changed := make(map[string]bool, len(only)), map[string]bool{}
 	for _, id := range only {
@@ -156,9 +156,9 @@ func (r Report) idle(only []string, changes []instance.Change) map[string]bool {
 	}
 	idle := make(map[string]bool, len(changed))
 	for _, status := range r.Statuses {
-		id, is := status.GetMemberId(), instance.ReportsIdle(status)
-		if (only == nil || named[id]) && (is || changed[id]) {
-			idle[id] = is
+		id, isIdle := status.GetMemberId(), instance.ReportsIdle(status)
+		if (only == nil || named[id]) && (isIdle || changed[id]) {
+			idle[id] = isIdle
 		}
 	}
 	return idle
