@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"golang.org/x/sys/unix"
 
 	"github.com/gpuaas/gpuaas/e2e/containerdtest"
 	"github.com/gpuaas/gpuaas/e2e/skip"
@@ -67,6 +68,18 @@ func TestEnvironmentSetsWhatTheCommandLineDoesNot(t *testing.T) {
 	t.Setenv("GPUAAS_AGENT_METERING_INTERVAL", "often")
 	_, err = execute(t, append([]string{"run"}, directories(t)...)...)
 	require.ErrorContains(t, err, "GPUAAS_AGENT_METERING_INTERVAL")
+}
+
+func TestNoChildOutlivesAStartThatFails(t *testing.T) {
+	needRoot(t)
+	bin := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(bin, "runc"), []byte("#!/bin/sh\nexec sleep 600\n"), 0o700))
+	t.Setenv("PATH", bin+":"+os.Getenv("PATH"))
+	args := append([]string{"run", "--containerd-address", "/nonexistent/socket"}, directories(t)...)
+	_, err := execute(t, args...)
+	require.EqualValues(t, "containerd_unavailable", fault.As(err).Code)
+	_, err = unix.Wait4(-1, nil, unix.WNOHANG, nil)
+	require.ErrorIs(t, err, unix.ECHILD)
 }
 
 func TestStartUpTroublesSayWhatToDo(t *testing.T) {

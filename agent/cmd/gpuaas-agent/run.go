@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -188,11 +189,15 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 	if c.inventory.Sharing, err = accelerator.ParseSharing(c.sharing); err != nil {
 		return err
 	}
-	oldRunc := make(chan bool, 1)
-	go func() { // while the store is opened
+	var asking sync.WaitGroup
+	defer asking.Wait() // or a child of this program outlives it
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	oldRunc := false
+	asking.Go(func() { // while the store is opened
 		version, err := runtime.RuncVersion(ctx)
-		oldRunc <- err != nil || len(host.RuncConditions(version)) > 0
-	}()
+		oldRunc = err != nil || len(host.RuncConditions(version)) > 0
+	})
 	n, err := c.open(ctx)
 	if err != nil {
 		return err
@@ -238,7 +243,8 @@ func (c *config) run(ctx context.Context, out io.Writer) (err error) {
 		return err
 	}
 	c.reconcile.PortFrom, c.reconcile.PortTo, c.reconcile.Policy, c.reconcile.Log = from, to, owner.Read, n.log
-	c.reconcile.WeakIsolation = weakIsolation(<-oldRunc, rt.Conditions())
+	asking.Wait()
+	c.reconcile.WeakIsolation = weakIsolation(oldRunc, rt.Conditions())
 	return c.serve(ctx, out, n, rt, nw, socket)
 }
 

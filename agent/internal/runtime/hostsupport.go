@@ -121,13 +121,16 @@ func sameFileSystem(a, b string) bool {
 	return unix.Stat(a, &one) == nil && unix.Stat(b, &other) == nil && one.Dev == other.Dev
 }
 
-// tryUserNamespace makes a user namespace, as a container would, and sends the outcome.
+// tryUserNamespace makes a user namespace, as a container would, and sends the outcome; then it closes the channel.
 func tryUserNamespace(ctx context.Context, cfg Config) <-chan error {
 	outcome := make(chan error, 1)
 	cmd := exec.CommandContext(ctx, "/bin/true")
 	ids := []syscall.SysProcIDMap{{ContainerID: 0, HostID: int(cfg.UIDMapBase), Size: int(cfg.UIDMapSize)}}
 	cmd.SysProcAttr = &syscall.SysProcAttr{Cloneflags: syscall.CLONE_NEWUSER, UidMappings: ids, GidMappings: ids}
-	go func() { outcome <- cmd.Run() }()
+	go func() {
+		outcome <- cmd.Run()
+		close(outcome)
+	}()
 	return outcome
 }
 

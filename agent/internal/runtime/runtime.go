@@ -178,6 +178,11 @@ func Open(ctx context.Context, cfg Config) (*Runtime, error) {
 	var userNamespace <-chan error
 	if !cfg.NoUserNamespaces {
 		userNamespace = tryUserNamespace(ask, cfg)
+		defer func() { // or its child outlives a program that ends for what follows
+			cancel()
+			for range userNamespace {
+			}
+		}()
 	}
 	again := backoff.Config{
 		BaseDelay: connectAgainMin, Multiplier: backoff.DefaultConfig.Multiplier,
