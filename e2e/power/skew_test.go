@@ -76,9 +76,10 @@ func TestLaw05AStoreOlderThanContainerdConverges(t *testing.T) {
 	var before says
 	s := newSkewed(t, func(n *node) string { return n.Agent.Config.DataDir() }, func(s *skewed) {
 		s.Explain(harness.Faults{
-			Why:      "by the older store, what was decommissioned since runs again for a moment",
+			Why: "the older store measures again what ran when it was copied, and runs for a moment what was decommissioned " +
+				"since",
 			Restarts: 1,
-			Suspense: []string{"outside_claim"},
+			Suspense: []string{"already_billed", "outside_claim"},
 		})
 		s.Eventually("usage of the new instance is posted", func() (err error) {
 			if before, err = s.says(s.Agent); err != nil {
@@ -94,4 +95,8 @@ func TestLaw05AStoreOlderThanContainerdConverges(t *testing.T) {
 			now.Usage.Marks.Posted == now.Usage.LastSegment)
 	})
 	s.requireConverged()
+	later := 0
+	require.NoError(t, s.Database().QueryRow(s.Ctx, `SELECT count(*) FROM suspense_records
+		WHERE reason = 'already_billed' AND ended_at > $1`, s.outages[0].off).Scan(&later))
+	require.Zero(t, later, "what the store measures again ran before it was copied")
 }
