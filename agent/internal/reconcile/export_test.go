@@ -10,3 +10,6 @@ func (r *Reconciler) SetRunIDs(next func(memberID string) string) { r.newRunID =
 
 // ListedOf is a container as the loop passes it on.
 func ListedOf(c runtime.Container) agent.Listed { return listed(c) }
+
+// OnlyReads reports whether no service of a workload writes to a project's volume.
+func OnlyReads(w agent.Workload, volumeID string) bool { return onlyReads(w, volumeID) }

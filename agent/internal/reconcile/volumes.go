@@ -18,7 +18,7 @@ func (r *Reconciler) prepareVolumes(ctx context.Context, a agent.StartContainer)
 			VolumeID:  m.GetVolumeId(),
 			ProjectID: a.Workload.ProjectID,
 			SizeBytes: m.GetSizeBytes(),
-			ReadOnly:  m.GetReadOnly(),
+			ReadOnly:  onlyReads(a.Workload, m.GetVolumeId()),
 			Revision: volume.Revision{
 				No:         a.Revision,
 				AppVersion: a.Workload.AppVersion,
@@ -33,6 +33,18 @@ func (r *Reconciler) prepareVolumes(ctx context.Context, a agent.StartContainer)
 		ready = append(ready, runtime.Volume{Dir: dir, Path: m.GetPath(), ReadOnly: m.GetReadOnly()})
 	}
 	return ready, nil
+}
+
+// onlyReads reports whether no service of the workload writes to a project's volume.
+func onlyReads(w agent.Workload, volumeID string) bool {
+	for _, s := range w.Services {
+		for _, m := range s.Spec.GetVolumes() {
+			if m.GetVolumeId() == volumeID && !m.GetReadOnly() {
+				return false
+			}
+		}
+	}
+	return true
 }
 
 // removeVolumes deletes a member's own volumes and unfinished environments, and lists what is left of them.

@@ -10,6 +10,8 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -109,4 +111,13 @@ func TestAnUpgradeWhoseVolumeHasNoRoomLeavesTheContentAlone(t *testing.T) {
 	})
 	require.Equal(t, protocol.WorkloadStatus_INSUFFICIENT_CAPACITY, s.GetReason())
 	f.requireInVolume(w.GetId(), "first")
+}
+
+func TestAMemberWritesToAVolumeThatOneOfItsServicesWritesTo(t *testing.T) {
+	mounts := func(readOnly bool, id string) agent.Service {
+		return agent.Service{Spec: &protocol.Service{Volumes: []*protocol.VolumeMount{{VolumeId: id, ReadOnly: readOnly}}}}
+	}
+	w := agent.Workload{Services: []agent.Service{mounts(true, "v1"), mounts(false, "v1"), mounts(true, "v2")}}
+	require.False(t, reconcile.OnlyReads(w, "v1"))
+	require.True(t, reconcile.OnlyReads(w, "v2"))
 }

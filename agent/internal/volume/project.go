@@ -253,12 +253,13 @@ func (v *Volumes) open(id string, u Use) (record, error) {
 	return r, r.checkProject(u.ProjectID)
 }
 
-// join records which member has a project's volume.
+// join records which member has a project's volume. A writer whose revision only reads gives the volume up to others.
 func (v *Volumes) join(id string, r record, u Use) (record, error) {
 	switch {
-	case u.ReadOnly && r.isOf(u.MemberID), !u.ReadOnly && r.Writer == u.MemberID:
+	case u.ReadOnly && slices.Contains(r.Readers, u.MemberID), !u.ReadOnly && r.Writer == u.MemberID:
 		return r, nil
 	case u.ReadOnly:
+		r, _ = r.without(u.MemberID)
 		r.Readers = append(slices.Clone(r.Readers), u.MemberID)
 	case r.Writer != "":
 		return r, fault.New(fault.Conflict, agent.CodeVolumeInUse, "Another app instance writes to the volume.", nil)

@@ -65,7 +65,10 @@ func TestProjectVolumeOutlivesItsMembersAndHasOneWriter(t *testing.T) {
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m2"))
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m3"))
 	f.requireContent(f.prepare(usesProject("m4", "v1", false)), "models")
+	f.prepare(usesProject("m4", "v1", true)) // an upgrade that only reads
+	f.prepare(usesProject("m5", "v1", false))
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m4"))
+	require.NoError(t, f.v.RemoveMember(t.Context(), "m5"))
 	for range 2 {
 		require.Equal(t, protocol.VolumeStatus_DELETED, f.apply(deleted).GetStatus())
 	}
@@ -125,7 +128,11 @@ func TestASnapshotIsTakenOnceAndRestoredOnce(t *testing.T) {
 	p.SizeBytes, p.RestoreNo = 64*mib, 2
 	s = f.apply(p)
 	require.EqualValues(t, 64*mib, s.GetSizeBytes(), "a smaller snapshot grows with its volume")
-	f.requireContent(f.prepare(usesProject("m3", "v1", false)), "before")
+	dir = f.prepare(usesProject("m3", "v1", false))
+	f.requireContent(dir, "before")
+	var st unix.Statfs_t
+	require.NoError(t, unix.Statfs(dir, &st))
+	require.Greater(t, st.Blocks*uint64(st.Bsize), uint64(48*mib), "and its file system with it")
 	require.NoError(t, f.v.RemoveMember(t.Context(), "m3"))
 	p.Snapshots[0].Deleted = true
 	require.Equal(t, protocol.VolumeStatus_DELETED, f.apply(p).GetSnapshots()[0].GetStatus())

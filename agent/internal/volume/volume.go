@@ -92,8 +92,8 @@ func Open(cfg Config) (*Volumes, error) {
 			}
 			continue
 		}
-		if err := v.recover(name); err != nil {
-			return nil, failed("recover", err)
+		if err := v.recover(name); err != nil { // what needs it fails by itself
+			cfg.Log.Error("a volume cannot be recovered", slog.String("volume_id", name), slog.Any("error", err))
 		}
 	}
 	return v, nil
@@ -157,8 +157,9 @@ type Use struct {
 	ProjectID string
 	// SizeBytes of a volume of the instance.
 	SizeBytes uint64
-	ReadOnly  bool
-	Revision  Revision
+	// ReadOnly says that no service of the revision writes to the volume of a project.
+	ReadOnly bool
+	Revision Revision
 }
 
 func (u Use) id() string { return cmp.Or(u.VolumeID, InstanceID(u.MemberID, u.Name)) }
@@ -374,11 +375,17 @@ func (v *Volumes) each(ctx context.Context, memberID string, do func(id string, 
 			}
 			defer unlock()
 			r, err := v.load(id)
-			if errors.Is(err, fs.ErrNotExist) {
-				return nil // deleted meanwhile
-			}
-			if err != nil || !strings.HasPrefix(id, memberID+".") && !r.isOf(memberID) {
-				return err
+			switch {
+			case errors.Is(err, fs.ErrNotExist): // deleted meanwhile
+				return nil
+			case strings.HasPrefix(id, memberID+"."):
+				return do(id, r) // its own, whether or not its record can be read
+			case err != nil: // one of another member, or of a project
+				v.cfg.Log.ErrorContext(ctx, "the record of a volume cannot be read", slog.String("volume_id", id),
+					slog.Any("error", err))
+				return nil
+			case !r.isOf(memberID):
+				return nil
 			}
 			return do(id, r)
 		}())

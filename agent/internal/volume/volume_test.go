@@ -288,6 +288,26 @@ func TestRemovalOfAMemberLeavesNothing(t *testing.T) {
 	f.requireContent(f.prepare(other), "kept")
 }
 
+func TestADamagedRecordDelaysNoOtherMember(t *testing.T) {
+	f := newFixture(t)
+	f.prepare(use(1))
+	other := use(1)
+	other.MemberID = "m2"
+	f.write(f.prepare(other), "kept")
+	require.NoError(t, os.WriteFile(filepath.Join(f.cfg.Dir, "m1.data", "record.json"), []byte("x"), 0o600))
+	f.v = f.open()
+	_, err := f.v.Prepare(t.Context(), use(1))
+	require.Error(t, err)
+	f.requireContent(f.prepare(other), "kept")
+	for _, member := range []string{"m2", "m1"} {
+		require.NoError(t, f.v.Detach(t.Context(), member))
+		require.NoError(t, f.v.RemoveMember(t.Context(), member))
+		left, err := f.v.Leftovers(member)
+		require.NoError(t, err)
+		require.Empty(t, left)
+	}
+}
+
 // TestCrashBetweenAnyTwoStepsIsMadeGood leaves what a kill -9 in the middle would leave.
 func TestCrashBetweenAnyTwoStepsIsMadeGood(t *testing.T) {
 	f := newFixture(t)
