@@ -39,8 +39,8 @@ func TestLaw15TheOwnersPolicyCountsUntilAnotherCanBeRead(t *testing.T) {
 	require.True(t, closed(p))
 	write("closed: false")
 	require.False(t, closed(p))
-	write("closed: true")
-	require.True(t, closed(p))
+	write("closed: true ")
+	require.True(t, closed(p), "a file of the same size")
 
 	write("closed: mabye")
 	for range 2 {

@@ -14,6 +14,9 @@ import (
 
 func TestLastOneTakesEverythingAlong(t *testing.T) {
 	f := newFixture(t)
+	// A host that takes no redirects: the kernel allows them where forwarding is turned off.
+	sh(t, "echo 0 > /proc/sys/net/ipv4/conf/all/accept_redirects")
+	t.Cleanup(func() { sh(t, "echo 1 > /proc/sys/net/ipv4/conf/all/accept_redirects") })
 	sysctls := func() map[string]string {
 		s, err := leakcheck.Take(leakcheck.Scope{Files: []string{filepath.Dir(f.outside)}})
 		require.NoError(t, err)
