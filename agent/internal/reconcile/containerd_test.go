@@ -1,8 +1,11 @@
 package reconcile_test
 
 import (
+	"bytes"
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -64,6 +67,33 @@ func (m *killedDaemon) Prepare(ctx context.Context, spec runtime.Spec) (*runtime
 	}
 	pending, err := m.Runtime.Prepare(ctx, spec)
 	return pending, errors.Join(err, m.f.daemon.Start(m.f.ctx()))
+}
+
+func TestADamagedImageDelaysNoOtherMember(t *testing.T) {
+	f := newFixture(t)
+	whole := f.hub.image
+	f.hub.image = f.hub.push("apps/hello/"+f.word+"x", "/other") // without the manifest's command: it is pulled and fails
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.until(w.GetId(), func(s *protocol.WorkloadStatus) bool { return s.GetReason() != 0 })
+	f.stop()
+	blobs, err := filepath.Glob(filepath.Join(f.daemon.Dir, "*", "*", "blobs", "sha256", "*"))
+	require.NoError(t, err)
+	damaged := 0
+	for _, blob := range blobs {
+		raw, err := os.ReadFile(blob)
+		require.NoError(t, err)
+		if bytes.Contains(raw, []byte(`"Entrypoint":["/other"]`)) {
+			require.NoError(t, os.WriteFile(blob, []byte("x"), 0o600))
+			damaged++
+		}
+	}
+	require.Equal(t, 1, damaged)
+	f.start()
+	f.hub.image = whole
+	other := f.hub.workload(`{}`)
+	f.push(w, other)
+	f.untilStatus(other.GetId(), protocol.WorkloadStatus_READY)
 }
 
 func TestDeathOfContainerdIsNoFailureOfTheWorkloadThatItWasStarting(t *testing.T) {

@@ -246,10 +246,11 @@ func (r *Reconciler) hasImage(ctx context.Context, image string, have map[string
 	if err != nil {
 		return nil //nolint:nilerr // the pull reports the error
 	}
-	if have[image], err = r.machine.Images.HasImage(ctx, ref); err != nil {
+	have[image], err = r.machine.Images.HasImage(ctx, ref)
+	if err != nil && (ctx.Err() != nil || runtime.IsAway(err)) {
 		return fmt.Errorf("find image %s: %w", image, err)
 	}
-	return nil
+	return nil // an image that is damaged is not there: the pull reports the error, to its members alone
 }
 
 // unusable has the accelerators that are named and cannot be used.

@@ -266,8 +266,9 @@ func (e *Environments) List() ([]Environment, error) {
 		}
 		if one, err := e.load(entry.Name()); err == nil {
 			all = append(all, one)
-		} else if !errors.Is(err, fs.ErrNotExist) {
-			return nil, environmentFailed("read", err)
+		} else if !errors.Is(err, fs.ErrNotExist) { // a damaged one hides no other
+			e.cfg.Log.Error("the record of an environment cannot be read", slog.String("environment", entry.Name()),
+				slog.Any("error", err))
 		}
 	}
 	slices.SortFunc(all, func(a, b Environment) int {

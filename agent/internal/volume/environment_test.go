@@ -113,6 +113,10 @@ func TestRoomIsMadeOfUnusedEnvironments(t *testing.T) {
 	}
 	_, _, err := f.e.Use(t.Context(), "project.1")
 	require.NoError(t, err)
+	damaged := filepath.Join(f.cfg.Dir, "project.0")
+	require.NoError(t, os.Mkdir(damaged, 0o700))
+	require.NoError(t, os.WriteFile(filepath.Join(damaged, "record.json"), []byte("x"), 0o600))
+	t.Cleanup(func() { require.NoError(t, os.RemoveAll(damaged)) })
 	_, err = f.e.Begin(t.Context(), "member.4", 1<<50, map[string]bool{"project.2": true})
 	require.Equal(t, agent.CodeVolumeNoSpace, fault.As(err).Code)
 	require.False(t, f.e.Has("project.1"))
