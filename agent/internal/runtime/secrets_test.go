@@ -18,7 +18,7 @@ func TestLaw11SecretsAreFilesInMemoryThatGoWithTheContainer(t *testing.T) {
 	defer unix.Umask(unix.Umask(0o077)) // the agent's own
 	spec := f.spec(f.image(), "wait")
 	spec.Service.User = "1234:5678"
-	spec.Secrets = map[string][]byte{"token": []byte("correct-horse")}
+	spec.Secrets = map[string][]byte{"token": []byte("correct-horse"), "former": []byte("battery")}
 	root := fmt.Sprintf("/proc/%d/root", f.start(spec).PID)
 	for _, path := range []string{"/run/gpuaas-parameters/token", "/etc/hosts", "/etc/resolv.conf"} {
 		text, notes, code := f.copyOut(spec.ID, path)
@@ -28,6 +28,12 @@ func TestLaw11SecretsAreFilesInMemoryThatGoWithTheContainer(t *testing.T) {
 	var s unix.Statfs_t
 	require.NoError(t, unix.Statfs(root+"/run/gpuaas-parameters", &s))
 	require.EqualValues(t, unix.TMPFS_MAGIC, s.Type)
+	require.ErrorIs(t, os.WriteFile(root+"/run/gpuaas-parameters/token", nil, 0o600), unix.EROFS)
+
+	delete(spec.Secrets, "former")
+	require.NoError(t, f.rt.DeliverSecrets(t.Context(), spec.ID, spec.Secrets, nil))
+	require.NoFileExists(t, root+"/run/gpuaas-parameters/former")
+	require.FileExists(t, root+"/run/gpuaas-parameters/token")
 	require.ErrorIs(t, os.WriteFile(root+"/run/gpuaas-parameters/token", nil, 0o600), unix.EROFS)
 
 	mounts, err := os.ReadFile("/proc/self/mounts")
