@@ -116,6 +116,13 @@ func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (int, 
 		allocationID)
 }
 
+// MemberCounts returns how many members have a place on each node; a node without members is left out.
+func MemberCounts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
+	return db.CollectMap[string, int](tx.Query(ctx,
+		`SELECT a.node_id, count(*) FROM allocations a JOIN reservations r ON r.allocation_id = a.id
+			WHERE a.node_id = ANY($1::uuid[]) AND a.released_at IS NULL AND r.freed_at IS NULL GROUP BY a.node_id`, nodeIDs))
+}
+
 // selectAllocations reads allocations with the accelerators that they claim; a released one shows its last claims.
 func selectAllocations(ctx context.Context, tx db.Tx, where string, args ...any) ([]Allocation, error) {
 	return db.Select(ctx, tx, scanAllocation,

@@ -99,10 +99,8 @@ func TestRollbackOrStartToWhatExceedsALimitIsRefused(t *testing.T) {
 func TestNodeWithTheMostMembersGetsNoOther(t *testing.T) {
 	w := newWorld(t)
 	a := w.Allocation()
-	w.Exec(`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
-			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
-		SELECT gen_random_uuid(), gen_random_uuid(), $1, $2, 'node', 'pending', '', '', 0, false, '[]', 0, 0, $3, $3
-		FROM generate_series(1, $4::INT8)`, a.ID, w.Node, w.Now, protocol.MaxParts)
+	w.Exec(`INSERT INTO reservations (member_id, allocation_id, cpu_millis, memory_bytes, reserved_at)
+		SELECT gen_random_uuid(), $1, 0, 0, $2 FROM generate_series(1, $3::INT8)`, a.ID, w.Now, protocol.MaxParts)
 	before := w.Contents()
 	in := w.InstanceInput()
 	in.AllocationIDs = []string{a.ID}
@@ -110,8 +108,7 @@ func TestNodeWithTheMostMembersGetsNoOther(t *testing.T) {
 	w.requireRefused(err, capacity.CodeInsufficient, "/placement_intent/allocation_ids")
 	require.Equal(t, before, w.Contents())
 
-	w.Exec(`UPDATE instance_members SET removed_at = $1 WHERE id = (SELECT min(id::TEXT)::UUID FROM instance_members)`,
-		w.Now)
+	w.Exec(`DELETE FROM reservations WHERE member_id = (SELECT min(member_id::TEXT)::UUID FROM reservations)`)
 	_, err = w.Commands().CreateInstance(t.Context(), w.Meta(db.NewID()), in)
 	require.NoError(t, err)
 }

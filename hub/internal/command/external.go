@@ -33,7 +33,7 @@ func (s *Service) createExternal(ctx context.Context, tx db.Tx, m Meta, project 
 			"number of members; its external_worker_contract says how many of each component.", nil).
 			WithField("/placement_intent/allocation_ids", "names too few or too many").Permanent()
 	}
-	if _, err := checkNodes(ctx, tx, m, candidates, manifest.Choice{}, project.OrgID); err != nil {
+	if _, err := checkNodes(ctx, tx, candidates, manifest.Choice{}, project.OrgID); err != nil {
 		return instance.Instance{}, err
 	}
 	i := newInstance(db.NewID(), m, project, in, version, placement{})

@@ -16,6 +16,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
+	"github.com/gpuaas/gpuaas/hub/internal/nodes"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -238,6 +239,11 @@ func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
 	w := newWorld(t)
 	w.Allocation()
 	w.Now = w.Now.Add(fleet.OnlineWindow)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		silent, err := fleet.SetUnreachable(ctx, tx, w.Node, w.Now)
+		require.True(t, silent)
+		return err
+	})
 	i := w.Instance()
 	require.Equal(t, lifecycle.Lifecycle{
 		Status: lifecycle.Requested, Health: lifecycle.HealthUnknown,
@@ -248,4 +254,47 @@ func TestAnInstanceForANodeOutOfReachSaysSoAndWaits(t *testing.T) {
 	require.Equal(t, protocol.WorkloadStatus_NODE_UNREACHABLE, ended.Lifecycle.Reason)
 	w.Report(1, w.Says(i, protocol.WorkloadStatus_STOPPING))
 	require.Empty(t, w.Get(i.ID).Lifecycle.Reason, "contact")
+}
+
+// A creation reads nothing that a report writes, of its own node or of another: neither starts afresh for the other.
+func TestACreationDoesNotConflictWithReports(t *testing.T) {
+	w := newWorld(t)
+	w.Allocation()
+	i := w.Instance()
+	// Of a table with a few rows PostgreSQL reads, and locks, all.
+	w.Exec(`INSERT INTO instance_members (id, instance_id, allocation_id, node_id, role, status, status_reason, detail,
+			observed_revision, unreachable, endpoints, restarts, exit_code, created_at, updated_at)
+		SELECT gen_random_uuid(), gen_random_uuid(), $1, $1, 'node', 'pending', '', '', 0, false, '[]', 0, 0, $2, $2
+		FROM generate_series(1, 1000)`, db.NewID(), w.Now)
+	w.Exec(`ANALYZE instance_members`)
+	attempts, reports := 0, 0
+	around := func(tx db.Tx, body func(db.Tx) error) error {
+		if _, err := tx.Exec(t.Context(), `SET LOCAL enable_seqscan = off`); err != nil {
+			return err
+		}
+		if err := body(tx); err != nil {
+			return err
+		}
+		if attempts++; attempts > 1 {
+			return nil
+		}
+		w.Counter++
+		w.Tx(func(ctx context.Context, tx db.Tx) error {
+			reports++
+			r := w.NodeReport(1, w.Says(i, protocol.WorkloadStatus_READY))
+			applied, err := fleet.ApplyReport(ctx, tx, fleet.Report{
+				NodeID: r.NodeID, SessionNo: r.SessionNo, Counter: r.Counter, Epoch: r.Epoch, Generation: r.Generation,
+			}, w.Now)
+			require.True(t, applied.Fresh)
+			if err != nil {
+				return err
+			}
+			return nodes.ApplyReport(ctx, tx, r, w.Now)
+		})
+		return nil
+	}
+	_, err := w.Commands().WithAround(around).CreateInstance(t.Context(), w.Meta("create"), w.InstanceInput())
+	require.NoError(t, err)
+	require.Equal(t, []int{1, 1}, []int{attempts, reports})
+	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
 }

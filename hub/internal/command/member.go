@@ -33,7 +33,7 @@ func (s *Service) AddMember(ctx context.Context, m Meta, projectID, instanceID, 
 		if err != nil {
 			return instance.Change{}, "", ofMember(err)
 		}
-		if _, err := checkNodes(ctx, tx, m, candidates, manifest.Choice{}, project.OrgID); err != nil {
+		if _, err := checkNodes(ctx, tx, candidates, manifest.Choice{}, project.OrgID); err != nil {
 			return instance.Change{}, "", err
 		}
 		added, err := reserveWhole(ctx, tx, candidates[0], role, m.Now)

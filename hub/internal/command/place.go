@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -51,7 +50,7 @@ func placeMember(ctx context.Context, tx db.Tx, m Meta, project iam.Project, in 
 	if candidates, err = onNode(candidates, volumeNode); err != nil {
 		return placement{}, err
 	}
-	offline, err := checkNodes(ctx, tx, m, candidates, chosen, project.OrgID)
+	offline, err := checkNodes(ctx, tx, candidates, chosen, project.OrgID)
 	if err != nil {
 		return placement{}, err
 	}
@@ -134,7 +133,7 @@ func lower(w resolvedVersion, chosen manifest.Choice, at plan.Choice) ([]*protoc
 
 // checkNodes marks the candidates on nodes that accept no new work unusable, gives each what its node knows and may
 // publish on, and returns which nodes are offline. A node that serves one org at a time has none of another's.
-func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Candidate,
+func checkNodes(ctx context.Context, tx db.Tx, candidates []capacity.Candidate,
 	chosen manifest.Choice, orgID string,
 ) (offline map[string]bool, err error) {
 	ids := make([]string, 0, len(candidates))
@@ -146,10 +145,10 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Can
 		members map[string]int
 	)
 	if err := db.Together(ctx, tx, func(tx db.Tx) (err error) {
-		nodes, err = fleet.GetAll(ctx, tx, ids)
+		nodes, err = fleet.GetAllWithoutSessions(ctx, tx, ids)
 		return err
 	}, func(tx db.Tx) (err error) {
-		members, err = instance.MemberCounts(ctx, tx, ids)
+		members, err = capacity.MemberCounts(ctx, tx, ids)
 		return err
 	}); err != nil {
 		return nil, err
@@ -167,7 +166,7 @@ func checkNodes(ctx context.Context, tx db.Tx, m Meta, candidates []capacity.Can
 			candidates[i].Usable = false
 		}
 		candidates[i].Features = node.Features
-		offline[node.ID] = !node.Connected(m.Now)
+		offline[node.ID] = !node.Reachable
 	}
 	if len(chosen.Ports) == 0 {
 		return offline, nil

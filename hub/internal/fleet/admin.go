@@ -85,8 +85,7 @@ func Quarantine(ctx context.Context, tx db.Tx, nodeID, reason string, now time.T
 		return n, false, err
 	}
 	// Tenants see the node as unreachable, because its reports do not count.
-	_, err = tx.Exec(ctx, `UPDATE node_sessions SET reachable = false WHERE node_id = $1`, nodeID)
-	return n, true, err
+	return n, true, setReachable(ctx, tx, []string{nodeID}, []bool{false})
 }
 
 // Release ends a quarantine; released is false when there was none. Earlier signs of a clone do not count any more: the

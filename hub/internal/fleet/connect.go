@@ -69,6 +69,9 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 	if len(ids) == 0 {
 		return out, nil
 	}
+	if err := setReachable(ctx, tx, ids, reachable); err != nil {
+		return nil, err
+	}
 	var (
 		id string
 		no int64
@@ -77,15 +80,14 @@ func ConnectAll(ctx context.Context, tx db.Tx, nodes map[string]Node, list []Con
 		c := &out[at[id]]
 		c.SessionNo, c.Node.SessionNo, c.Node.LastSeenAt, c.Node.DisconnectedAt = uint64(no), uint64(no), now, time.Time{}
 	},
-		`INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, reachable,
-			last_session)
-		SELECT x.id, 1, $4::text, 0, $5::timestamptz, $5::timestamptz, x.reachable, x.last
-		FROM unnest($1::uuid[], $2::bool[], $3::int8[]) AS x(id, reachable, last)
+		`INSERT INTO node_sessions (node_id, session_no, replica_id, report_counter, connected_at, seen_at, last_session)
+		SELECT x.id, 1, $3::text, 0, $4::timestamptz, $4::timestamptz, x.last
+		FROM unnest($1::uuid[], $2::int8[]) AS x(id, last)
 		ON CONFLICT (node_id) DO UPDATE SET session_no = node_sessions.session_no + 1, replica_id = excluded.replica_id,
 		report_counter = 0,
-			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL, reachable =
-			excluded.reachable, last_session = excluded.last_session
-		RETURNING node_id, session_no`, ids, reachable, last, replica, now)
+			connected_at = excluded.connected_at, seen_at = excluded.seen_at, disconnected_at = NULL,
+			last_session = excluded.last_session
+		RETURNING node_id, session_no`, ids, last, replica, now)
 }
 
 // evaluateHello returns what a hello changes of the stored node.
@@ -118,7 +120,7 @@ func (n Node) evaluateHello(c Connection) ConnectResult {
 			nodeidentity.Store{Incarnation: n.Incarnation, Epoch: n.AcceptedEpoch, Generation: n.AcceptedGeneration},
 			h.GetLastSegment(), c.PostedSegment, suspects),
 		// A quarantined node stays unreachable for tenants.
-		WasUnreachable: !n.reachable && !n.IsQuarantined(),
+		WasUnreachable: !n.Reachable && !n.IsQuarantined(),
 	}
 }
 

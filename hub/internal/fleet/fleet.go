@@ -112,8 +112,8 @@ type Node struct {
 	DisconnectedAt time.Time
 	// factsSHA256 detects changed facts.
 	factsSHA256 []byte
-	// reachable is whether the node's members count as reachable (SetUnreachable).
-	reachable bool
+	// Reachable is whether the node's members count as reachable. It follows the contact with a delay (SetUnreachable).
+	Reachable bool
 }
 
 // Identity is the addressee of documents for this node.

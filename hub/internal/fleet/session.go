@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -70,7 +71,7 @@ func selectContacts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string
 	}, func() {
 		contacts[id] = c
 		c.conditions = nil // so that the next row does not overwrite them
-	}, `SELECT s.node_id, s.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
+	}, `SELECT s.node_id, n.reachable, s.last_session, s.reported_session, n.incarnation, n.quarantined_at IS NOT NULL,
 			n.conditions, n.resync, n.owed_incarnation, n.owed_segment
 		FROM node_sessions s JOIN nodes n ON n.id = s.node_id WHERE s.node_id = ANY($1::uuid[])`, nodeIDs)
 }
@@ -99,9 +100,9 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (Report
 	}
 	before := contacts[r.NodeID]
 	tag, err := tx.Exec(ctx,
-		`UPDATE node_sessions SET report_counter = $3, seen_at = $4, reachable = $5, reported_session = $6
+		`UPDATE node_sessions SET report_counter = $3, seen_at = $4, reported_session = $5
 		WHERE node_id = $1 AND session_no = $2 AND report_counter < $3`,
-		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now, !before.quarantined, before.reportedAfter(r.SessionNo))
+		r.NodeID, r.SessionNo, min(r.Counter, maxGeneration), now, before.reportedAfter(r.SessionNo))
 	if err != nil || tag.RowsAffected() == 0 {
 		return ReportResult{}, err
 	}
@@ -111,8 +112,10 @@ func ApplyReport(ctx context.Context, tx db.Tx, r Report, now time.Time) (Report
 		Resync:      before.resync, CloneDetected: before.isCloned(r.SessionNo),
 	}
 	// Unchanged conditions are not written: most reports write one small row.
-	return out, tx.Queue(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`,
-		r.NodeID, bounded(r.Conditions), now)
+	return out, errors.Join(
+		tx.Queue(ctx, `UPDATE nodes SET conditions = $2, updated_at = $3 WHERE id = $1 AND conditions <> $2`, r.NodeID,
+			bounded(r.Conditions), now),
+		setReachable(ctx, tx, []string{r.NodeID}, []bool{!before.quarantined}))
 }
 
 // reportedAfter is the newest session with an applied report, after one of session no. In quarantine none is applied.
@@ -127,17 +130,32 @@ func (c contact) reportedAfter(no uint64) uint64 {
 // ended ReconnectGrace ago.
 func Silent(ctx context.Context, tx db.Tx, now time.Time) ([]string, error) {
 	return db.CollectColumn[string](tx.Query(ctx,
-		`SELECT node_id FROM node_sessions WHERE reachable AND (seen_at <= $1 OR disconnected_at <= $2) ORDER BY node_id`,
+		`SELECT s.node_id FROM node_sessions s JOIN nodes n ON n.id = s.node_id
+			WHERE n.reachable AND (s.seen_at <= $1 OR s.disconnected_at <= $2) ORDER BY s.node_id`,
 		now.Add(-OnlineWindow), now.Add(-ReconnectGrace)))
 }
 
 // SetUnreachable marks a silent node as unreachable; false when it has sent a message meanwhile.
 func SetUnreachable(ctx context.Context, tx db.Tx, nodeID string, now time.Time) (bool, error) {
-	tag, err := tx.Exec(ctx,
-		`UPDATE node_sessions SET reachable = false WHERE node_id = $1 AND reachable AND (seen_at <= $2
-			OR disconnected_at <= $3)`,
-		nodeID, now.Add(-OnlineWindow), now.Add(-ReconnectGrace))
+	// Locked, because reports that change nothing else are not serializable.
+	var id string
+	err := tx.QueryRow(ctx,
+		`SELECT node_id FROM node_sessions WHERE node_id = $1 AND (seen_at <= $2 OR disconnected_at <= $3) FOR UPDATE`,
+		nodeID, now.Add(-OnlineWindow), now.Add(-ReconnectGrace)).Scan(&id)
+	if db.IsNoRows(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	tag, err := tx.Exec(ctx, `UPDATE nodes SET reachable = false WHERE id = $1 AND reachable`, nodeID)
 	return tag.RowsAffected() == 1, err
+}
+
+// setReachable writes what has changed.
+func setReachable(ctx context.Context, tx db.Tx, nodeIDs []string, reachable []bool) error {
+	return tx.Queue(ctx, `UPDATE nodes SET reachable = x.reachable FROM unnest($1::uuid[], $2::bool[]) AS x(id, reachable)
+		WHERE nodes.id = x.id AND nodes.reachable <> x.reachable`, nodeIDs, reachable)
 }
 
 // RecordAck records that a node has a document on its disk. generation is the version of a bundle.

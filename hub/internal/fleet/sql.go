@@ -21,9 +21,14 @@ const nodeColumns = `n.id, n.site_id, n.hostname, n.public_key, n.resource_versi
 	n.accepted_epoch, n.accepted_generation, n.bundle_version, n.agent_version,
 	n.protocol_version, n.features, n.cpu_cores, n.memory_bytes, n.facts_sha256, n.conditions, n.created_at, n.updated_at,
 	n.resync, n.owed_incarnation, n.owed_segment,
-	COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at, COALESCE(s.reachable, false)`
+	n.reachable, `
 
-const nodeFrom = ` FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
+// The rest of a select of nodes, with their sessions or without.
+const (
+	withSessions = `COALESCE(s.session_no, 0), s.seen_at, s.disconnected_at
+		FROM nodes n LEFT JOIN node_sessions s ON s.node_id = n.id `
+	withoutSessions = `0, NULL::TIMESTAMPTZ, NULL::TIMESTAMPTZ FROM nodes n `
+)
 
 func scanNode(row pgx.CollectableRow) (n Node, err error) {
 	err = row.Scan(&n.ID, &n.SiteID, &n.Hostname, &n.PublicKey, &n.ResourceVersion, &n.Draining,
@@ -32,8 +37,8 @@ func scanNode(row pgx.CollectableRow) (n Node, err error) {
 		&n.Incarnation,
 		&n.AcceptedEpoch, &n.AcceptedGeneration, &n.BundleVersion, &n.AgentVersion, &n.ProtocolVersion, &n.Features,
 		&n.CPUCores, &n.MemoryBytes, &n.factsSHA256, &n.Conditions, &n.CreatedAt,
-		&n.UpdatedAt, &n.Resync.Status, &n.Resync.OwedIncarnation, &n.Resync.OwedSegment, &n.SessionNo,
-		(*zeronull.Timestamptz)(&n.LastSeenAt), (*zeronull.Timestamptz)(&n.DisconnectedAt), &n.reachable)
+		&n.UpdatedAt, &n.Resync.Status, &n.Resync.OwedIncarnation, &n.Resync.OwedSegment, &n.Reachable, &n.SessionNo,
+		(*zeronull.Timestamptz)(&n.LastSeenAt), (*zeronull.Timestamptz)(&n.DisconnectedAt))
 	return n, err
 }
 
@@ -85,7 +90,7 @@ func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
 	if !db.IsID(nodeID) {
 		return Node{}, notFound()
 	}
-	n, err := db.SelectOne(ctx, tx, scanNode, `SELECT `+nodeColumns+nodeFrom+`WHERE n.id = $1`, nodeID)
+	n, err := db.SelectOne(ctx, tx, scanNode, `SELECT `+nodeColumns+withSessions+`WHERE n.id = $1`, nodeID)
 	if db.IsNoRows(err) {
 		return Node{}, notFound()
 	}
@@ -94,7 +99,7 @@ func Get(ctx context.Context, tx db.Tx, nodeID string) (Node, error) {
 
 // selectNodes returns the nodes of a condition.
 func selectNodes(ctx context.Context, tx db.Tx, where string, args ...any) ([]Node, error) {
-	return db.Select(ctx, tx, scanNode, `SELECT `+nodeColumns+nodeFrom+where, args...)
+	return db.Select(ctx, tx, scanNode, `SELECT `+nodeColumns+withSessions+where, args...)
 }
 
 // insertNode also sets a first intent, so that the node gets a first generation, even if it is empty.
@@ -112,11 +117,23 @@ func insertNode(ctx context.Context, tx db.Tx, n Node, now time.Time) error {
 // GetAll returns the existing ones of the nodes by id, banned or not.
 func GetAll(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]Node, error) {
 	nodes, err := selectNodes(ctx, tx, `WHERE n.id = ANY($1::uuid[])`, nodeIDs)
+	return byID(nodes), err
+}
+
+// GetAllWithoutSessions is GetAll for those who must not conflict with the nodes' reports: SessionNo, LastSeenAt and
+// DisconnectedAt are zero.
+func GetAllWithoutSessions(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]Node, error) {
+	nodes, err := db.Select(ctx, tx, scanNode,
+		`SELECT `+nodeColumns+withoutSessions+`WHERE n.id = ANY($1::uuid[])`, nodeIDs)
+	return byID(nodes), err
+}
+
+func byID(nodes []Node) map[string]Node {
 	out := make(map[string]Node, len(nodes))
 	for _, n := range nodes {
 		out[n.ID] = n
 	}
-	return out, err
+	return out
 }
 
 // Hostnames returns the names that the nodes give themselves, by node id.

@@ -325,7 +325,7 @@ func EachManifest(ctx context.Context, tx db.Tx, each func(envelope []byte)) err
 // CountLive returns how many instances of the org are not decommissioned.
 func CountLive(ctx context.Context, tx db.Tx, orgID string) (int64, error) {
 	return db.Value[int64](ctx, tx,
-		`SELECT count(*) FROM app_instances WHERE org_id = $1 AND decommissioned_at IS NULL`, orgID)
+		`SELECT count(*) FROM live_instances WHERE org_id = $1`, orgID)
 }
 
 // List returns a page of a project's instances, newest first.

@@ -31,6 +31,9 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	if err != nil {
 		return err
 	}
+	if err := countLive(ctx, tx, i); err != nil {
+		return err
+	}
 	return tx.Queue(ctx,
 		`INSERT INTO app_instances (id, org_id, org_slug, project_id, app_slug, display_name, status, status_reason, health,
 			operating_mode, control_plane_scope, runtime_backend, tenant_boundary_mode, revision, placement_allocation_ids,
@@ -43,8 +46,20 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
 }
 
+// countLive makes the instance one of its org's that are not decommissioned.
+func countLive(ctx context.Context, tx db.Tx, i Instance) error {
+	return tx.Queue(ctx, `INSERT INTO live_instances (org_id, instance_id) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
+		i.OrgID, i.ID)
+}
+
 func updateInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	tx.Changed(i.ID)
+	if i.Lifecycle.Status.Ended() {
+		if err := tx.Queue(ctx, `DELETE FROM live_instances WHERE org_id = $1 AND instance_id = $2`, i.OrgID,
+			i.ID); err != nil {
+			return err
+		}
+	}
 	return tx.Queue(ctx,
 		`UPDATE app_instances SET status = $2, status_reason = $3, health = $4, revision = $5, correlation_id = $6,
 			resource_version = $7, updated_at = $8, activated_at = $9, display_name = $10,

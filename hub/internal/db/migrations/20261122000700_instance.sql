@@ -35,10 +35,17 @@ CREATE TABLE IF NOT EXISTS app_instances (
 ) WITH (fillfactor = 80);
 
 CREATE INDEX IF NOT EXISTS app_instances_by_project ON app_instances (project_id, id);
-CREATE INDEX IF NOT EXISTS app_instances_by_org ON app_instances (org_id) WHERE decommissioned_at IS NULL;
 -- Decommissioned instances whose operations and revisions are not deleted yet (instance.DeleteHistory).
 CREATE INDEX IF NOT EXISTS app_instances_with_history ON app_instances (decommissioned_at)
   WHERE decommissioned_at IS NOT NULL AND NOT history_deleted;
+
+-- The instances of each org that are not decommissioned, to be counted: counting app_instances, each creation would
+-- conflict with every report, which updates one of them.
+CREATE TABLE IF NOT EXISTS live_instances (
+  org_id UUID NOT NULL,
+  instance_id UUID NOT NULL,
+  PRIMARY KEY (org_id, instance_id)
+);
 
 CREATE TABLE IF NOT EXISTS instance_revisions (
   instance_id UUID NOT NULL,

@@ -53,7 +53,10 @@ CREATE TABLE IF NOT EXISTS nodes (
   -- What a restored hub still needs from the node: 'awaiting' its accepted state, then 'usage_owed' up to owed_segment.
   resync TEXT NOT NULL DEFAULT '',
   owed_incarnation TEXT NOT NULL DEFAULT '',
-  owed_segment INT8 NOT NULL DEFAULT 0
+  owed_segment INT8 NOT NULL DEFAULT 0,
+  -- Whether the node's members count as reachable; it follows the contact with a delay. It is here and not with the
+  -- session, which every report changes: who places a member reads it.
+  reachable BOOL NOT NULL DEFAULT false
 );
 
 -- Only the digest of the secret is stored. A used token names the node that it enrolled.
@@ -78,8 +81,7 @@ CREATE TABLE IF NOT EXISTS node_intents (
   traceparent TEXT NOT NULL DEFAULT ''
 );
 
--- The current connection of a node. A report with a counter that is not above report_counter is outdated. reachable is
--- whether the node's members count as reachable; it follows the contact with a delay.
+-- The current connection of a node. A report with a counter that is not above report_counter is outdated.
 CREATE TABLE IF NOT EXISTS node_sessions (
   node_id UUID PRIMARY KEY,
   session_no INT8 NOT NULL,
@@ -87,7 +89,6 @@ CREATE TABLE IF NOT EXISTS node_sessions (
   report_counter INT8 NOT NULL,
   connected_at TIMESTAMPTZ NOT NULL,
   seen_at TIMESTAMPTZ NOT NULL,
-  reachable BOOL NOT NULL,
   disconnected_at TIMESTAMPTZ,
   -- The session before this one that the agent process reports in its hello; 0 for a new process.
   last_session INT8 NOT NULL DEFAULT 0,
