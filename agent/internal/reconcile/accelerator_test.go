@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/agent/internal/accelerator"
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/e2e/skip"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -149,6 +150,45 @@ func TestAContainerThatCannotOpenItsAcceleratorStartsAgain(t *testing.T) {
 	require.NotEqual(t, before.ID, f.container(w.GetId()).ID)
 	require.Regexp(t, `it cannot open its accelerator: /dev/dri/renderD\d+: operation not permitted`,
 		f.store.Members()[w.GetId()].Services[manifest.ServiceName].Detail+s.GetDetail())
+}
+
+// doubtful lists running containers as ones whose state is unknown.
+type doubtful struct{ *runtime.Runtime }
+
+func (d doubtful) List(ctx context.Context) ([]runtime.Container, error) {
+	all, err := d.Runtime.List(ctx)
+	for i := range all {
+		all[i].State = runtime.StateUnknown
+	}
+	return all, err
+}
+
+// usedNoter keeps which accelerators the first pass calls used.
+type usedNoter struct {
+	reconcile.Accelerators
+	first chan []string
+}
+
+func (n usedNoter) SetUsed(ids []string) {
+	select {
+	case n.first <- ids:
+	default:
+	}
+	n.Accelerators.SetUsed(ids)
+}
+
+func TestLaw14AnAcceleratorOfAContainerInDoubtIsNotReset(t *testing.T) {
+	f, _ := newFixtureWithGPUs(t)
+	f.hub.accelerators = []string{radeonID}
+	w := f.hub.workload(`{}`)
+	f.push(w)
+	f.untilStatus(w.GetId(), protocol.WorkloadStatus_READY)
+	f.stop()
+	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers { return doubtful{rt} }
+	first := make(chan []string, 1)
+	f.wrapAccelerators = func(a reconcile.Accelerators) reconcile.Accelerators { return usedNoter{a, first} }
+	f.start()
+	require.Equal(t, []string{radeonID}, <-first)
 }
 
 // flickering are devices of which each second check finds one lost.

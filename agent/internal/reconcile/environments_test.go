@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sys/unix"
 
+	"github.com/gpuaas/gpuaas/agent/internal/reconcile"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 	"github.com/gpuaas/gpuaas/protocol"
 )
@@ -140,6 +141,15 @@ func TestAFailedInstallationIsAClearStatusWithoutCredentials(t *testing.T) {
 	f.untilStatus(healthy.GetId(), protocol.WorkloadStatus_READY)
 	require.Eventually(t, func() bool { return len(f.unfinished()) == 0 }, 10*time.Second, 10*time.Millisecond)
 	require.Empty(t, f.installed())
+}
+
+func TestLaw11NoFormOfAnIndexsCredentialsIsQuoted(t *testing.T) {
+	const index = "https://reader:s3cr%21t@packages.example/simple"
+	for _, form := range []string{"s3cr!t", "s3cr%21t", "reader:s3cr%21t"} {
+		text, err := reconcile.Redacted(index, "401 for "+form)
+		require.NoError(t, err)
+		require.Equal(t, "401 for ****", text)
+	}
 }
 
 // An upgrade installs its environment while the container before it serves. A failed installation changes nothing.

@@ -1,6 +1,8 @@
 package reconcile
 
 import (
+	"net/url"
+
 	"github.com/gpuaas/gpuaas/agent"
 	"github.com/gpuaas/gpuaas/agent/internal/runtime"
 )
@@ -13,3 +15,9 @@ func ListedOf(c runtime.Container) agent.Listed { return listed(c) }
 
 // OnlyReads reports whether no service of a workload writes to a project's volume.
 func OnlyReads(w agent.Workload, volumeID string) bool { return onlyReads(w, volumeID) }
+
+// Redacted is a text without the credentials of a package index.
+func Redacted(index, text string) (string, error) {
+	parsed, err := url.Parse(index)
+	return string(packageIndex{url: parsed}.redact([]byte(text))), err
+}

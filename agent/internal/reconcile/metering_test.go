@@ -2,6 +2,8 @@ package reconcile_test
 
 import (
 	"context"
+	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -30,6 +32,47 @@ func (l slowList) List(ctx context.Context) ([]runtime.Container, error) {
 		}
 	}
 	return all, err
+}
+
+// deaf fails each listing while failing is set, and counts them.
+type deaf struct {
+	*runtime.Runtime
+	failing atomic.Bool
+	asked   atomic.Int64
+}
+
+func (d *deaf) List(ctx context.Context) ([]runtime.Container, error) {
+	if d.failing.Load() {
+		d.asked.Add(1)
+		return nil, errors.New("containerd does not answer")
+	}
+	return d.Runtime.List(ctx)
+}
+
+// The step of the clock is not billed, and the time until then is measured: both need the listing before it.
+func TestLaw05TheClockIsNotSetWithoutASample(t *testing.T) {
+	f := newFixture(t)
+	f.stop()
+	d := &deaf{}
+	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers {
+		d.Runtime = rt
+		return d
+	}
+	f.start()
+	d.failing.Store(true)
+	before := f.clock.Now()
+	ctx, cancel := context.WithCancel(t.Context())
+	synced := make(chan struct{})
+	go func() {
+		defer close(synced)
+		f.re.SyncClock(ctx, before.Add(24*time.Hour), 0)
+	}()
+	require.Eventually(t, func() bool { return d.asked.Load() > 20 }, time.Minute, 10*time.Millisecond)
+	cancel()
+	<-synced
+	require.Less(t, f.clock.Now().Sub(before), time.Hour)
+	d.failing.Store(false)
+	require.Eventually(t, func() bool { return f.clock.Now().Sub(before) > time.Hour }, time.Minute, 10*time.Millisecond)
 }
 
 func TestLaw05AStartThatEndsDuringAListingIsMeasuredFromItsBeginning(t *testing.T) {
