@@ -201,7 +201,7 @@ func (s *sender) load(ctx context.Context) (w webhook.Webhook, owner iam.Princip
 
 // deliver tries an event until it was delivered or is a dead letter. One that the owner may not see is left out.
 func (s *sender) deliver(ctx context.Context, e event.Numbered) error {
-	for {
+	for waited := false; ; {
 		w, owner, err := s.load(ctx)
 		if err != nil {
 			return err
@@ -210,14 +210,17 @@ func (s *sender) deliver(ctx context.Context, e event.Numbered) error {
 		if !s.reader.MaySee(e.Event) {
 			return nil
 		}
-		if w.NextTryAt != nil {
+		if w.NextTryAt != nil && !waited {
 			if !s.wait(ctx, w.NextTryAt.Sub(s.Now())) {
 				return ctx.Err()
 			}
 			if err := s.replay(ctx); err != nil {
 				return err
 			}
+			waited = true // what the webhook and its owner are by now counts
+			continue
 		}
+		waited = false
 		result := s.send(ctx, w, e)
 		if ctx.Err() != nil {
 			return ctx.Err()

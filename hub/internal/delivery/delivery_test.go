@@ -44,6 +44,8 @@ type house struct {
 	org      iam.Org
 	project  iam.Project
 	owner    iam.User
+	// pause is between two tries.
+	pause time.Duration
 
 	mu    sync.Mutex
 	clock time.Time
@@ -134,7 +136,7 @@ func (h *house) start(endpoints ...*endpoint) (stop func()) {
 	d := &Deliverer{
 		DB: h.d, Queries: &query.Service{DB: h.d, Tail: h.tail}, Sealer: h.sealer, Now: h.now,
 		Client: NewClient(Addresses{Allowed: prefixes("127.0.0.0/8")}, roots), Log: slog.New(slog.DiscardHandler),
-		pause: func(int) time.Duration { return 0 },
+		pause: func(int) time.Duration { return h.pause },
 	}
 	ctx, cancel := context.WithCancel(h.Context())
 	ended := make(chan error)

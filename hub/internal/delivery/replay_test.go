@@ -45,3 +45,34 @@ func TestLaw10AReplaySendsWhatItsOwnerMaySeeNow(t *testing.T) {
 	require.Contains(t, letter(MaxTries+1).LastError, "the owner may not see it")
 	require.Empty(t, e.got)
 }
+
+// The next try is minutes after the one before: the webhook and its owner count as they are then.
+func TestLaw10AWebhookThatWaitsSendsWhatItsOwnerMaySeeThen(t *testing.T) {
+	h := newHouse(t)
+	h.pause = time.Hour
+	e := listen(t, func(w http.ResponseWriter, _ request) { w.WriteHeader(http.StatusInternalServerError) })
+	made := h.create(webhook.Webhook{URL: e.URL, Types: []string{"apps.environment"}})
+	h.number()
+	defer h.start(e)()
+	waits := func(tries int) {
+		h.until(made.Webhook.ID, func(w webhook.Webhook) bool { return w.Tries == tries })
+	}
+	h.happen("apps.environment.removed", "refused")
+	<-e.got
+	waits(1)
+	rotated, err := h.commands.RotateWebhookSecret(t.Context(), h.meta("rotate"), h.org.ID, made.Webhook.ID, 0)
+	require.NoError(t, err)
+	_, err = h.commands.ReplayWebhook(t.Context(), h.meta("at once"), h.org.ID, made.Webhook.ID, "")
+	require.NoError(t, err)
+	r := <-e.got
+	require.Equal(t, signature(rotated.Secret, r), r.header.Get("webhook-signature"))
+
+	waits(2)
+	h.tx(func(ctx context.Context, tx db.Tx) error {
+		tx.Enqueue(webhook.Queue, made.Webhook.ID)
+		_, err := tx.Exec(ctx, `UPDATE role_bindings SET role = 'viewer' WHERE user_id = $1`, h.owner.ID)
+		return err
+	})
+	h.until(made.Webhook.ID, func(w webhook.Webhook) bool { return w.Status == webhook.Disabled })
+	require.Empty(t, e.got)
+}
