@@ -90,8 +90,8 @@ func (e eventStream) VisitStreamEventsResponse(w http.ResponseWriter) error {
 		if err != nil || ended || changed != nil && !e.follow {
 			return err
 		}
-		if changed == nil && ctx.Err() == nil {
-			continue
+		if changed == nil {
+			changed = atOnce() // there may be more; the checks are due all the same
 		}
 		select {
 		case <-ctx.Done():
@@ -123,6 +123,13 @@ func (e eventStream) send(ctx context.Context, out transferWriter) (changed <-ch
 		}
 	}
 	return changed, ended, out.Send(text)
+}
+
+// atOnce returns a channel that is closed.
+func atOnce() <-chan struct{} {
+	c := make(chan struct{})
+	close(c)
+	return c
 }
 
 // lostCaller reads the caller's rights anew, and reports whether it has lost its credential. A database that does not

@@ -101,7 +101,7 @@ func (e eventSocket) follow(ctx context.Context, conn *websocket.Conn) (websocke
 			return websocket.StatusGoingAway, closeAgain, nil
 		}
 		if changed == nil {
-			continue
+			changed = atOnce() // there may be more; the checks are due all the same
 		}
 		select {
 		case <-ctx.Done():

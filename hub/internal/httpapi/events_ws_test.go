@@ -129,6 +129,24 @@ func TestAWebSocketEndsWithAReason(t *testing.T) {
 	}
 }
 
+// A caller whose credential ends does not read all that is kept before anybody notices.
+func TestTheCredentialIsCheckedWhileOldEventsAreSent(t *testing.T) {
+	again := func(context.Context) (iam.Principal, error) { return iam.Principal{}, iam.ErrUnauthenticated() }
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	require.NoError(t, eventStream{
+		reader: &told{}, follow: true, again: again, checkEvery: time.Millisecond,
+		request: httptest.NewRequestWithContext(ctx, "GET", "/", nil),
+	}.VisitStreamEventsResponse(httptest.NewRecorder()))
+	require.NoError(t, ctx.Err())
+	client, served := socket(t, eventSocket{
+		reader: &told{}, again: again, checkEvery: time.Millisecond, log: slog.New(slog.DiscardHandler),
+	})
+	_, _, err := client.Read(ctx)
+	require.ErrorContains(t, err, closeCredentialEnded)
+	require.NoError(t, <-served)
+}
+
 // A client that takes nothing costs one message that is on its way, and not for long.
 func TestAWebSocketThatTakesNothingIsCutOff(t *testing.T) {
 	big := event.Numbered{JSON: []byte(strings.Repeat("x", 64<<20))}
