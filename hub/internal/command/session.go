@@ -111,8 +111,11 @@ func (s *Service) RefreshSession(ctx context.Context, m Meta, refresh string) (i
 
 // RevokeSession ends a session of the caller. Revoking twice is NotFound.
 func (s *Service) RevokeSession(ctx context.Context, m Meta, id string) error {
-	return do(ctx, s, access.Anyone, func(tx db.Tx, _ access.Nothing) error {
-		if err := iam.RevokeSession(ctx, tx, m.Principal.ID, id, m.Now); err != nil {
+	check := func(ctx context.Context, tx db.Tx) (access.Nothing, error) {
+		return access.Nothing{}, iam.CheckSession(ctx, tx, m.Principal.ID, id, m.Now)
+	}
+	return do(ctx, s, check, func(tx db.Tx, _ access.Nothing) error {
+		if err := iam.EndSession(ctx, tx, id, m.Now); err != nil {
 			return err
 		}
 		return m.recordSessionEnd(ctx, tx, m.Principal.ID, m.Principal.OrgID, id, "revoked")

@@ -311,6 +311,7 @@ func TestAUserEndsItsOwnSessions(t *testing.T) {
 	path := "/auth/sessions/" + there.text("session_id")
 	require.Len(t, h.must(t, here, "GET", "/auth/sessions", "", "", 200).body["items"], 2)
 	h.must(t, bob, "DELETE", path, "", "", 404)
+	require.Equal(t, 404, h.askIf(t, bob, "DELETE", path, "", `"another"`).status)
 	h.must(t, here, "DELETE", path, "", "", 204)
 	h.must(t, here, "DELETE", path, "", "", 404)
 	require.Equal(t, 401, h.whoami(t, there.text("access_token")))

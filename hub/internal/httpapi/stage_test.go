@@ -111,8 +111,8 @@ func (s *stage) insert(t *testing.T) {
 			},
 			{
 				`INSERT INTO sessions (id, user_id, family_hash, refresh_hash, user_agent, source_address, created_at, refreshed_at,
-				expires_at) VALUES ($1, $2, '', '', '', '', $3, $3, $4)`,
-				[]any{s.ids["session_id"], s.ids["user_id"], now, now.Add(time.Hour)},
+				expires_at) SELECT $1, id, '', '', '', '', $2, $2, $3 FROM users WHERE platform_admin`,
+				[]any{s.ids["session_id"], now, now.Add(time.Hour)},
 			},
 			{
 				`INSERT INTO instance_tasks (id, instance_id, kind, revision, phases, state, requested_by_type, requested_by_id,
@@ -215,14 +215,14 @@ func (s *stage) sendBody(t *testing.T, conn *tls.ConnectionState, token string, 
 }
 
 // askIf is ask without a body, for the version of If-Match.
-func (s *stage) askIf(t *testing.T, token, method, path, key, ifMatch string) answer {
+func (h *house) askIf(t *testing.T, token, method, path, key, ifMatch string) answer {
 	t.Helper()
 	r := httptest.NewRequest(method, basePath+path, http.NoBody)
 	r.Header.Set("Authorization", "Bearer "+token)
 	r.Header.Set("X-Idempotency-Key", key)
 	r.Header.Set(ifMatchHeader, ifMatch)
 	w := httptest.NewRecorder()
-	s.ServeHTTP(w, r)
+	h.ServeHTTP(w, r)
 	out := answer{status: w.Code, header: w.Header(), raw: w.Body.String()}
 	if strings.HasSuffix(out.header.Get("Content-Type"), "json") {
 		require.NoError(t, json.Unmarshal([]byte(out.raw), &out.body))

@@ -75,7 +75,10 @@ func TestASessionEndsOnceAndByItsOwnUser(t *testing.T) {
 	}
 	revoke := func(userID, id string, now time.Time) error {
 		_, err := run(t, w.d, func(tx db.Tx) (int, error) {
-			return 0, iam.RevokeSession(t.Context(), tx, userID, id, now)
+			if err := iam.CheckSession(t.Context(), tx, userID, id, now); err != nil {
+				return 0, err
+			}
+			return 0, iam.EndSession(t.Context(), tx, id, now)
 		})
 		return err
 	}

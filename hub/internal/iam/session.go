@@ -108,7 +108,7 @@ func RefreshSession(ctx context.Context, tx db.Tx, refresh string, t SessionToke
 	}
 	if subtle.ConstantTimeCompare(row.RefreshHash, hashToken(refresh)) != 1 {
 		t.Access, t.Refresh = "", ""
-		return t, true, endSession(ctx, tx, row.ID, now)
+		return t, true, EndSession(ctx, tx, row.ID, now)
 	}
 	t.Refresh = refresh[:len(refreshTokenPrefix)+familyText] + t.Refresh[len(refreshTokenPrefix)+familyText:]
 	t.Session.RefreshedAt, t.Session.ExpiresAt = now, now.Add(sessionIdle)
@@ -133,8 +133,8 @@ func ListSessions(ctx context.Context, tx db.Tx, userID string, now time.Time, p
 		ORDER BY s.id LIMIT $4`, userID, now)
 }
 
-// RevokeSession ends a login of the user with its tokens. One that does not count any more is NotFound.
-func RevokeSession(ctx context.Context, tx db.Tx, userID, id string, now time.Time) error {
+// CheckSession reports NotFound unless the login is one of the user and counts.
+func CheckSession(ctx context.Context, tx db.Tx, userID, id string, now time.Time) error {
 	if !db.IsID(id) {
 		return ErrNotFound()
 	}
@@ -143,13 +143,11 @@ func RevokeSession(ctx context.Context, tx db.Tx, userID, id string, now time.Ti
 	if err == nil && !live {
 		err = ErrNotFound()
 	}
-	if err != nil {
-		return err
-	}
-	return endSession(ctx, tx, id, now)
+	return err
 }
 
-func endSession(ctx context.Context, tx db.Tx, id string, now time.Time) error {
+// EndSession ends a login with its tokens.
+func EndSession(ctx context.Context, tx db.Tx, id string, now time.Time) error {
 	if _, err := tx.Exec(ctx, `UPDATE sessions SET revoked_at = $2 WHERE id = $1`, id, now); err != nil {
 		return err
 	}
