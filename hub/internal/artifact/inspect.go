@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 
 	"github.com/distribution/distribution/v3"
@@ -30,6 +31,9 @@ const (
 	dockerManifest     = "application/vnd.docker.distribution.manifest.v2+json"
 	dockerManifestList = "application/vnd.docker.distribution.manifest.list.v2+json"
 )
+
+// platformName is os/architecture[/variant]; it is stored and shown, so that it must be short and text.
+var platformName = regexp.MustCompile(`^[\w.-]{1,32}/[\w.-]{1,32}(/[\w.-]{1,32})?$`)
 
 // Image is what the registry holds under a digest.
 type Image struct {
@@ -165,12 +169,13 @@ func (in *inspector) addPlatform(ctx context.Context, config v1.Descriptor) erro
 		return err
 	}
 	var p v1.Platform
-	if err := json.Unmarshal(raw, &p); err != nil || p.OS == "" || p.Architecture == "" {
-		return unsupported("has a configuration without a platform")
-	}
+	err = json.Unmarshal(raw, &p)
 	name := p.OS + "/" + p.Architecture
 	if p.Variant != "" {
 		name += "/" + p.Variant
+	}
+	if err != nil || !platformName.MatchString(name) {
+		return unsupported("has a configuration without a platform")
 	}
 	if !slices.Contains(in.image.Platforms, name) {
 		in.image.Platforms = append(in.image.Platforms, name)

@@ -11,6 +11,8 @@ import (
 	"testing"
 	"time"
 
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
 	"github.com/stretchr/testify/require"
 
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
@@ -55,6 +57,20 @@ func TestPushedImageIsInspectedAndItsSignatureJudged(t *testing.T) {
 	require.Equal(t, artifact.CodeNotPushed, fault.As(err).Code)
 	_, err = b.registry.Inspect(t.Context(), repository, "latest")
 	require.True(t, fault.Is(err, fault.Malformed))
+}
+
+// A platform is stored and shown: text that no database takes, and much of it, is refused with its reason.
+func TestAnImageWithoutAPlatformIsRefused(t *testing.T) {
+	b := newBench(t)
+	signer, _ := newSigner(t)
+	for _, os := range []string{"", "linux\x00", strings.Repeat("l", 100)} {
+		one, err := mutate.ConfigFile(image(t, "one"), &v1.ConfigFile{OS: os, Architecture: "amd64"})
+		require.NoError(t, err)
+		pushed, err := appkit.Push(t.Context(), one, b.intent(t, repository), signer, nil)
+		require.NoError(t, err)
+		_, err = b.registry.Inspect(t.Context(), repository, pushed.Digest)
+		require.Equal(t, artifact.CodeUnsupported, fault.As(err).Code, "%q", os)
+	}
 }
 
 func TestIntentCredentialPushesToItsOneRepositoryWhileItIsOpen(t *testing.T) {
