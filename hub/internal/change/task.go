@@ -3,8 +3,11 @@ package change
 import (
 	"context"
 
+	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/pkg/manifest"
 )
 
 // CompleteTask does what a change of a task means for the other slices, and records it: the steps of its instance,
@@ -40,6 +43,46 @@ func CompleteTask(ctx context.Context, tx db.Tx, by By, action string, c instanc
 		Data:         data,
 		After:        data,
 	})
+}
+
+// CompleteEnd completes the requested end of an instance. One that an external worker operates gets a task for that in
+// place of all others; it ends at once where no worker has begun with it.
+func CompleteEnd(ctx context.Context, tx db.Tx, by By, c instance.Change) (instance.Instance, error) {
+	if c.Instance.External() {
+		touched, err := instance.CancelTasks(ctx, tx, c.Instance.ID, by.Now)
+		switch {
+		case err != nil:
+			return instance.Instance{}, err
+		case touched:
+			return addEnd(ctx, tx, by, c)
+		}
+		if c, err = instance.EndUntouched(ctx, tx, c, by.Now); err != nil {
+			return instance.Instance{}, err
+		}
+	}
+	return c.Instance, CompleteInstance(ctx, tx, by, iam.InstanceDelete, c)
+}
+
+func addEnd(ctx context.Context, tx db.Tx, by By, c instance.Change) (instance.Instance, error) {
+	contract, err := WorkerContract(ctx, tx, c.Instance)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	t, err := instance.AddTask(ctx, tx, c, contract.Task(manifest.TaskDecommission), "",
+		instance.Request{By: by.Actor, CorrelationID: by.CorrelationID}, by.Now)
+	if err != nil {
+		return instance.Instance{}, err
+	}
+	return t.Instance, CompleteTask(ctx, tx, by, iam.InstanceDelete, t)
+}
+
+// WorkerContract is what hub and external worker agree on for the version that the instance has.
+func WorkerContract(ctx context.Context, tx db.Tx, i instance.Instance) (manifest.WorkerContract, error) {
+	v, err := catalog.GetVersion(ctx, tx, i.AppSlug, i.Version)
+	if err != nil || v.Manifest.Version.ExternalWorkerContract == nil {
+		return manifest.WorkerContract{}, err
+	}
+	return *v.Manifest.Version.ExternalWorkerContract, nil
 }
 
 // CompleteMember does what another status of a member of an external worker means for the other slices, and records it:

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/capacity"
-	"github.com/gpuaas/gpuaas/hub/internal/catalog"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
@@ -88,36 +87,14 @@ func (s *Service) addTask(ctx context.Context, tx db.Tx, m Meta, action string, 
 	return t.Instance, change.CompleteTask(ctx, tx, m.by(), action, t)
 }
 
-// actExternal turns an action that has begun into a task. An end cancels all other tasks, and needs none where no
-// worker has begun with the instance.
+// actExternal turns an action that has begun into a task.
 func (s *Service) actExternal(ctx context.Context, tx db.Tx, m Meta, permission iam.Permission, c instance.Change,
 ) (instance.Instance, error) {
-	if permission == iam.InstanceDelete {
-		touched, err := instance.CancelTasks(ctx, tx, c.Instance.ID, m.Now)
-		if err != nil {
-			return instance.Instance{}, err
-		}
-		if !touched {
-			if c, err = instance.EndUntouched(ctx, tx, c, m.Now); err != nil {
-				return instance.Instance{}, err
-			}
-			return c.Instance, change.CompleteInstance(ctx, tx, m.by(), string(permission), c)
-		}
-	}
-	contract, err := contractOf(ctx, tx, c.Instance)
+	contract, err := change.WorkerContract(ctx, tx, c.Instance)
 	if err != nil {
 		return instance.Instance{}, err
 	}
 	return s.addTask(ctx, tx, m, string(permission), c, contract.Task(c.Instance.Operation.Kind), "")
-}
-
-// contractOf is what hub and worker agree on for the version that the instance has.
-func contractOf(ctx context.Context, tx db.Tx, i instance.Instance) (manifest.WorkerContract, error) {
-	v, err := catalog.GetVersion(ctx, tx, i.AppSlug, i.Version)
-	if err != nil || v.Manifest.Version.ExternalWorkerContract == nil {
-		return manifest.WorkerContract{}, err
-	}
-	return *v.Manifest.Version.ExternalWorkerContract, nil
 }
 
 // upgradeExternal is upgrade for an app that an external worker operates.

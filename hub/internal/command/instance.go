@@ -69,7 +69,10 @@ func (s *Service) act(ctx context.Context, m Meta, permission iam.Permission, pr
 			return instance.Instance{}, err
 		}
 		c.Before = i
-		if i.External() {
+		switch {
+		case permission == iam.InstanceDelete:
+			return change.CompleteEnd(ctx, tx, m.by(), c)
+		case i.External():
 			return s.actExternal(ctx, tx, m, permission, c)
 		}
 		return c.Instance, change.CompleteInstance(ctx, tx, m.by(), string(permission), c)

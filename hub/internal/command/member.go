@@ -93,7 +93,7 @@ func (s *Service) onMembers(ctx context.Context, m Meta, projectID, instanceID, 
 		if err != nil {
 			return instance.Instance{}, err
 		}
-		contract, err := contractOf(ctx, tx, i)
+		contract, err := change.WorkerContract(ctx, tx, i)
 		if err != nil {
 			return instance.Instance{}, err
 		}

@@ -51,7 +51,7 @@ func (s *Service) FailTask(ctx context.Context, m Meta, ref TaskRef, attempt int
 		if err != nil {
 			return nil, err
 		}
-		contract, err := contractOf(ctx, tx, i)
+		contract, err := change.WorkerContract(ctx, tx, i)
 		if err != nil {
 			return nil, err
 		}

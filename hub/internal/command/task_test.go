@@ -2,6 +2,7 @@ package command_test
 
 import (
 	"context"
+	"log/slog"
 	"strings"
 	"sync"
 	"testing"
@@ -14,6 +15,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
+	"github.com/gpuaas/gpuaas/hub/internal/periodic"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
 	"github.com/gpuaas/gpuaas/hub/lifecycle"
 	"github.com/gpuaas/gpuaas/pkg/fault"
@@ -103,6 +105,29 @@ func (w *world) runningCluster(members int) instance.Instance {
 	i, _ := w.cluster(members)
 	w.finish(w.next(i, "deploy"))
 	return w.Get(i.ID)
+}
+
+// Where the wallet no longer covers an allocation, the worker gets the task to end what it operates there, or nothing
+// is left to end; until then the allocation costs what nobody pays.
+func TestAnUnpaidAllocationEndsWithWhatAWorkerOperatesThere(t *testing.T) {
+	w := newWorld(t)
+	unpaid := func(i instance.Instance) {
+		passes := periodic.Passes{DB: w.DB, Log: slog.New(slog.DiscardHandler)}
+		require.NoError(t, passes.ReleaseUnpaid(t.Context(), i.Members[0].AllocationID, "corr", w.Now))
+	}
+	running := w.runningCluster(2)
+	_, err := w.Commands().StopInstance(t.Context(), w.Meta("stop"), w.Project.ID, running.ID)
+	require.NoError(t, err)
+	unpaid(running)
+	w.finish(w.next(running, "decommission"))
+	require.Empty(t, w.tasks(running, lifecycle.TaskPending), "the task before is cancelled")
+	untouched, _ := w.launchCluster("untouched", 2)
+	unpaid(untouched)
+	for _, i := range []instance.Instance{running, untouched} {
+		require.Equal(t, lifecycle.Decommissioned, w.Get(i.ID).Lifecycle.Status)
+		require.Equal(t, 1, w.Count(`SELECT count(*) FROM allocations WHERE id = $1 AND status = 'released'`,
+			i.Members[0].AllocationID))
+	}
 }
 
 func TestTasksMoveAnInstanceThroughItsLife(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/finding"
-	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
@@ -129,7 +128,7 @@ func releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID st
 		if err != nil {
 			return err
 		}
-		if err := change.CompleteInstance(ctx, tx, by, iam.InstanceDelete, ended); err != nil {
+		if _, err := change.CompleteEnd(ctx, tx, by, ended); err != nil {
 			return err
 		}
 	}
