@@ -103,7 +103,7 @@ func query(kind string) (sql string, params []string) {
 	case "org_quota":
 		return `SELECT resource_version::TEXT FROM orgs WHERE id = $1`, one("org_id")
 	case "package_index":
-		return `SELECT resource_version::TEXT FROM package_indexes WHERE project_id = $1`, one("project_id")
+		return `SELECT resource_version::TEXT FROM package_indexes WHERE project_id = $1 AND url <> ''`, one("project_id")
 	case "sku":
 		return `SELECT CASE WHEN retired_at IS NULL THEN 'active' ELSE 'retired' END FROM skus WHERE slug = $1`, one("sku")
 	case "task":

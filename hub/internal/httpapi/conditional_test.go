@@ -96,6 +96,25 @@ func TestAChangeMovesTheETagOn(t *testing.T) {
 	}
 }
 
+// What was taken away meanwhile is not made again for a caller who means to change it.
+func TestIfMatchMakesNothing(t *testing.T) {
+	s := newStage(t)
+	index := "/projects/" + s.ids["project_id"] + "/package-index"
+	s.must(t, s.boss, "DELETE", index, "", "", http.StatusNoContent)
+	operations, err := loadContract(hubapi.OpenAPI)
+	require.NoError(t, err)
+	for _, op := range operations {
+		if op.id != "putPackageIndex" {
+			continue
+		}
+		for _, has := range []string{`"1"`, `"2"`, "*"} {
+			res := s.send(t, s.boss, op, http.Header{ifMatchHeader: {has}})
+			require.Equal(t, http.StatusPreconditionFailed, res.status, res.raw)
+		}
+	}
+	s.must(t, s.boss, "GET", index, "", "", http.StatusNotFound)
+}
+
 // TestARepeatedRequestGetsItsAnswerAlthoughItMovedTheETagOn: idempotency comes before the condition.
 func TestARepeatedRequestGetsItsAnswerAlthoughItMovedTheETagOn(t *testing.T) {
 	s := newStage(t)
