@@ -2,6 +2,7 @@ package dispatch_test
 
 import (
 	"context"
+	"crypto/ed25519"
 	"fmt"
 	"slices"
 	"sync"
@@ -21,6 +22,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/hubtest"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/nodelink"
+	"github.com/gpuaas/gpuaas/hub/internal/trust"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -294,6 +296,15 @@ func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {
 }
 
 // The periodic pass skips a node that holds the latest leases, and only such a one.
+// otherLease are a hub's keys with another one for leases.
+type otherLease struct {
+	*trust.Keys
+	lease protocol.Signer
+}
+
+// Lease is part of dispatch.Keys.
+func (k otherLease) Lease() protocol.Signer { return k.lease }
+
 func TestNodesThatHoldTheLatestLeasesAreUpToDate(t *testing.T) {
 	h, n, l := hubtest.NewWithNode(t)
 	hubtest.Running(t, h, l)
@@ -313,6 +324,12 @@ func TestNodesThatHoldTheLatestLeasesAreUpToDate(t *testing.T) {
 		change(&other)
 		require.False(t, upToDate(other), name)
 	}
+	_, key, err := ed25519.GenerateKey(nil)
+	require.NoError(t, err)
+	rotated := &dispatch.Dispatcher{Config: dispatch.Config{Keys: otherLease{h.Keys, protocol.NewEd25519Signer(key)}}}
+	require.Empty(t, hubtest.Tx(h, func(ctx context.Context, tx db.Tx) (map[string]bool, error) {
+		return rotated.UpToDate(ctx, tx, []nodelink.AckedState{acked})
+	}), "its leases are signed with a key that may be revoked")
 	h.Advance(40 * time.Minute)
 	require.NoError(t, h.Dispatcher.Renew(t.Context()))
 	require.False(t, upToDate(acked), "there is a newer lease")

@@ -30,6 +30,36 @@ func TestNothingNewGoesToAQuarantinedNode(t *testing.T) {
 	require.Len(t, placeable(t, d, now), 1)
 }
 
+// What two processes with the node's key have said before its release raises no alarm after it.
+func TestAReleasedNodeStartsWithoutSuspicion(t *testing.T) {
+	d := dbtest.New(t)
+	n := node(t, d)
+	detected := func(lastSession uint64) bool {
+		c, err := connect(t, d, n.ID, &protocol.Hello{LastSession: lastSession}, 0, now)
+		require.NoError(t, err)
+		return must(t, d, func(ctx context.Context, tx db.Tx) (fleet.ReportResult, error) {
+			return fleet.ApplyReport(ctx, tx, fleet.Report{NodeID: n.ID, SessionNo: c.SessionNo, Counter: 1}, now)
+		}).CloneDetected
+	}
+	require.False(t, detected(0))
+	require.False(t, detected(0), "the node, or its clone, has started")
+	require.True(t, detected(1), "both live")
+	for _, change := range []func(context.Context, db.Tx) (fleet.Node, bool, error){
+		func(ctx context.Context, tx db.Tx) (fleet.Node, bool, error) {
+			return fleet.Quarantine(ctx, tx, n.ID, "used twice", now)
+		},
+		func(ctx context.Context, tx db.Tx) (fleet.Node, bool, error) {
+			return fleet.Release(ctx, tx, n.ID, now)
+		},
+	} {
+		require.True(t, must(t, d, func(ctx context.Context, tx db.Tx) (bool, error) {
+			_, done, err := change(ctx, tx)
+			return done, err
+		}))
+	}
+	require.False(t, detected(1), "the one that goes on")
+}
+
 // The token that let the node in once gives it no new certificate after the ban.
 func TestLaw01ABannedNodeGetsNothingForItsJoinToken(t *testing.T) {
 	d := dbtest.New(t)

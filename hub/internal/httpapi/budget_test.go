@@ -405,6 +405,15 @@ func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachCaller(t *testing
 	}
 }
 
+// What follows events stays open for an hour, whatever carries it.
+func TestEveryFollowerOfEventsTakesAWatchersSlot(t *testing.T) {
+	for _, operation := range []string{"streamEvents", "followEvents"} {
+		require.Subset(t, slotsOfCaller(callerID{key: "a", org: "o"}, operation, false), []slot{
+			{"caller_watchers", "a", maxCallerWatchers}, {"org_watchers", "o", maxOrgWatchers},
+		}, operation)
+	}
+}
+
 // However many callers an org has: together they leave slots to others.
 func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T) {
 	instance := "/api/v1/projects/" + someID + "/app-instances/" + someID
