@@ -19,6 +19,7 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"time"
 
@@ -189,6 +190,7 @@ func (w *Worker) reportMembers(ctx context.Context) error {
 		return err
 	}
 	for id, r := range members {
+		r.Detail = detailOf(r.Detail)
 		_, failure := client.Read[client.AppInstance](w.Hub.ReportAppInstanceMember(ctx, w.ProjectID, w.InstanceID, id, r))
 		if problem, is := errors.AsType[*client.Problem](failure); !is || problem.Code != codeMemberBusy {
 			err = errors.Join(err, failure)
@@ -328,9 +330,13 @@ func (w *Worker) end(ctx context.Context, t Task, failure error) error {
 		return err
 	}
 	trace.SpanFromContext(ctx).SetStatus(codes.Error, string(reasonOf(failure)))
-	detail := failure.Error()
 	_, err := client.Read[client.Task](w.Hub.FailAppInstanceTask(ctx, w.ProjectID, w.InstanceID, t.ID, client.TaskFail{
-		Attempt: t.Attempt, Reason: reasonOf(failure), Detail: detail[:min(len(detail), maxDetail)],
+		Attempt: t.Attempt, Reason: reasonOf(failure), Detail: detailOf(failure.Error()),
 	}))
 	return err
+}
+
+// detailOf is so much of a text as the hub takes, which refuses U+0000: what a cluster prints may hold anything.
+func detailOf(text string) string {
+	return strings.ToValidUTF8(strings.ReplaceAll(text[:min(len(text), maxDetail)], "\x00", ""), "")
 }

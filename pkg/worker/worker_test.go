@@ -127,10 +127,11 @@ func TestTheCallsAboutATaskAreInItsTrace(t *testing.T) {
 func TestAFailureHasItsReasonAndAPanicIsOne(t *testing.T) {
 	f := &fakeHub{heartbeat: client.Task{}}
 	run(t, f, func(context.Context, worker.Task) error {
-		return &worker.Failure{Reason: client.WorkerReasonEnvironmentFailed, Cause: errors.New("no packages")}
+		return &worker.Failure{Reason: client.WorkerReasonEnvironmentFailed, Cause: errors.New("no\x00 packages\xff")}
 	})
 	require.Equal(t, []string{"claim", "fail"}, f.calls)
 	require.Equal(t, "environment_failed", f.bodies[1]["reason"])
+	require.Equal(t, "environment_failed: no packages", f.bodies[1]["detail"], "the hub refuses U+0000")
 	f = &fakeHub{heartbeat: client.Task{}}
 	run(t, f, func(context.Context, worker.Task) error { panic("handler") })
 	require.Equal(t, "internal", f.bodies[1]["reason"])
@@ -215,10 +216,11 @@ func TestMembersAreReportedWhileTheirInstanceRuns(t *testing.T) {
 			if calls == 1 {
 				return nil, broken
 			}
-			return map[string]client.MemberReport{i.Members[0].ID: {Status: client.MemberReportStatusReady}}, nil
+			r := client.MemberReport{Status: client.MemberReportStatusReady, Detail: "up\x00"}
+			return map[string]client.MemberReport{i.Members[0].ID: r}, nil
 		},
 	})
 	require.Equal(t, []error{broken}, errs)
 	require.GreaterOrEqual(t, len(reports), 3)
-	require.Equal(t, client.MemberReport{Status: client.MemberReportStatusReady}, reports[0])
+	require.Equal(t, client.MemberReport{Status: client.MemberReportStatusReady, Detail: "up"}, reports[0])
 }
