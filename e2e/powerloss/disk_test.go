@@ -167,6 +167,16 @@ func replace(t *testing.T, path, content string, syncDirectory bool) {
 	}
 }
 
+// flushed is how often the cache was flushed.
+func (c *cache) flushed(t *testing.T) (n int) {
+	t.Helper()
+	require.NoError(t, c.do(func() error {
+		n = c.flushes
+		return nil
+	}))
+	return n
+}
+
 // What the tests promise about a cut holds for the flushes of a real disk: the kernel takes the device for one with a
 // volatile cache, and an fsync is answered when the durable file has the data, no earlier.
 func TestAnFsyncEndsInAFlushOfTheDevice(t *testing.T) {
@@ -182,9 +192,9 @@ func TestAnFsyncEndsInAFlushOfTheDevice(t *testing.T) {
 	}
 	f := writeDirectly(t, path, pages('D'))
 	require.False(t, durable(), "the device alone has it")
-	before := d.device.cache.flushes
+	before := d.device.cache.flushed(t)
 	require.NoError(t, f.Sync())
-	require.Greater(t, d.device.cache.flushes, before)
+	require.Greater(t, d.device.cache.flushed(t), before)
 	require.True(t, durable())
 	require.NoError(t, f.Close())
 }
