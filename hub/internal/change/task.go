@@ -68,12 +68,19 @@ func addEnd(ctx context.Context, tx db.Tx, by By, c instance.Change) (instance.I
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	t, err := instance.AddTask(ctx, tx, c, contract.Task(manifest.TaskDecommission), "",
-		instance.Request{By: by.Actor, CorrelationID: by.CorrelationID}, by.Now)
+	return AddTask(ctx, tx, by, iam.InstanceDelete, c, contract.Task(manifest.TaskDecommission), "")
+}
+
+// AddTask adds a task for what has changed, and records both.
+func AddTask(ctx context.Context, tx db.Tx, by By, action string, c instance.Change, kind *manifest.TaskKind,
+	memberID string,
+) (instance.Instance, error) {
+	req := instance.Request{By: by.Actor, CorrelationID: by.CorrelationID}
+	t, err := instance.AddTask(ctx, tx, c, kind, memberID, req, by.Now)
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	return t.Instance, CompleteTask(ctx, tx, by, iam.InstanceDelete, t)
+	return t.Instance, CompleteTask(ctx, tx, by, action, t)
 }
 
 // WorkerContract is what hub and external worker agree on for the version that the instance has.

@@ -48,7 +48,7 @@ func (s *Service) createExternal(ctx context.Context, tx db.Tx, m Meta, project 
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	return s.addTask(ctx, tx, m, iam.InstanceCreate, c, contract.Task(manifest.TaskDeploy), "")
+	return change.AddTask(ctx, tx, m.by(), iam.InstanceCreate, c, contract.Task(manifest.TaskDeploy), "")
 }
 
 // refuseChoice refuses what only containers have.
@@ -75,18 +75,6 @@ func reserveWhole(ctx context.Context, tx db.Tx, at capacity.Candidate, role str
 	}, now)
 }
 
-// addTask adds a task for what has changed, and records both.
-func (s *Service) addTask(ctx context.Context, tx db.Tx, m Meta, action string, c instance.Change,
-	kind *manifest.TaskKind, memberID string,
-) (instance.Instance, error) {
-	req := instance.Request{By: m.Principal.Actor(), CorrelationID: m.CorrelationID}
-	t, err := instance.AddTask(ctx, tx, c, kind, memberID, req, m.Now)
-	if err != nil {
-		return instance.Instance{}, err
-	}
-	return t.Instance, change.CompleteTask(ctx, tx, m.by(), action, t)
-}
-
 // actExternal turns an action that has begun into a task.
 func (s *Service) actExternal(ctx context.Context, tx db.Tx, m Meta, permission iam.Permission, c instance.Change,
 ) (instance.Instance, error) {
@@ -94,7 +82,7 @@ func (s *Service) actExternal(ctx context.Context, tx db.Tx, m Meta, permission 
 	if err != nil {
 		return instance.Instance{}, err
 	}
-	return s.addTask(ctx, tx, m, string(permission), c, contract.Task(c.Instance.Operation.Kind), "")
+	return change.AddTask(ctx, tx, m.by(), string(permission), c, contract.Task(c.Instance.Operation.Kind), "")
 }
 
 // upgradeExternal is upgrade for an app that an external worker operates.

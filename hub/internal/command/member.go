@@ -104,7 +104,7 @@ func (s *Service) onMembers(ctx context.Context, m Meta, projectID, instanceID, 
 		if err != nil {
 			return instance.Instance{}, err
 		}
-		return s.addTask(ctx, tx, m, iam.InstanceMembers, c, contract.Task(kind), memberID)
+		return change.AddTask(ctx, tx, m.by(), iam.InstanceMembers, c, contract.Task(kind), memberID)
 	})
 }
 
