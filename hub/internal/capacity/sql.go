@@ -116,7 +116,7 @@ func heldReservations(ctx context.Context, tx db.Tx, allocationID string) (int, 
 		allocationID)
 }
 
-// MemberCounts returns how many members have a place on each node; a node without members is left out.
+// MemberCounts returns how many members have reservations on each node; a node without such members is left out.
 func MemberCounts(ctx context.Context, tx db.Tx, nodeIDs []string) (map[string]int, error) {
 	return db.CollectMap[string, int](tx.Query(ctx,
 		`SELECT a.node_id, count(*) FROM allocations a JOIN reservations r ON r.allocation_id = a.id

@@ -12,7 +12,6 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
-	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/plan"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/pkg/manifest"
@@ -135,7 +134,7 @@ func allocationTargets(ctx context.Context, tx db.Tx, ask targetsAsk) ([]Target,
 	if err != nil {
 		return nil, err
 	}
-	members, err := instance.MemberCounts(ctx, tx, ids)
+	members, err := capacity.MemberCounts(ctx, tx, ids)
 	if err != nil {
 		return nil, err
 	}
