@@ -34,14 +34,14 @@ func (l slowList) List(ctx context.Context) ([]runtime.Container, error) {
 	return all, err
 }
 
-// deaf fails each listing while failing is set, and counts them.
-type deaf struct {
+// failingList fails each listing while failing is set, and counts them.
+type failingList struct {
 	*runtime.Runtime
 	failing atomic.Bool
 	asked   atomic.Int64
 }
 
-func (d *deaf) List(ctx context.Context) ([]runtime.Container, error) {
+func (d *failingList) List(ctx context.Context) ([]runtime.Container, error) {
 	if d.failing.Load() {
 		d.asked.Add(1)
 		return nil, errors.New("containerd does not answer")
@@ -53,7 +53,7 @@ func (d *deaf) List(ctx context.Context) ([]runtime.Container, error) {
 func TestLaw05TheClockIsNotSetWithoutASample(t *testing.T) {
 	f := newFixture(t)
 	f.stop()
-	d := &deaf{}
+	d := &failingList{}
 	f.wrapRuntime = func(rt *runtime.Runtime) reconcile.Containers {
 		d.Runtime = rt
 		return d

@@ -295,7 +295,6 @@ func TestAHubThatWasAwayGivesNodesTimeToComeBack(t *testing.T) {
 	require.Equal(t, 1, hubtest.Count(h, `SELECT count(*) FROM events WHERE type = 'fleet.node.offline'`))
 }
 
-// The periodic pass skips a node that holds the latest leases, and only such a one.
 // otherLease are a hub's keys with another one for leases.
 type otherLease struct {
 	*trust.Keys
@@ -305,6 +304,7 @@ type otherLease struct {
 // Lease is part of dispatch.Keys.
 func (k otherLease) Lease() protocol.Signer { return k.lease }
 
+// The periodic pass skips a node that holds the latest leases, and only such a one.
 func TestNodesThatHoldTheLatestLeasesAreUpToDate(t *testing.T) {
 	h, n, l := hubtest.NewWithNode(t)
 	hubtest.Running(t, h, l)

@@ -77,7 +77,7 @@ func Adopt(ctx context.Context, tx db.Tx, a Adopted, now time.Time) (i Instance,
 		i.Lifecycle, i.UpdatedAt = lifecycle.Adopted(w), now
 		i.Revision = max(i.Revision, int64(w.GetRevision()))
 		i.ResourceVersion += versionLeap
-		err = errors.Join(countLive(ctx, tx, i), updateInstance(ctx, tx, i))
+		err = errors.Join(addLive(ctx, tx, i), updateInstance(ctx, tx, i))
 	}
 	if err != nil {
 		return Instance{}, made, err

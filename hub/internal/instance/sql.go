@@ -31,7 +31,7 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 	if err != nil {
 		return err
 	}
-	if err := countLive(ctx, tx, i); err != nil {
+	if err := addLive(ctx, tx, i); err != nil {
 		return err
 	}
 	return tx.Queue(ctx,
@@ -46,8 +46,8 @@ func insertInstance(ctx context.Context, tx db.Tx, i Instance) error {
 		i.RequestedBy.Type, i.RequestedBy.ID, i.CorrelationID, i.ResourceVersion, i.CreatedAt, i.UpdatedAt)
 }
 
-// countLive makes the instance one of its org's that are not decommissioned.
-func countLive(ctx context.Context, tx db.Tx, i Instance) error {
+// addLive has the instance counted by CountLive.
+func addLive(ctx context.Context, tx db.Tx, i Instance) error {
 	return tx.Queue(ctx, `INSERT INTO live_instances (org_id, instance_id) VALUES ($1, $2) ON CONFLICT DO NOTHING`,
 		i.OrgID, i.ID)
 }
