@@ -2,7 +2,6 @@ package devcluster
 
 import (
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"net/url"
@@ -56,8 +55,8 @@ func (c HubConfig) PassphraseFile() string { return filepath.Join(c.Dir, "keys",
 
 func (c HubConfig) binary() string { return filepath.Join(c.Bin, "gpuaas-hub") }
 
-// InitHub runs `gpuaas-hub init` and returns the root fingerprint.
-func InitHub(ctx context.Context, c HubConfig, passphrase, trustDomain string) (string, error) {
+// InitHub runs `gpuaas-hub init`, keeps the passphrase that it makes, and returns the root fingerprint.
+func InitHub(ctx context.Context, c HubConfig, trustDomain string) (string, error) {
 	// 0711: the private PostgreSQL runs as a user of its own, who passes through.
 	if err := os.MkdirAll(c.Dir, 0o711); err != nil {
 		return "", err
@@ -65,21 +64,19 @@ func InitHub(ctx context.Context, c HubConfig, passphrase, trustDomain string) (
 	if err := os.MkdirAll(c.KeyDir(), 0o700); err != nil {
 		return "", err
 	}
-	if err := os.WriteFile(c.PassphraseFile(), []byte(passphrase), 0o600); err != nil {
-		return "", err
-	}
 	out, err := run(ctx, c.binary(), "init", "--data-dir", c.DataDir(), "--key-dir", c.KeyDir(),
-		"--passphrase-file", c.PassphraseFile(), "--trust-domain", trustDomain, "-o", "json")
+		"--generate-passphrase", "--trust-domain", trustDomain, "-o", "json")
 	if err != nil {
 		return "", err
 	}
 	var printed struct {
 		RootFingerprint string `json:"root_fingerprint"`
+		Passphrase      string `json:"passphrase"`
 	}
 	if err := json.Unmarshal(out, &printed); err != nil {
-		return "", fmt.Errorf("gpuaas-hub init printed %q: %w", out, err)
+		return "", fmt.Errorf("gpuaas-hub init printed %d bytes: %w", len(out), err)
 	}
-	return printed.RootFingerprint, nil
+	return printed.RootFingerprint, os.WriteFile(c.PassphraseFile(), []byte(printed.Passphrase), 0o600)
 }
 
 // StartHub runs `gpuaas-hub serve` and waits until it serves.
@@ -103,9 +100,9 @@ func StartHub(ctx context.Context, c HubConfig) (*Hub, error) {
 	return h, nil
 }
 
-// NewHub initialises a hub with a passphrase of its own and starts it.
+// NewHub initialises a hub and starts it.
 func NewHub(ctx context.Context, c HubConfig, trustDomain string) (*Hub, error) {
-	fingerprint, err := InitHub(ctx, c, rand.Text(), trustDomain)
+	fingerprint, err := InitHub(ctx, c, trustDomain)
 	if err != nil {
 		return nil, err
 	}

@@ -147,7 +147,7 @@ func hubDataCases(w *harness.Testbed, at func(dir string) devcluster.HubConfig) 
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = at("small")
 				w.SmallDisk(c.DataDir(), 8)
-				_, err := devcluster.InitHub(w.Ctx, *c, "correct horse battery", harness.TrustDomain)
+				_, err := devcluster.InitHub(w.Ctx, *c, harness.TrustDomain)
 				require.NoError(t, err)
 			},
 		},
@@ -156,7 +156,7 @@ func hubDataCases(w *harness.Testbed, at func(dir string) devcluster.HubConfig) 
 			func(t *testing.T, c *devcluster.HubConfig) {
 				*c = at("none")
 				w.SmallDisk(c.DataDir(), 1)
-				_, err := devcluster.InitHub(w.Ctx, *c, "correct horse battery", harness.TrustDomain)
+				_, err := devcluster.InitHub(w.Ctx, *c, harness.TrustDomain)
 				require.NoError(t, err)
 				w.Fill(c.DataDir(), 0)
 			},
@@ -198,7 +198,7 @@ func TestTheHubReportsMisconfigurationsAndChangesNothing(t *testing.T) {
 	w.StartHub(w.HubConfig())
 	good := w.HubConfig()
 	good.Dir = filepath.Join(w.Dir, "second")
-	_, err := devcluster.InitHub(w.Ctx, good, "correct horse battery", harness.TrustDomain)
+	_, err := devcluster.InitHub(w.Ctx, good, harness.TrustDomain)
 	require.NoError(t, err)
 	taken := strings.TrimPrefix(w.Hub.Ready.APIURL, "https://")
 	at := func(dir string) devcluster.HubConfig {
@@ -236,7 +236,7 @@ func initialised(w *harness.Testbed, t *testing.T, name, engine string) devclust
 	t.Helper()
 	c := w.HubConfig()
 	c.Dir = filepath.Join(w.Dir, name)
-	_, err := devcluster.InitHub(w.Ctx, c, "correct horse battery", harness.TrustDomain)
+	_, err := devcluster.InitHub(w.Ctx, c, harness.TrustDomain)
 	require.NoError(t, err)
 	if engine != "" {
 		root := filepath.Join(c.DataDir(), "postgres")

@@ -132,7 +132,7 @@ func (h preparedHub) keep(dir string) error {
 func (w *Testbed) initHub(c devcluster.HubConfig) (fingerprint string) {
 	w.T.Helper()
 	if c.Bin != Binaries(w.T) {
-		fingerprint, err := devcluster.InitHub(w.Ctx, c, rand.Text(), TrustDomain)
+		fingerprint, err := devcluster.InitHub(w.Ctx, c, TrustDomain)
 		require.NoError(w.T, err)
 		return fingerprint
 	}

@@ -49,7 +49,9 @@ apart.`,
 			}
 			var closers closers
 			defer func() { err = errors.Join(err, closers.close()) }()
-			made, err := makeBackup(cmd.Context(), c, path, passphrase, withoutRegistry, closers.add)
+			made, err := makeBackup(cmd.Context(), c, path, backup.Source{
+				WithoutRegistry: withoutRegistry, Passphrase: passphrase, ScryptWorkFactor: guard.workFactor(),
+			}, closers.add)
 			if err != nil {
 				return err
 			}
@@ -88,8 +90,8 @@ func backupPath(file, dataDir string) (string, error) {
 	return path, nil
 }
 
-func makeBackup(ctx context.Context, c config, path, passphrase string, withoutRegistry bool,
-	onClose func(func() error),
+// makeBackup fills in the rest of the source.
+func makeBackup(ctx context.Context, c config, path string, source backup.Source, onClose func(func() error),
 ) (backup.Made, error) {
 	keys, err := trust.Open(c.dataDir)
 	if err != nil {
@@ -104,14 +106,13 @@ func makeBackup(ctx context.Context, c config, path, passphrase string, withoutR
 		return backup.Made{}, err
 	}
 	var ends []ledger.ChainEnd
-	made, err := backup.Make(ctx, backup.Source{
-		ID: id, DB: d, DataDir: c.dataDir, RegistryDir: c.registryDir, HubID: keys.HubID(), Release: daemon.Version(),
-		WithoutRegistry: withoutRegistry, Passphrase: passphrase, Now: time.Now(),
-		InSnapshot: func(ctx context.Context, tx db.Tx) (err error) {
-			ends, err = ledger.ChainEnds(ctx, tx)
-			return err
-		},
-	}, path)
+	source.ID, source.DB, source.DataDir, source.RegistryDir = id, d, c.dataDir, c.registryDir
+	source.HubID, source.Release, source.Now = keys.HubID(), daemon.Version(), time.Now()
+	source.InSnapshot = func(ctx context.Context, tx db.Tx) (err error) {
+		ends, err = ledger.ChainEnds(ctx, tx)
+		return err
+	}
+	made, err := backup.Make(ctx, source, path)
 	if err != nil {
 		return backup.Made{}, err
 	}

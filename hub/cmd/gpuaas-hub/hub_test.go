@@ -50,14 +50,14 @@ func newHome(t *testing.T) home {
 	require.NoError(t, os.Chmod(dir, 0o711))
 	h := home{dir: dir, data: filepath.Join(dir, "data"), keys: filepath.Join(dir, "keys"), passphrase: filepath.Join(dir,
 		"passphrase")}
-	require.NoError(t, os.WriteFile(h.passphrase, []byte("correct horse battery\n"), 0o600))
-	printed, err := cli(t, "init", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
-		"--trust-domain", "gpuaas.test", "-o", "json")
+	printed, err := cli(t, "init", "--data-dir", h.data, "--key-dir", h.keys, "--generate-passphrase", "--trust-domain",
+		"gpuaas.test", "-o", "json")
 	require.NoError(t, err)
 	var made map[string]string
 	require.NoError(t, json.Unmarshal([]byte(printed), &made))
 	require.Equal(t, "gpuaas.test", made["trust_domain"])
 	h.fingerprint = made["root_fingerprint"]
+	require.NoError(t, os.WriteFile(h.passphrase, []byte(made["passphrase"]+"\n"), 0o600))
 	return h
 }
 

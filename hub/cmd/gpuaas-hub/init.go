@@ -64,7 +64,7 @@ func (f *initFlags) run(out io.Writer) (err error) {
 	if f.Hostname, err = os.Hostname(); err != nil {
 		return err
 	}
-	f.Now = time.Now()
+	f.Now, f.ScryptWorkFactor = time.Now(), f.guard.workFactor()
 	result, err := trust.Init(f.InitOptions)
 	if err != nil {
 		return err

@@ -99,6 +99,14 @@ func (f *newPassphraseFlags) read(otherwise func() (string, error)) (string, err
 	return otherwise()
 }
 
+// workFactor is log2 of the work for one guess of the passphrase; 0 is age's default.
+func (f *newPassphraseFlags) workFactor() int {
+	if f.generate {
+		return trust.NewPassphraseWorkFactor
+	}
+	return 0
+}
+
 func (f *newPassphraseFlags) show(w io.Writer, passphrase string) error {
 	if !f.generate {
 		return nil
@@ -183,6 +191,7 @@ sign, and the third may be the lost one: name it with --retire.`,
 			}
 			bundle, err := f.signNext(root, trust.NextBundle{
 				Add: []trust.NewRootKey{{File: file, Passphrase: secret}}, Retire: retire,
+				ScryptWorkFactor: passphrase.workFactor(),
 			})
 			if err != nil {
 				return err
@@ -249,7 +258,7 @@ on: one may be lost or stolen. Keep them in different places.`,
 			if len(targets) == 0 {
 				targets = []string{filepath.Join(f.keyDir, "root-2.age"), filepath.Join(f.keyDir, "root-3.age")}
 			}
-			change := trust.NextBundle{Threshold: threshold}
+			change := trust.NextBundle{Threshold: threshold, ScryptWorkFactor: passphrase.workFactor()}
 			for _, file := range targets {
 				change.Add = append(change.Add, trust.NewRootKey{File: file, Passphrase: secret})
 			}

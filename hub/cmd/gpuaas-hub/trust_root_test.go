@@ -6,6 +6,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -129,6 +130,33 @@ func TestInitPrintsAGeneratedPassphraseOnce(t *testing.T) {
 	require.NoError(t, json.Unmarshal([]byte(printed), &made))
 	require.GreaterOrEqual(t, len(made["passphrase"]), trust.MinPassphraseBytes)
 	require.NoError(t, trust.CheckRoot(trust.RootKey(made["root_key_file"], made["passphrase"])))
+}
+
+// The line of age's header that names the recipient ends with log2 of the work for one guess.
+func TestOnlyAPassphraseThatTheHubMadeIsNotStretched(t *testing.T) {
+	h := newHome(t)
+	own := filepath.Join(h.dir, "own")
+	require.NoError(t, os.WriteFile(own, []byte("correct horse battery\n"), 0o600))
+	work := func(file string) string {
+		data, err := os.ReadFile(filepath.Join(h.keys, file))
+		require.NoError(t, err)
+		found := regexp.MustCompile(`\n-> scrypt \S+ (\d+)\n`).FindSubmatch(data)
+		require.Len(t, found, 2)
+		return string(found[1])
+	}
+	made := strconv.Itoa(trust.NewPassphraseWorkFactor)
+	require.Equal(t, made, work("root.age"))
+	require.Equal(t, made, work("catalog.age"))
+	rotate := []string{
+		"trust", "rotate-root", "--data-dir", h.data, "--key-dir", h.keys, "--passphrase-file", h.passphrase,
+	}
+	_, err := cli(t, append(rotate, "--new-passphrase-file", own)...)
+	require.NoError(t, err)
+	require.Equal(t, "18", work("root.age"))
+	rotate[len(rotate)-1] = own
+	_, err = cli(t, append(rotate, "--generate-passphrase")...)
+	require.NoError(t, err)
+	require.Equal(t, made, work("root.age"))
 }
 
 func TestANameThatTheAuthorityMayNotVouchForIsSaidAtTheStart(t *testing.T) {

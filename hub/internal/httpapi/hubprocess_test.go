@@ -53,8 +53,8 @@ func startHubProcess(t *testing.T, databaseURL string) *hubProcess {
 		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		return path
 	}
-	run(dir, program, "init", "--data-dir", data, "--key-dir", filepath.Join(dir, "keys"), "--passphrase-file",
-		write("passphrase", "correct horse battery\n"), "--trust-domain", "gpuaas.test")
+	run(dir, program, "init", "--data-dir", data, "--key-dir", filepath.Join(dir, "keys"),
+		"--generate-passphrase", "--trust-domain", "gpuaas.test")
 	write("data/kek.key", base64.StdEncoding.EncodeToString([]byte(houseKey))+"\n")
 
 	h := &hubProcess{log: filepath.Join(dir, "log"), printed: make(chan struct{}), roots: x509.NewCertPool()}
