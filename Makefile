@@ -209,11 +209,11 @@ race-e2e: build demo-app ## end to end with programs that have the race detector
 		for report in $(BIN)/race/report.*; do ! test -e $$report || { cat $$report; status=1; }; done; exit $$status
 
 .PHONY: mutants
-mutants: ## break each law on purpose, and make a short sample of small changes: tests must notice
+mutants: ## break each law on purpose in a few ways, and make a few small changes: tests must notice
 	@$(GO) run ./e2e/mutants
 
 .PHONY: mutants-all
-mutants-all: build build-failpoint demo-app ## as mutants, with every change of the sample, and end to end (over an hour)
+mutants-all: build build-failpoint demo-app ## as mutants, with every patch and change of the sample, and end to end (hours)
 	@$(GO) run ./e2e/mutants -all
 	@$(GO) run ./e2e/mutants -e2e -j 1
 

@@ -4,6 +4,7 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -142,4 +143,31 @@ func TestAPatchNamesItsLawAndWhatMustNotice(t *testing.T) {
 	}
 	_, err = parse("x", []byte("Law: 3\nBreaks: it\nTest: ./p T\n\n--- a/x\n+++ b/../x\n"))
 	require.ErrorContains(t, err, "outside")
+}
+
+func TestTheShortSampleHasAFewPatchesOfEachLaw(t *testing.T) {
+	all, err := load(".", regexp.MustCompile(""))
+	require.NoError(t, err)
+	of := func(patches []mutant) map[string][]string {
+		names := map[string][]string{}
+		for _, m := range patches {
+			names[m.law] = append(names[m.law], m.name)
+		}
+		return names
+	}
+	whole, short := of(all), of(someOfEachLaw(all, 2, seed))
+	require.Greater(t, len(whole), 10)
+	for law, names := range whole {
+		require.Len(t, short[law], min(len(names), 2), law)
+		require.Subset(t, names, short[law])
+	}
+	// A patch of another law changes nothing.
+	for law := range whole {
+		without := slices.DeleteFunc(slices.Clone(all), func(m mutant) bool { return m.law == law })
+		rest := of(someOfEachLaw(without, 2, seed))
+		require.Empty(t, rest[law])
+		for other := range rest {
+			require.Equal(t, short[other], rest[other])
+		}
+	}
 }

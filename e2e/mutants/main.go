@@ -12,6 +12,8 @@
 //	+++ b/agent/internal/state/accept.go
 //	…
 //
+// The short sample, which CI makes, takes a few patches of each law: which ones follows from their names.
+//
 // Generated mutants are small changes that this program makes of the syntax trees: another comparison, a condition or a
 // call left out, two calls in another order, a condition of an SQL statement that always holds. sample.txt says how
 // many of each package are taken. Which ones follows from their names and a fixed seed, so that the list changes only
@@ -46,7 +48,7 @@ func main() {
 	}
 	var o options
 	only := flag.String("run", "", "take only the mutants whose name matches this expression")
-	flag.BoolVar(&o.all, "all", false, "take every generated mutant of the sample, not only the short one")
+	flag.BoolVar(&o.all, "all", false, "take every patch and every generated mutant of the sample, not only the short one")
 	flag.BoolVar(&o.e2e, "e2e", false, "run only the end-to-end tests of the patches that name one")
 	flag.BoolVar(&o.list, "list", false, "print the generated mutants and run none")
 	flag.BoolVar(&o.patches, "patches", true, "run the patches")

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -35,6 +36,9 @@ func runPatches(ctx context.Context, o options) error {
 	mutants, err := load("e2e/mutants", o.match)
 	if err != nil {
 		return err
+	}
+	if !o.all && !o.e2e {
+		mutants = someOfEachLaw(mutants, shortPatches, o.seed)
 	}
 	quotas, err := readQuotas("e2e/mutants/sample.txt")
 	if err != nil {
@@ -105,6 +109,25 @@ func load(dir string, match *regexp.Regexp) ([]mutant, error) {
 		all = append(all, m)
 	}
 	return all, nil
+}
+
+// shortPatches is how many patches of a law the short sample takes.
+const shortPatches = 3
+
+// someOfEachLaw takes at most n patches of each law. Which ones follows from the seed and their names alone.
+func someOfEachLaw(all []mutant, n int, seed string) []mutant {
+	byRank := slices.SortedFunc(slices.Values(all), func(a, b mutant) int {
+		return cmp.Compare(exponential(seed+"|"+a.name), exponential(seed+"|"+b.name))
+	})
+	taken, some := map[string]int{}, make([]mutant, 0, len(all))
+	for _, m := range byRank {
+		if taken[m.law] < n {
+			taken[m.law]++
+			some = append(some, m)
+		}
+	}
+	slices.SortFunc(some, func(a, b mutant) int { return cmp.Compare(a.name, b.name) })
+	return some
 }
 
 func parse(name string, raw []byte) (mutant, error) {
