@@ -51,11 +51,17 @@ func (p SealingKeyPair) Open(memberID, name string, sealed []byte) ([]byte, erro
 	return hpke.Open(p.key, hpke.HKDFSHA256(), hpke.ChaCha20Poly1305(), sealedInfo(p.nodeID, memberID, name), sealed)
 }
 
-// VerifySealingKey checks that a sealing key is signed by the node's own key.
+// VerifySealingKey checks that a sealing key is signed by the node's own key, and that one can seal to it: a point of
+// low order is a key to nothing.
 func VerifySealingKey(env *Envelope, nodeID string, node ed25519.PublicKey) (Verified[*SealingKey], error) {
 	v, err := verifyOfNode(env, PayloadSealingKey, MaxSealingKeyBytes, node, &SealingKey{})
 	if err == nil && v.message.GetNodeId() != nodeID {
 		return Verified[*SealingKey]{}, Refuse(Nack_MALFORMED, "the sealing key is of another node")
+	}
+	if err == nil {
+		if _, sealErr := Seal(v, "", "", nil); sealErr != nil {
+			return Verified[*SealingKey]{}, Refuse(Nack_MALFORMED, "nothing can be sealed to the sealing key")
+		}
 	}
 	return v, err
 }

@@ -55,6 +55,12 @@ func TestASecretOpensOnlyOnItsNodeForItsMemberAndName(t *testing.T) {
 	require.Error(t, err, "signed by another key: a hub's database alone cannot exchange it")
 	_, err = protocol.VerifySealingKey(nil, "node-1", pub)
 	require.Error(t, err)
+	nothing, err := protocol.SignMessage(protocol.PayloadSealingKey, &protocol.SealingKey{
+		NodeId: "node-1", X25519: make([]byte, 32),
+	}, protocol.NewEd25519Signer(node))
+	require.NoError(t, err)
+	_, err = protocol.VerifySealingKey(nothing, "node-1", pub)
+	require.Error(t, err, "a point of low order, to which nothing can be sealed")
 }
 
 func TestSealedParametersAreToldApartFromOthers(t *testing.T) {

@@ -379,6 +379,9 @@ func FeatureMissing() error {
 		"once the node is updated, try again.", nil).WithField("/version", "needs features that the node lacks")
 }
 
+// IsFeatureMissing reports whether an error is FeatureMissing.
+func IsFeatureMissing(err error) bool { return fault.As(err).Code == codeFeatureMissing }
+
 // sharedOtherwise is the fault of an instance that needs only another way of sharing to fit the allocation.
 func sharedOtherwise(needs []plan.Need, at Candidate) error {
 	f := fault.New(fault.Conflict, CodeInsufficient, "The accelerators of the allocation are shared in another way than "+

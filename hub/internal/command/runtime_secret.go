@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
+	"github.com/gpuaas/gpuaas/hub/internal/capacity"
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/fleet"
@@ -98,28 +99,12 @@ func (s *Service) putSecret(ctx context.Context, tx db.Tx, m Meta, v secret.Secr
 	if err := secret.Put(ctx, tx, v, sealed); err != nil {
 		return v, err
 	}
-	deliveries, err := secret.Deliveries(ctx, tx, v.ID)
+	nodes, err := deliverEverywhere(ctx, tx, v.ID, []byte(value))
 	if err != nil {
 		return v, err
 	}
-	keys := map[string]protocol.Verified[*protocol.SealingKey]{}
-	for _, d := range deliveries {
-		key, known := keys[d.NodeID]
-		if !known {
-			if key, err = change.SealingKey(ctx, tx, d.NodeID); err != nil {
-				return v, err
-			}
-			keys[d.NodeID] = key
-		}
-		if sealed, err = protocol.Seal(key, d.MemberID, d.Parameter, []byte(value)); err != nil {
-			return v, err
-		}
-		if err := secret.Deliver(ctx, tx, d, sealed); err != nil {
-			return v, err
-		}
-	}
 	failpoint.Hit("hub/secret/sealed")
-	for _, nodeID := range slices.Sorted(maps.Keys(keys)) {
+	for _, nodeID := range nodes {
 		if err := fleet.BumpIntent(ctx, tx, nodeID); err != nil {
 			return v, err
 		}
@@ -135,6 +120,36 @@ func (s *Service) putSecret(ctx context.Context, tx db.Tx, m Meta, v secret.Secr
 		Data:         map[string]any{"name": v.Name, "version": v.Version},
 		After:        map[string]any{"name": v.Name, "version": v.Version, "status": v.Status},
 	})
+}
+
+// deliverEverywhere seals the newest value of a secret for each member that refers to it, and returns their nodes,
+// sorted. A node that shows no key to seal to any more delays no other: its members get a value that does not open, and
+// fail with secret_unreadable rather than keep the old one.
+func deliverEverywhere(ctx context.Context, tx db.Tx, secretID string, value []byte) (nodeIDs []string, err error) {
+	deliveries, err := secret.Deliveries(ctx, tx, secretID)
+	if err != nil {
+		return nil, err
+	}
+	keys := map[string]protocol.Verified[*protocol.SealingKey]{}
+	for _, d := range deliveries {
+		key, known := keys[d.NodeID]
+		if !known {
+			if key, err = change.SealingKey(ctx, tx, d.NodeID); err != nil && !capacity.IsFeatureMissing(err) {
+				return nil, err
+			}
+			keys[d.NodeID] = key
+		}
+		sealed := secret.Unreadable()
+		if key.OK() {
+			if sealed, err = protocol.Seal(key, d.MemberID, d.Parameter, value); err != nil {
+				return nil, err
+			}
+		}
+		if err := secret.Deliver(ctx, tx, d, sealed); err != nil {
+			return nil, err
+		}
+	}
+	return slices.Sorted(maps.Keys(keys)), nil
 }
 
 // deliverSecrets seals, for a member, the secrets that its parameters refer to. What is sealed for it already stays.

@@ -125,6 +125,47 @@ func TestLaw11ASecretReachesTheNodesThatReferToItAndNobodyElse(t *testing.T) {
 	require.Zero(t, w.Count(`SELECT count(*) FROM runtime_secret_deliveries`), "nothing stays of a removed member")
 }
 
+// Law 13: a node that shows no key to seal to, or a key to nothing, keeps no secret from being rotated or revoked. Its
+// own member gets a value that does not open, until an upgrade on the mended node names the secret.
+func TestLaw13ANodeThatNothingCanBeSealedToDelaysNoSecret(t *testing.T) {
+	w := newWorld(t)
+	w.Allocation()
+	w.publishWithSecret()
+	w.sealingNode()
+	commands := w.Commands()
+	commands.Sealer = sealer(t)
+	v, err := commands.CreateSecret(t.Context(), w.Meta("issue"), w.Project.ID, "hf", "correct-horse")
+	require.NoError(t, err)
+	in := w.InstanceInput()
+	in.Version = "3.0.0"
+	in.Parameters = map[string]any{"greeting": "hello", "token": map[string]any{"$secret": "hf"}}
+	i, err := commands.CreateInstance(t.Context(), w.Meta("launch"), in)
+	require.NoError(t, err)
+	i = w.ready(i)
+	sealedBytes := func() int {
+		return w.Count(`SELECT octet_length(sealed) FROM runtime_secret_deliveries WHERE member_id = $1`, i.Members[0].ID)
+	}
+
+	w.Exec(`UPDATE nodes SET facts = '{}' WHERE id = $1`, w.Node)
+	_, err = commands.RotateSecret(t.Context(), w.Meta("rotate"), w.Project.ID, v.ID, "battery-staple")
+	require.NoError(t, err)
+	require.Zero(t, sealedBytes(), "the old value is not kept")
+	_, err = commands.RevokeSecret(t.Context(), w.Meta("revoke"), w.Project.ID, v.ID)
+	require.NoError(t, err)
+	require.Zero(t, sealedBytes())
+	_, err = commands.CreateSecret(t.Context(), w.Meta("anew"), w.Project.ID, "hf", "third-horse")
+	require.NoError(t, err)
+
+	pair := w.sealingNode()
+	i, err = commands.UpgradeInstance(t.Context(), w.Meta("upgrade"), command.UpgradeInstanceInput{
+		ProjectID: w.Project.ID, InstanceID: i.ID, Version: "3.0.0",
+		Parameters: map[string]any{"greeting": "again", "token": map[string]any{"$secret": "hf"}},
+	})
+	require.NoError(t, err)
+	got, _, _ := w.told(pair, i)
+	require.Equal(t, map[string]string{"token": "third-horse"}, got)
+}
+
 func TestASecretHasANameThatAParameterCanReferTo(t *testing.T) {
 	w := newWorld(t)
 	s := w.Commands()

@@ -113,11 +113,15 @@ func Deliver(ctx context.Context, tx db.Tx, d Delivery, sealed []byte) error {
 	return err
 }
 
-// IsDelivered reports whether the newest value for a parameter is stored already. Sealed anew it would be another one,
-// and replace the container that has it.
+// Unreadable is delivered to a node that nothing can be sealed to.
+func Unreadable() []byte { return []byte{} }
+
+// IsDelivered reports whether the newest value for a parameter is stored already, and can be read. Sealed anew it would
+// be another one, and replace the container that has it.
 func IsDelivered(ctx context.Context, tx db.Tx, d Delivery) (bool, error) {
 	return db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM runtime_secret_deliveries
-		WHERE member_id = $1 AND parameter = $2 AND secret_id = $3)`, d.MemberID, d.Parameter, d.SecretID)
+		WHERE member_id = $1 AND parameter = $2 AND secret_id = $3 AND sealed <> ''::BYTEA)`, d.MemberID, d.Parameter,
+		d.SecretID)
 }
 
 // Deliveries returns where a secret is delivered to, sorted by node.
