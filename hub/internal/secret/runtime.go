@@ -93,6 +93,10 @@ func Put(ctx context.Context, tx db.Tx, s Secret, sealed []byte) error {
 			return fault.New(fault.Conflict, codeTooMany, "The project has its 1000 secrets; rotate those that it has.", nil)
 		}
 	}
+	return put(ctx, tx, s, sealed)
+}
+
+func put(ctx context.Context, tx db.Tx, s Secret, sealed []byte) error {
 	_, err := tx.Exec(ctx, `INSERT INTO runtime_secrets (id, org_id, project_id, name, version, sealed, status,
 			resource_version, created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 		ON CONFLICT (id) DO UPDATE SET version = excluded.version, sealed = excluded.sealed, status = excluded.status,
@@ -225,7 +229,8 @@ func Adopt(ctx context.Context, tx db.Tx, of Secret) (s Secret, known bool, err 
 		return Secret{}, false, err
 	}
 	s.Version, s.Status, s.ResourceVersion, s.UpdatedAt = of.Version, StatusRevoked, s.ResourceVersion+1, of.UpdatedAt
-	return s, false, Put(ctx, tx, s, []byte{})
+	// What a node holds is adopted beyond maxPerProject, too: refused, it would keep the whole node from its resync.
+	return s, false, put(ctx, tx, s, []byte{})
 }
 
 func refers(m plan.Member) bool {

@@ -145,6 +145,15 @@ func TestASecretThatTheRowsDoNotKnowIsRevokedUntilItIsMadeAnew(t *testing.T) {
 	s, isKnown = adopt(1, "unheard-of")
 	require.False(t, isKnown)
 	require.Equal(t, secret.StatusRevoked, s.Status)
+
+	require.NoError(t, write(t, d, func(tx db.Tx) error {
+		_, err := tx.Exec(t.Context(), `INSERT INTO runtime_secrets (id, org_id, project_id, name, version, sealed, status,
+			resource_version, created_at, updated_at) SELECT gen_random_uuid(), $1, $2, 'n' || n::TEXT, 1, '', 'active', 1,
+			$3, $3 FROM generate_series(1, 1000) AS n`, known.OrgID, known.ProjectID, start())
+		return err
+	}))
+	_, isKnown = adopt(1, "beyond the bound")
+	require.False(t, isKnown, "a full project keeps no node from its resync")
 }
 
 func TestAnIdentityIsDueFromItsTimeOn(t *testing.T) {
