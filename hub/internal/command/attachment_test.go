@@ -7,9 +7,11 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/command"
 	"github.com/gpuaas/gpuaas/hub/internal/commandtest"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
+	"github.com/gpuaas/gpuaas/hub/internal/finding"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
@@ -162,6 +164,22 @@ func TestAnAttachmentThatIsNotPaidEnds(t *testing.T) {
 	require.NoError(t, periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), a.ID, "unpaid", w.Now))
 	require.Equal(t, []string{"apps.attachment.created", "apps.attachment.deleted"}, w.EventTypes(a.ID))
 	require.Equal(t, lifecycle.Running, w.Get(i.ID).Lifecycle.Status)
+	require.NoError(t, periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), a.ID, "again", w.Now),
+		"the pass that found it exhausted may come after its tenant's detachment")
+}
+
+// What an admin was told of an attachment that could not be ended is over with its end.
+func TestAnUnpaidAttachmentThatEndsAfterAllLeavesNoFinding(t *testing.T) {
+	w := newWorld(t)
+	i, second := w.shared(), w.secondProject()
+	a := w.attached(second.ID, i)
+	w.Tx(func(ctx context.Context, tx db.Tx) error {
+		return change.AddFinding(ctx, tx, finding.Finding{
+			NodeID: w.Node, Kind: finding.Release, ResourceType: change.Attachment, ResourceID: a.ID, At: w.Now,
+		})
+	})
+	require.NoError(t, periodic.Passes{DB: w.DB}.DetachUnpaid(t.Context(), a.ID, "unpaid", w.Now))
+	require.Zero(t, w.Count(`SELECT count(*) FROM recovery_findings`))
 }
 
 // TestLaw10AnAttachmentNeverCrossesOrgs: another org's instance and attachment answer as if they were absent.

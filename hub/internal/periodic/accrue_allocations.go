@@ -13,6 +13,7 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/instance"
 	"github.com/gpuaas/gpuaas/hub/internal/ledger"
 	"github.com/gpuaas/gpuaas/hub/internal/principal"
+	"github.com/gpuaas/gpuaas/pkg/fault"
 	"github.com/gpuaas/gpuaas/protocol"
 )
 
@@ -61,25 +62,25 @@ func (p Passes) AccrueAllocations(ctx context.Context, now time.Time) error {
 // releaseExhausted ends an exhausted allocation or attachment; where that fails, the next pass, which finds it
 // exhausted again, tries again.
 func (p Passes) releaseExhausted(ctx context.Context, a *accrual, now time.Time) error {
-	end := p.ReleaseUnpaid
+	end, of := p.ReleaseUnpaid, change.Allocation
 	if a.Kind == ledger.Attachment {
-		end = p.DetachUnpaid
+		end, of = p.DetachUnpaid, change.Attachment
 	}
 	cause := end(ctx, a.ID, db.NewID(), now)
 	if cause == nil || isTemporary(ctx, cause) {
 		return cause
 	}
 	return change.SetAside(ctx, p.DB, p.Log, cause, now, func(context.Context, db.Tx) (finding.Finding, error) {
-		return unreleased(a.Row, now), nil
+		return unreleased(of, a.Row, now), nil
 	})
 }
 
-// unreleased is the finding about an exhausted allocation that could not be released.
-func unreleased(a ledger.Row, now time.Time) finding.Finding {
+// unreleased is the finding about an exhausted allocation or attachment that could not be ended.
+func unreleased(resourceType string, a ledger.Row, now time.Time) finding.Finding {
 	return finding.Finding{
 		NodeID:       a.NodeID,
 		Kind:         finding.Release,
-		ResourceType: change.Allocation,
+		ResourceType: resourceType,
 		ResourceID:   a.ID,
 		At:           now,
 	}
@@ -94,17 +95,24 @@ func (p Passes) ReleaseUnpaid(ctx context.Context, allocationID, correlationID s
 	})
 }
 
-// DetachUnpaid ends an attachment whose wallet no longer covers it.
+// DetachUnpaid ends an attachment whose wallet no longer covers it. One that has ended meanwhile stays ended.
 func (p Passes) DetachUnpaid(ctx context.Context, attachmentID, correlationID string, now time.Time) error {
 	return db.WriteTx(ctx, p.DB, func(tx db.Tx) error {
 		a, err := instance.GetAnyAttachment(ctx, tx, attachmentID)
+		if fault.Is(err, fault.NotFound) {
+			return nil
+		}
 		if err != nil {
 			return err
 		}
+		nodeID := a.Instance.Node()
 		if a, err = instance.Detach(ctx, tx, a, now); err != nil {
 			return err
 		}
-		return change.CompleteDetachment(ctx, tx, change.BySystem(correlationID, now), a)
+		if err := change.CompleteDetachment(ctx, tx, change.BySystem(correlationID, now), a); err != nil {
+			return err
+		}
+		return change.ResolveFinding(ctx, tx, unreleased(change.Attachment, ledger.Row{ID: a.ID, NodeID: nodeID}, now))
 	})
 }
 
@@ -135,5 +143,5 @@ func releaseUnpaid(ctx context.Context, tx db.Tx, allocationID, correlationID st
 	if _, err = change.ReleaseAllocation(ctx, tx, by, a, 0); err != nil {
 		return err
 	}
-	return change.ResolveFinding(ctx, tx, unreleased(ledger.Row{ID: a.ID, NodeID: a.NodeID}, now))
+	return change.ResolveFinding(ctx, tx, unreleased(change.Allocation, ledger.Row{ID: a.ID, NodeID: a.NodeID}, now))
 }
