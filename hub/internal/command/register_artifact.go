@@ -3,6 +3,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"time"
 
 	"github.com/gpuaas/gpuaas/hub/internal/access"
 	"github.com/gpuaas/gpuaas/hub/internal/artifact"
@@ -10,35 +11,43 @@ import (
 	"github.com/gpuaas/gpuaas/hub/internal/change"
 	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/idempotency"
 	"github.com/gpuaas/gpuaas/pkg/fault"
 )
 
 // RegisterArtifact records a pushed digest, as the registry has it, and judges its signatures. in names what was
 // pushed, with the project; an empty kind is oci, an empty channel dev. A repository and a media type, where given,
-// must be those of the digest.
+// must be those of the digest. A repeated request gets the first answer, whatever the registry still has.
 func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in artifact.Artifact) (artifact.Artifact, error) {
 	if err := onlyOCI(in.ArtifactKind); err != nil {
 		return artifact.Artifact{}, err
 	}
 	in.ArtifactKind, in.Channel = artifact.KindOCI, cmp.Or(in.Channel, "dev")
 	check := repositoryOf(m, in)
-	target, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (repository, error) { return check(ctx, tx) })
+	var answered bool
+	target, err := db.ReadTx(ctx, s.DB, func(tx db.Tx) (target repository, err error) {
+		if target, err = check(ctx, tx); err == nil {
+			answered, err = idempotency.Answered(ctx, tx, m.request())
+		}
+		return target, err
+	})
 	if err != nil {
 		return artifact.Artifact{}, err
 	}
-	// Before the transaction: reading the registry may take longer than rows should be held.
-	image, err := s.Registry.Inspect(ctx, target.name, in.Digest)
-	if err != nil {
-		return artifact.Artifact{}, err
-	}
-	if in.MediaType != "" && in.MediaType != image.MediaType {
-		return artifact.Artifact{}, fault.New(fault.Unprocessable, artifact.CodeUnsupported,
-			"The pushed manifest has another media type.", nil).
-			WithHint("/media_type", "is not that of the digest", image.MediaType).Permanent()
+	var image artifact.Image
+	if !answered {
+		// Before the transaction: reading the registry may take longer than rows should be held.
+		if image, err = s.inspect(ctx, target, in); err != nil {
+			return artifact.Artifact{}, err
+		}
 	}
 	in.ID, in.CreatedBy = db.NewID(), m.Principal.Actor()
 	in.MediaType, in.SizeBytes, in.Platforms = image.MediaType, image.SizeBytes, image.Platforms
 	return once(ctx, s, m, check, func(tx db.Tx, target repository) (artifact.Artifact, error) {
+		if answered {
+			return artifact.Artifact{}, fault.New(fault.Unavailable, db.CodeDatabaseBusy, "The same request is being purged; "+
+				"send it again.", nil).RetryAfter(time.Second)
+		}
 		keys, err := signersOf(ctx, tx, target.name, s.Bundle(), m)
 		if err != nil {
 			return artifact.Artifact{}, err
@@ -52,6 +61,16 @@ func (s *Service) RegisterArtifact(ctx context.Context, m Meta, in artifact.Arti
 		}
 		return after, m.recordArtifact(ctx, tx, "apps.artifact.registered", iam.ArtifactPublish, before, after)
 	})
+}
+
+// inspect reads a pushed digest from the registry, and checks that it has the media type that is given, if one is.
+func (s *Service) inspect(ctx context.Context, target repository, in artifact.Artifact) (artifact.Image, error) {
+	image, err := s.Registry.Inspect(ctx, target.name, in.Digest)
+	if err == nil && in.MediaType != "" && in.MediaType != image.MediaType {
+		err = fault.New(fault.Unprocessable, artifact.CodeUnsupported, "The pushed manifest has another media type.", nil).
+			WithHint("/media_type", "is not that of the digest", image.MediaType).Permanent()
+	}
+	return image, err
 }
 
 // repository is where an app's artifact lies, for a project that may push there.

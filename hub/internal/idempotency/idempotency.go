@@ -100,6 +100,17 @@ func Do[T any](ctx context.Context, tx db.Tx, r Request, seal Sealer, fn func() 
 	return out, nil
 }
 
+// Answered reports whether Do has an answer for the request's key, or refuses it for another body: fn will not be
+// called, unless the answer is purged meanwhile.
+func Answered(ctx context.Context, tx db.Tx, r Request) (bool, error) {
+	if r.Key == "" {
+		return false, nil
+	}
+	return db.Value[bool](ctx, tx, `SELECT EXISTS (SELECT 1 FROM idempotency
+		WHERE principal_type = $1 AND principal_id = $2 AND route = $3 AND key = $4 AND created_at >= $5)`,
+		r.Caller.Type, r.Caller.ID, r.Route, r.Key, r.Now.Add(-Window))
+}
+
 // claim inserts the key in this transaction and returns nil, or the answer that an earlier one stored under it.
 func claim(ctx context.Context, tx db.Tx, r Request) ([]byte, error) {
 	// Inserted before any effect: a duplicate in flight waits here for the first one's end.
