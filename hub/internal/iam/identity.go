@@ -2,7 +2,9 @@ package iam
 
 import (
 	"context"
+	"strings"
 	"time"
+	"unicode"
 
 	"github.com/jackc/pgx/v5"
 
@@ -69,11 +71,30 @@ func EndExternalLogin(ctx context.Context, tx db.Tx, handle string) error {
 	return err
 }
 
+// cleaned is an identity as the rows can have it: the provider's texts may hold any character, and U+0000 fits in no
+// row. A subject or address with one is nobody's.
+func (id Identity) cleaned() (Identity, error) {
+	if strings.ContainsRune(id.Subject+id.Email, 0) {
+		return Identity{}, errNoUser()
+	}
+	id.DisplayName = strings.Map(func(r rune) rune {
+		if unicode.IsControl(r) {
+			return -1
+		}
+		return r
+	}, id.DisplayName)
+	return id, nil
+}
+
 // UserOfIdentity finds the user of an identity. A new identity becomes a user by an open invitation of its verified
 // address, or as a member of the org that the address belongs to by rule; made says so. userID is a fresh id.
 func UserOfIdentity(ctx context.Context, tx db.Tx, id Identity, userID string, now time.Time) (_ User, made bool,
 	_ error,
 ) {
+	id, err := id.cleaned()
+	if err != nil {
+		return User{}, false, err
+	}
 	known, err := db.Value[string](ctx, tx,
 		`SELECT user_id FROM user_identities WHERE issuer = $1 AND subject = $2`, id.Issuer, id.Subject)
 	if err == nil {
@@ -107,7 +128,7 @@ func newUserOf(ctx context.Context, tx db.Tx, id Identity, now time.Time) (User,
 	}
 	user := User{Email: email, DisplayName: id.DisplayName}
 	if n := len([]rune(user.DisplayName)); n == 0 || n > maxName {
-		user.DisplayName = email[:min(len(email), maxName)]
+		user.DisplayName = strings.ToValidUTF8(email[:min(len(email), maxName)], "")
 	}
 	i, err := db.SelectOne(ctx, tx, pgx.RowToStructByPos[Invitation], `
 		SELECT `+invitationColumns+` JOIN users u ON u.id = i.invited_by

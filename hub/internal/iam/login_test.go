@@ -1,6 +1,7 @@
 package iam_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -55,6 +56,32 @@ func TestALoginEndsWithItsUserAndWithNoOther(t *testing.T) {
 	require.True(t, fault.Is(w.login(t, ofBob), fault.Unauthenticated))
 	require.Equal(t, ofEve, w.passwordOf(t, eve.Email))
 	require.NoError(t, w.login(t, ofEve))
+}
+
+// A provider's texts may hold what no row takes, and an address more bytes than a name.
+func TestAnIdentityWithTextsThatNoRowTakesIsRefusedOrCleaned(t *testing.T) {
+	w := newWorld(t)
+	find := func(id iam.Identity) (iam.User, error) {
+		id.Issuer, id.OrgSlug = "https://id.example", w.org.Slug
+		return run(t, w.d, func(tx db.Tx) (iam.User, error) {
+			u, _, err := iam.UserOfIdentity(t.Context(), tx, id, db.NewID(), start())
+			return u, err
+		})
+	}
+	for why, id := range map[string]iam.Identity{
+		"subject": {Subject: "a\x00", Email: "a@acme.example"},
+		"address": {Subject: "b", Email: "b\x00@acme.example"},
+	} {
+		_, err := find(id)
+		require.True(t, fault.Is(err, fault.Unauthenticated), "%s: %v", why, err)
+	}
+	u, err := find(iam.Identity{Subject: "c", Email: "c@acme.example", DisplayName: "Car\x00ol\n"})
+	require.NoError(t, err)
+	require.Equal(t, "Carol", u.DisplayName)
+	long := strings.Repeat("a", 127) + "é@acme.example"
+	u, err = find(iam.Identity{Subject: "d", Email: long})
+	require.NoError(t, err)
+	require.Equal(t, strings.Repeat("a", 127), u.DisplayName, "cut at a whole character")
 }
 
 func TestASessionEndsOnceAndByItsOwnUser(t *testing.T) {
