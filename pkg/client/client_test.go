@@ -11,6 +11,8 @@ import (
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -159,6 +161,14 @@ func TestPlainHTTPIsForLoopbackOnly(t *testing.T) {
 		_, err := client.Open(client.Config{URL: url})
 		require.Equal(t, ok, err == nil, url)
 	}
+}
+
+// A file that was meant to name the one authority does not turn into all of the system's.
+func TestAnEmptyAuthorityFileIsRefused(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "ca.pem")
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
+	_, err := client.Open(client.Config{URL: "https://hub.example", CAFile: file})
+	require.ErrorContains(t, err, "not a PEM certificate")
 }
 
 func TestAllWalksEveryPageAndStopsWhenAsked(t *testing.T) {

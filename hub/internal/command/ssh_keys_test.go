@@ -187,3 +187,16 @@ func law08ReplacingSSHKeysIsOneTransaction(t *testing.T) {
 		})
 	}}})
 }
+
+// The holder of a key of one project would be logged in to what the other does in the account.
+func TestAnAccountOfANodeBelongsToOneProjectOfAnOrg(t *testing.T) {
+	w, a := newSSHWorld(t)
+	_, err := w.putSSHKeys(a, capacity.SSHKeysOfOperator, sshKeyOf(t, "ubuntu"))
+	require.NoError(t, err)
+	w.Project = w.secondProject()
+	second := w.Allocation()
+	_, err = w.putSSHKeys(second, capacity.SSHKeysOfOperator, sshKeyOf(t, "ubuntu"))
+	require.EqualValues(t, "ssh_account_taken", fault.As(err).Code)
+	_, err = w.putSSHKeys(second, capacity.SSHKeysOfOperator, sshKeyOf(t, "debian"))
+	require.NoError(t, err)
+}

@@ -322,11 +322,12 @@ func TestARefusalIsItsOwnNodes(t *testing.T) {
 	for g := range uint64(fleet.MaxRefusals + 3) {
 		refuse(two.ID, 8+g, now.Add(time.Duration(2+g)*2*time.Hour))
 	}
+	refuse(one.ID, 3, now.Add(3*time.Hour))
 	all := must(t, d, func(ctx context.Context, tx db.Tx) (map[string][]fleet.Refusal, error) {
 		return fleet.Refusals(ctx, tx, one.ID, two.ID)
 	})
-	require.Len(t, all[one.ID], 1)
-	require.EqualValues(t, 2, all[one.ID][0].Generation)
+	require.Len(t, all[one.ID], 2, "those of the other node, which are newer, take none of its places")
+	require.EqualValues(t, 2, all[one.ID][1].Generation)
 	require.Len(t, all[two.ID], fleet.MaxRefusals, "the other node's bound")
 }
 

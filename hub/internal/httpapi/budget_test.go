@@ -414,6 +414,15 @@ func TestEveryFollowerOfEventsTakesAWatchersSlot(t *testing.T) {
 	}
 }
 
+// Each is a stream to a node that stays open for as long as its caller likes.
+func TestEveryStreamToAnAppTakesASlotOfItsOwn(t *testing.T) {
+	for _, operation := range []string{"forwardAppInstancePort", "execInAppInstance", "copyAppInstanceFiles"} {
+		require.Subset(t, slotsOfCaller(callerID{key: "a", org: "o"}, operation, false), []slot{
+			{"caller_app_streams", "a", maxCallerAppStreams}, {"org_app_streams", "o", maxOrgAppStreams},
+		}, operation)
+	}
+}
+
 // However many callers an org has: together they leave slots to others.
 func TestRequestsWatchersAndLogStreamsUnderWayAreBoundedForEachOrg(t *testing.T) {
 	instance := "/api/v1/projects/" + someID + "/app-instances/" + someID

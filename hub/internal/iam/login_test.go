@@ -58,6 +58,27 @@ func TestALoginEndsWithItsUserAndWithNoOther(t *testing.T) {
 	require.NoError(t, w.login(t, ofEve))
 }
 
+// The quota is of tokens that users make: who logs in often uses none of it up.
+func TestALoginUsesNothingOfTheQuotaOfTokens(t *testing.T) {
+	w := newWorld(t)
+	bob := w.join(t, "bob@acme.example")
+	must(t, w.d, func(tx db.Tx) (iam.SessionTokens, error) {
+		return iam.StartSession(t.Context(), tx, iam.NewSessionTokens("", "", start()), bob)
+	})
+	used := func() int64 {
+		return must(t, w.d, func(tx db.Tx) (iam.Limits, error) {
+			return iam.Usage(t.Context(), tx, w.org.ID, start())
+		})[iam.QuotaUserTokens]
+	}
+	require.Zero(t, used())
+	must(t, w.d, func(tx db.Tx) (struct{}, error) {
+		return struct{}{}, iam.CreateUserToken(t.Context(), tx, iam.UserToken{
+			ID: db.NewID(), UserID: bob.ID, CreatedAt: start(), ExpiresAt: start().Add(time.Hour),
+		}, iam.NewUserToken())
+	})
+	require.EqualValues(t, 1, used())
+}
+
 // A provider's texts may hold what no row takes, and an address more bytes than a name.
 func TestAnIdentityWithTextsThatNoRowTakesIsRefusedOrCleaned(t *testing.T) {
 	w := newWorld(t)

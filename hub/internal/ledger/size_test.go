@@ -236,3 +236,26 @@ func TestArchivedSegmentsAreCheckedWhenTheyAreUnpacked(t *testing.T) {
 		}
 	}
 }
+
+// A row of the archive has segments of its whole slot: it stays until the newest of them are old.
+func TestTheArchiveOfASlotStaysUntilAllOfItIsOld(t *testing.T) {
+	w := newWorld(t)
+	w.credit("1000")
+	s := newSealer(w, 1, noon)
+	w.now = noon.Add(time.Hour)
+	batch := []ledger.Segment{s.next(t)}
+	must(w, func(ctx context.Context, tx db.Tx) ([]ledger.Posted, error) {
+		return ledger.PostUsage(ctx, tx, w.now, batch...)
+	})
+	slot := ledger.Slot{No: 0, From: noon, To: noon.Add(4 * time.Hour)}
+	must(w, func(ctx context.Context, tx db.Tx) (bool, error) { return ledger.ArchiveNext(ctx, tx, slot) })
+	deleted := func(before time.Time) int {
+		return must(w, func(ctx context.Context, tx db.Tx) (int, error) {
+			_, n, err := ledger.DeleteOldArchive(ctx, tx, db.Old[ledger.ArchiveKey]{Before: before, Limit: 10})
+			return n, err
+		})
+	}
+	require.Zero(t, deleted(noon.Add(time.Hour)))
+	require.Zero(t, deleted(slot.To))
+	require.Equal(t, 1, deleted(slot.To.Add(time.Second)))
+}

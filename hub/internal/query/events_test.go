@@ -1,11 +1,15 @@
 package query
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
 
+	"github.com/gpuaas/gpuaas/hub/internal/db"
 	"github.com/gpuaas/gpuaas/hub/internal/event"
+	"github.com/gpuaas/gpuaas/hub/internal/iam"
+	"github.com/gpuaas/gpuaas/hub/internal/principal"
 )
 
 func TestEveryTypeOfEventHasAPermissionToSeeIt(t *testing.T) {
@@ -13,4 +17,20 @@ func TestEveryTypeOfEventHasAPermissionToSeeIt(t *testing.T) {
 		require.NotEmpty(t, permissionOfEvent(of), of)
 	}
 	require.Empty(t, permissionOfEvent("unknown.type"))
+}
+
+// Who may only read the org learns from its events nothing of whom it has, has invited, or lets in.
+func TestEventsOfPeopleAndCredentialsNeedMoreThanToReadTheOrg(t *testing.T) {
+	org, role := db.NewID(), db.NewID()
+	r := &EventReader{}
+	r.Replace(iam.Principal{
+		Type: principal.User, ID: db.NewID(), OrgID: org,
+		Bindings: []iam.Binding{{Role: iam.Role(role), Permissions: []iam.Permission{iam.OrgRead}}},
+	})
+	for _, of := range event.Types() {
+		want := strings.HasPrefix(of, "iam.org.")
+		if strings.HasPrefix(of, "iam.") || strings.HasPrefix(of, "security.") || strings.HasPrefix(of, "billing.credit") {
+			require.Equal(t, want, r.MaySee(event.Event{Type: of, OrgID: org}), of)
+		}
+	}
 }

@@ -37,6 +37,34 @@ func TestAWebhookHasAPublicHTTPSURL(t *testing.T) {
 	}
 }
 
+// A webhook that is enabled again has as long to deliver as a new one.
+func TestAnEnabledWebhookBeginsAnew(t *testing.T) {
+	d, now := dbtest.New(t), time.Unix(1_800_000_000, 0).UTC()
+	id, owner := db.NewID(), principal.Actor{Type: principal.User, ID: db.NewID()}
+	var w webhook.Webhook
+	require.NoError(t, db.WriteTx(t.Context(), d, func(tx db.Tx) (err error) {
+		if _, err = webhook.Create(t.Context(), tx, webhook.Webhook{
+			ID: id, OrgID: db.NewID(), Owner: owner, URL: "https://example.org/", SealedSecret: []byte("x"), CreatedAt: now,
+		}); err != nil {
+			return err
+		}
+		if err = webhook.Failed(t.Context(), tx, id, "status 500", now.Add(time.Minute), now); err != nil {
+			return err
+		}
+		if w, err = webhook.Disable(t.Context(), tx, id, webhook.Failing, now.Add(24*time.Hour)); err != nil {
+			return err
+		}
+		require.Equal(t, 1, w.Tries)
+		require.NotNil(t, w.FailingSince)
+		w, err = webhook.Enable(t.Context(), tx, w, owner, now.Add(48*time.Hour))
+		return err
+	}))
+	require.Equal(t, webhook.Active, w.Status)
+	require.Zero(t, w.Tries)
+	require.Nil(t, w.NextTryAt)
+	require.Nil(t, w.FailingSince, "its next failure would disable it at once")
+}
+
 func TestLaw10AnotherOrgsWebhookAnswersLikeAnAbsentOne(t *testing.T) {
 	d := dbtest.New(t)
 	made := webhook.Webhook{
