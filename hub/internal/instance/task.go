@@ -243,8 +243,8 @@ func afterTask(t Task, now time.Time) func(*Member) bool {
 			return true
 		}
 		// What the worker has reported of a member stands.
-		if t.MemberID == "" && (m.Status == protocol.WorkloadStatus_FAILED ||
-			m.Status == protocol.WorkloadStatus_DEGRADED || m.Status == protocol.WorkloadStatus_STOPPING) {
+		if t.MemberID == "" &&
+			(m.Status == protocol.WorkloadStatus_FAILED || m.Status == protocol.WorkloadStatus_DEGRADED) {
 			return reported
 		}
 		m.Status, m.Reason, m.Detail = protocol.WorkloadStatus_READY, 0, ""
